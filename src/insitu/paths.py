@@ -4,12 +4,17 @@
       catalog.sqlite                    caches, versions, owners; written by `insitu import`
       topology.json                     nodes that `insitu up` brought up
       keys/USER                         signs what this user reads back; see `signatures.py`
+      head.json  head.lock  head.log    the head of a cluster of hosts whose home this is; see cluster/agents
+      members.json                      the agents that it has seen
+      token                             what agents, head and commands prove to each other; mode 0600
       cluster-secret                    what clusters by hand on this machine prove to each other; mode 0600
       locks/CACHE.lock                  held by the one process that imports into a cache
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         stores/NODE/                    becomes vVERSION/ of that node's store
       nodes/NODE/store-id               what tells this store from others, wherever its disk is
       nodes/NODE/store.json             its quota and its second path; see grid/store_settings.py
+      agent-NODE.log                    what the agent of this store has to say
+      nodes/NODE/agent.json             the agent that serves this store; it holds agent.lock beside it
       nodes/NODE/CACHE/vVERSION/        the store of one node
         part-00000.arrow                a link if the partition lies on the second path
         last-read                       changed whenever a dataset opens the version here
@@ -108,6 +113,26 @@ class Paths:
         return self.home / "cluster-secret"
 
     @property
+    def token(self) -> Path:
+        return self.home / "token"
+
+    @property
+    def head(self) -> Path:
+        return self.home / "head.json"
+
+    @property
+    def head_lock(self) -> Path:
+        return self.home / "head.lock"
+
+    @property
+    def head_log(self) -> Path:
+        return self.home / "head.log"
+
+    @property
+    def members(self) -> Path:
+        return self.home / "members.json"
+
+    @property
     def staging(self) -> Path:
         return self.home / "staging"
 
@@ -146,6 +171,17 @@ class Paths:
 
     def store_settings(self, node: str) -> Path:
         return self.node(node) / "store.json"
+
+    def agent(self, node: str) -> Path:
+        """Return the file that says which agent serves the store."""
+        return self.node(node) / "agent.json"
+
+    def agent_lock(self, node: str) -> Path:
+        return self.node(node) / "agent.lock"
+
+    def agent_log(self, node: str) -> Path:
+        """Return the log of an agent, which outlives an attempt to join."""
+        return self.home / f"agent-{self.node(node).name}.log"
 
     def cache_store(self, node: str, cache: str) -> Path:
         return self.node(node) / cache_folder_name(cache)

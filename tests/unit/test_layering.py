@@ -55,7 +55,16 @@ BELOW = {
 """What each room may import, beside itself. The ground floor imports only itself."""
 
 INNER = {
-    "cluster": [{"decide"}, {"job_files"}, {"task"}, {"engines"}, {"control"}, {"client"}, {"chaos"}],
+    "cluster": [
+        {"decide"},
+        {"job_files"},
+        {"task"},
+        {"engines"},
+        {"agents"},
+        {"control"},
+        {"client"},
+        {"chaos"},
+    ],
     "train": [
         {"devices", "features"},
         {"collectives"},

@@ -30,6 +30,9 @@ OF_NO_MODULE = {
 """Unit tests of what isn't one module of insitu, and what that is."""
 
 TESTED_BY = {
+    "cluster/agents/agent.py": "process/test_agents.py",
+    "cluster/agents/head.py": "process/test_agents.py",
+    "cluster/agents/hosts.py": "process/test_agents.py",
     "cluster/decide/causes.py": "unit/cluster/decide/test_job.py",
     "train/strategies/experimental.py": "unit/train/strategies/test_communication.py",
     "train/custom_loop/input_context.py": "unit/train/custom_loop/test_worker_feed.py",

@@ -18,7 +18,7 @@ def build_app() -> object:
     import typer
 
     from insitu._version import __version__
-    from insitu.cli import chaos, data, delete, describe, devices, jobs, repair, scrub, storage
+    from insitu.cli import chaos, data, delete, describe, devices, jobs, nodes, repair, scrub, storage
     from insitu.cli.command_group import CommandGroup
 
     app = typer.Typer(
@@ -44,6 +44,7 @@ def build_app() -> object:
         pass
 
     data.register(app)
+    nodes.register(app)
     jobs.register(app)
     describe.register(app)
     delete.register(app)

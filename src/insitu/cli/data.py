@@ -1,4 +1,4 @@
-"""Commands about data and nodes: import, caches, up, down, nodes; and the part of `describe` about caches."""
+"""Commands about data: import, caches; and the part of `describe` about caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from insitu.cli.compression import describe_sizes, summarize_compression
 from insitu.cli.console import format_size, print_json, print_notice, print_table
 from insitu.cli.ignite import ArrowOption, FillOption, TensorOption, WithoutOption, format_origin
 from insitu.cli.import_progress import shown_progress
-from insitu.errors import GridError, InputError, JobEnded
+from insitu.errors import GridError, InputError
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("import", help=_IMPORT_HELP)(import_command)
     app.command("caches")(caches)
-    app.command("up")(up)
-    app.command("down")(down)
-    app.command("nodes")(nodes)
 
 
 def import_command(
@@ -190,7 +187,7 @@ def caches(as_json: JsonOption = False) -> None:
     from insitu.grid import Catalog
 
     paths = Paths.default()
-    _remove_leftovers(paths)
+    remove_leftovers(paths)
     _print_caches(Catalog(paths).caches(), as_json)
 
 
@@ -327,106 +324,8 @@ def format_column(column: Column) -> str:
     return f"{column.name}: {'text' if column.dtype == 'str' else column.dtype}{shape}"
 
 
-def up(
-    nodes: Annotated[int | None, typer.Option(help="How many simulated nodes.", show_default="1")] = None,
-    shared: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Open the caches to the members of this group.")
-    ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Close them to all others again.")] = False,
-    quota: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What each store may hold, such as 200GB; or none.")
-    ] = None,
-    tier: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A second path for cold partitions; or none.")
-    ] = None,
-) -> None:
-    """Bring up simulated nodes on this machine, each with a store of its own.
-
-    Caches that exist stay where they are; import them again with --overwrite to spread them. Stores lie in
-    the folder $INSITU_HOME, by default ~/.insitu. What lies there is its owner's alone. With --shared the
-    members of a group may use its caches, make and drop some, and start jobs there; each one's jobs stay
-    private.
-
-    Examples:
-
-    ```
-    insitu up --nodes 3
-    insitu up --shared team
-    insitu up --quota 200GB --tier /slow
-    ```
-    """
-    from insitu.access import close_home, share_home
-    from insitu.cli.storage import parse_store_settings, report_quotas, report_tiers
-    from insitu.grid import Catalog, apply_tier_modes, bring_up, load_topology, set_up_stores
-
-    if shared is not None and private:
-        raise InputError(f"--shared and --private exclude each other. Received: --shared {shared} --private")
-    paths = Paths.default()
-    if nodes is None:
-        kept = private or any(option is not None for option in (shared, quota, tier))
-        nodes = len(load_topology(paths).nodes) if kept else 1
-    settings = parse_store_settings(quota, tier)
-    topology = bring_up(paths, nodes)
-    set_up_stores(paths, topology.nodes, **settings)
-    if shared is not None:
-        share_home(paths, shared)
-        print_notice(f"{paths.home} is shared with the group {shared}")
-    if private:
-        close_home(paths)
-        print_notice(f"{paths.home} is private")
-    if shared is not None or private:
-        apply_tier_modes(paths)
-    print_notice(f"{len(topology.nodes)} node(s) up: {', '.join(topology.nodes)}")
-    report_tiers(paths, topology.nodes, given=tier is not None)
-    if quota is not None:
-        report_quotas(paths, topology.nodes)
-    names = [
-        cache.name
-        for cache in Catalog(paths).caches()
-        if not set(topology.nodes) <= {owner for p in cache.partitions for owner in p.owners}
-    ]
-    if names:
-        print_notice(
-            f"Some nodes own nothing of {', '.join(names)}: import again with --overwrite to spread them."
-        )
-
-
-def down(
-    force: Annotated[
-        bool,
-        typer.Option("--force", "--yes", help="Delete caches, too, and stop running jobs first."),
-    ] = False,
-) -> None:
-    """Take the nodes down and delete their stores, with all caches in them.
-
-    Example: insitu down --force
-    """
-    from insitu.grid import take_down
-
-    paths = Paths.default()
-    _stop_jobs(paths, force=force)
-    topology = take_down(paths, force=force)
-    print_notice(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
-
-
-def _stop_jobs(paths: Paths, *, force: bool) -> None:
-    """Stop the running jobs, whose data would go. Raises InputError, which names them, without `force`."""
-    from insitu.cli.jobs import stop_and_wait
-    from insitu.cluster import is_running, list_job_ids
-
-    running = [job for job in list_job_ids(paths) if is_running(paths.job(job))]
-    if running and not force:
-        raise InputError(
-            f"The stores are in use by {len(running)} running job(s): {', '.join(running)}. Stop them with "
-            f"`insitu stop JOB_ID`; `insitu down --force` stops them and deletes all caches"
-        )
-    for job in running:
-        print_notice(f"Stopping {job}, whose data goes.")
-        with contextlib.suppress(JobEnded):
-            stop_and_wait(paths.job(job))
-
-
-def _remove_leftovers(paths: Paths) -> None:
+def remove_leftovers(paths: Paths) -> None:
+    """Remove what imports that died have left, and say what is kept and what the catalogue lacks."""
     from insitu.grid import list_resumable, sweep
 
     with contextlib.suppress(OSError):  # such as a home that this user may only read
@@ -456,43 +355,3 @@ def _name_unknown_versions(paths: Paths) -> None:
                 f"The stores hold {len(unknown)} version(s) that the catalogue doesn't know: {shown}"
                 f"{', ...' if len(unknown) > 5 else ''}. `insitu repair --dry-run` says what can be put back."
             )
-
-
-def nodes(as_json: JsonOption = False) -> None:
-    """List the nodes, with what they store. Removes what imports that were killed have left.
-
-    Stores lie in the folder $INSITU_HOME, by default ~/.insitu.
-
-    Example: insitu nodes
-    """
-    from insitu.cli.storage import measure_copies, print_nodes
-    from insitu.grid import Catalog, check_distinct, load_topology, measure_store, read_store_id
-
-    paths = Paths.default()
-    _remove_leftovers(paths)
-    stores = {node: read_store_id(paths, node) for node in load_topology(paths).nodes}
-    stored = Catalog(paths).stored()
-    listed: list[dict[str, Any]] = []
-    for node, store_id in stores.items():
-        owned = [p for cache in stored for p in cache.partitions if node in p.owners]
-        room = measure_store(paths, node)
-        listed.append(
-            {
-                "node": node,
-                "primaries": sum(p.owners[0] == node for p in owned),
-                "backups": sum(p.owners[0] != node for p in owned),
-                "rows": sum(p.rows for p in owned if p.owners[0] == node),
-                "bytes": measure_copies(paths, stored, node),
-                "store": str(paths.node(node)),
-                "store_id": store_id,
-                "quota": room.quota,
-                "used": room.used,
-                "slow": None if room.tier is None else str(room.tier),
-                "slow_bytes": room.slow,
-            }
-        )
-    if as_json:
-        print_json(listed)
-    else:
-        print_nodes(listed)
-    check_distinct(paths, {node: store for node, store in stores.items() if store is not None})

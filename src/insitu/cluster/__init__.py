@@ -1,7 +1,7 @@
 """Jobs: what runs where, and what is done when something of it fails.
 
-Inner rooms, each of which may import those to its right: `chaos`, `client`, `control`, `engines`, `task`,
-`job_files`, `decide`. Begin reading with `decide/job.py`.
+Inner rooms, each of which may import those to its right: `chaos`, `client`, `control`, `agents`, `engines`,
+`task`, `job_files`, `decide`. Begin reading with `decide/job.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,24 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
+    from insitu.cluster.agents import (
+        SSH,
+        AgentOptions,
+        HostRequest,
+        Outcome,
+        bring_up_hosts,
+        delete_store,
+        find_separated,
+        read_head,
+        read_hosts_file,
+        read_nodes,
+        read_token,
+        run_agent,
+        start_agent,
+        stop_agents,
+        stop_report,
+        take_down_hosts,
+    )
     from insitu.cluster.chaos import (
         FaultInjector,
         InjectedFault,
@@ -45,6 +63,24 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
+        "agents": (
+            "SSH",
+            "AgentOptions",
+            "HostRequest",
+            "Outcome",
+            "bring_up_hosts",
+            "find_separated",
+            "delete_store",
+            "read_head",
+            "read_hosts_file",
+            "read_nodes",
+            "read_token",
+            "run_agent",
+            "start_agent",
+            "stop_agents",
+            "stop_report",
+            "take_down_hosts",
+        ),
         "chaos": (
             "FaultInjector",
             "InjectedFault",
@@ -79,34 +115,50 @@ __getattr__, __dir__ = lazy_door(
 )
 
 __all__ = [
+    "SSH",
+    "AgentOptions",
     "BrokenJob",
     "FaultInjector",
+    "HostRequest",
     "InjectedFault",
     "JobStatus",
     "Journal",
+    "Outcome",
     "Request",
+    "bring_up_hosts",
     "clean_up",
     "delete_job",
+    "delete_store",
     "encode_job",
     "end_job",
     "find_inherited_settings",
     "find_job",
     "find_leftovers",
+    "find_separated",
     "follow",
     "is_running",
     "list_job_ids",
     "list_jobs",
     "plan_faults",
     "read_exit_code",
+    "read_head",
+    "read_hosts_file",
+    "read_nodes",
     "read_placement",
     "read_results",
     "read_spec",
     "read_status",
+    "read_token",
     "resume_job",
+    "run_agent",
     "scale_job",
     "split_prefix",
+    "start_agent",
+    "stop_agents",
     "stop_job",
+    "stop_report",
     "submit",
+    "take_down_hosts",
     "wait_until_ended",
     "watch_stragglers",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from insitu.errors import InputError
 from insitu.grid.catalog import Catalog
+from insitu.grid.catalog_copy import refuse_copy
 from insitu.grid.files import cache_locks
 from insitu.grid.manifests import commit_manifests, withdraw_manifests
 from insitu.paths import Paths
@@ -14,8 +15,10 @@ def delete_cache(paths: Paths, name: str) -> int:
 
     A process that has the cache open goes on reading it: its files go when it ends. Should this process be
     killed, the cache either stands as it was, or the next import or `insitu caches` removes what is left.
-    Raises UnknownCache, InputError where a job uses it, CacheBusy while something is imported into it.
+    Raises UnknownCache, InputError where a job uses it, CacheBusy while something is imported into it,
+    GridError in the home of an agent.
     """
+    refuse_copy(paths)
     catalog = Catalog(paths)
     with cache_locks(paths, [name]):
         catalog.get(name)

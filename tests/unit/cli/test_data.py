@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import grp
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,10 @@ import pytest
 import typer.testing
 from record_writer import image_records, write_records
 
-from insitu.access import is_shared
 from insitu.cli import build_app, data
 from insitu.cli.import_progress import ProgressLines, format_seconds
 from insitu.errors import InputError
-from insitu.grid import Catalog, import_cache, load_topology
+from insitu.grid import Catalog, import_cache
 from insitu.paths import Paths
 
 
@@ -143,14 +140,3 @@ def test_a_job_has_no_partitions_to_verify(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("insitu.cluster.find_job", lambda paths, name: paths.job("train-1"))
     with pytest.raises(InputError, match="--verify can be asked of a cache only, and train is a job"):
         run("describe", "train", "--verify")
-
-
-def test_nodes_stay_when_a_home_is_shared(home):
-    paths = Paths(home)
-    data.up(nodes=3)
-    data.up(shared=grp.getgrgid(os.getgid()).gr_name)
-    assert is_shared(home) and len(load_topology(paths).nodes) == 3
-    data.up(private=True)
-    assert not is_shared(home) and len(load_topology(paths).nodes) == 3
-    with pytest.raises(InputError, match="exclude each other"):
-        data.up(shared="root", private=True)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 COMMANDS = [
+    "agent",
     "attach",
     "caches",
     "chaos",
@@ -42,7 +43,7 @@ def help_of(command: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("command", ["import", "up", "start", "nodes", "repair"])
+@pytest.mark.parametrize("command", ["import", "up", "start", "nodes", "repair", "agent"])
 def test_commands_that_store_something_say_where(command: str) -> None:
     assert "the folder $INSITU_HOME, by default ~/.insitu." in " ".join(help_of(command).split())
 

@@ -12,6 +12,7 @@ from insitu.errors import CorruptCatalog, GridError
 from insitu.grid import bring_up, import_cache, sweep, take_down
 from insitu.grid.catalog import Catalog
 from insitu.grid.catalog_copy import CatalogWatch, install_catalog_copy, is_catalog_copy
+from insitu.grid.deletion import delete_cache
 from insitu.grid.repair import repair_catalog
 from insitu.paths import Paths
 
@@ -51,6 +52,7 @@ def test_nobody_changes_a_copy(paths: Paths, there: Paths, source: Path) -> None
         lambda: bring_up(there, 2),
         lambda: take_down(there, force=True),
         lambda: repair_catalog(there),
+        lambda: delete_cache(there, "a"),
     ):
         with pytest.raises(
             GridError, match=r"The head alone changes the catalogue.*on the machine of the head"

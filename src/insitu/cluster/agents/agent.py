@@ -1,0 +1,430 @@
+"""The agent: the process on a machine that owns its store and answers for its node.
+
+It dials the head, so anybody may start it: `insitu up --hosts` over ssh, Slurm, or the user by
+`insitu agent`. It serves its partitions to other nodes and keeps a copy of the catalogue. Without a head it
+goes on serving, and dials until there is one again.
+
+`python -P -m insitu.cluster.agents.agent HOME OPTIONS READY` with the token as its input is started by
+`insitu agent --detach`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from insitu.access import make_folder
+from insitu.certificates import make_certificate
+from insitu.cluster.agents.addresses import family_of, format_address, resolve_interface
+from insitu.cluster.agents.connection import HeadConnection, dial_head
+from insitu.cluster.agents.detached import report_ready
+from insitu.cluster.agents.facts import gather_facts, measure_load
+from insitu.cluster.agents.home import check_home, choose_node, remove_new_store, set_aside_store
+from insitu.cluster.agents.messages import CatalogParts, Message, encode_inventory, parse_members
+from insitu.cluster.agents.options import JOIN_SECONDS, AgentOptions
+from insitu.cluster.agents.reachability import find_unreachable
+from insitu.cluster.agents.records import (
+    AgentRecord,
+    check_token,
+    read_agent,
+    take_process_lock,
+    write_agent,
+    write_token,
+)
+from insitu.cluster.decide import Member, membership
+from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
+from insitu.errors import ClusterError, InputError, InsituError
+from insitu.grid import find_unknown_versions, install_catalog_copy, list_held
+from insitu.grid.transfer import PartitionServer
+from insitu.paths import Paths
+from insitu.processes import identify_process
+from insitu.spec import NodeId
+from insitu.unauthenticated import is_loopback
+
+logger = logging.getLogger("insitu")
+_ANSWER_SECONDS = 10.0
+_HEARTBEAT_SECONDS = 1.0
+_RETRY_SECONDS = (0.5, 10.0)
+"""The first and the longest pause between two attempts to reach the head."""
+_CLOSE_SECONDS = 5.0
+
+
+class _Refused(ClusterError):
+    """The head doesn't let this agent in."""
+
+    def __init__(self, message: str, again: bool = False) -> None:
+        super().__init__(message)
+        #: Whether the reason may be over soon.
+        self.again = again
+
+
+class _Stopped(Exception):
+    """A signal asks this process to end while it waits for a head."""
+
+
+class Agent:
+    """Serves one store as long as the process lives."""
+
+    def __init__(self, paths: Paths, options: AgentOptions, token: str) -> None:
+        """Raise InputError or ClusterError where this home has no store that the agent could own."""
+        self._paths = paths
+        self._options = options
+        self._token = check_token(token)
+        #: The node whose store this is.
+        self.node: NodeId = choose_node(paths, options.name)
+        self._is_new = not paths.node(self.node).exists()
+        make_folder(paths.home, paths.node(self.node))
+        lock = take_process_lock(paths.agent_lock(self.node))
+        if lock is None:
+            served = read_agent(paths, self.node)
+            raise ClusterError(
+                f"A store has one agent. Received: {self.node} in {paths.home}, which process "
+                f"{served.pid if served else 'another'} serves"
+                f"{f' for the head at {served.head}' if served else ''}. `insitu agent --stop` ends it"
+            )
+        self._lock = lock
+        self._certificate = make_certificate()
+        self._server: PartitionServer | None = None
+        self._connection: HeadConnection | None = None
+        self._catalog = CatalogParts()
+        self._unknown_versions = 0
+        #: The agents of the cluster, by node; the head sends them.
+        self.members: dict[NodeId, Member] = {}
+        #: What `_check_others` has found, to be sent.
+        self._checks: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._wakeup = Wakeup(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        self._is_waiting = False
+        self._trying_since = time.monotonic()
+        self._stopping = False
+        self._deletes = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, *_: object) -> None:
+        self._stopping = True
+        if self._is_waiting:
+            raise _Stopped
+
+    def run(self, report: Callable[[dict[str, Any]], None]) -> None:
+        """Join, call `report` with what was joined, and serve until the head or a signal ends it.
+
+        Raises InsituError where it can't join within JOIN_SECONDS.
+        """
+        try:
+            self._join_first()
+            self._is_new = False
+            if self._server is None:
+                raise ClusterError("An agent serves its store. Received: no server")
+            address = self._server.address
+            where = format_address(address.host, address.port)
+            report({"node": self.node, "address": where, "host": socket.gethostname()})
+            while not self._stopping:
+                self._serve_head()
+                if not self._stopping:
+                    self._join_again()
+        except _Stopped:
+            pass
+        finally:
+            self._close()
+
+    def _join_first(self) -> None:
+        deadline = time.monotonic() + JOIN_SECONDS
+        while True:
+            try:
+                self._join()
+                return
+            except _Refused as refusal:
+                if not refusal.again or time.monotonic() > deadline:
+                    raise
+            self._pause(_RETRY_SECONDS[0])
+            if self._stopping:
+                raise _Stopped
+
+    def _join_again(self) -> None:
+        """Dial until a head lets this agent in, or a signal comes."""
+        pause, said = _RETRY_SECONDS[0], ""
+        self._trying_since = time.monotonic()
+        while not self._stopping:
+            self._pause(pause)
+            pause = min(2 * pause, _RETRY_SECONDS[1])
+            try:
+                self._join()
+                logger.info("has joined again")
+                return
+            except (InsituError, OSError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    logger.warning("not joined: %s", said)
+
+    def _pause(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._wakeup, select.POLLIN)
+        poll.poll(seconds * 1000)
+        self._wakeup.take_signals()
+
+    # Joining
+
+    def _join(self) -> None:
+        """Connect to the head and join. Raises InsituError, _Stopped."""
+        self._is_waiting = True
+        try:
+            if self._stopping:
+                raise _Stopped
+            connection = dial_head(self._options.head, self._token, "agent")
+            try:
+                check_home(self._paths, self.node, connection.head, self._options.head)
+                self._serve_at(self._choose_host(connection.own_host))
+                self._ask_to_join(connection)
+            except BaseException:
+                connection.channel.close()
+                raise
+        finally:
+            self._is_waiting = False
+        self._connection = connection
+        self._note_head(connection)
+
+    def _choose_host(self, routed: str) -> str:
+        if not self._options.interface:
+            return routed
+        host = resolve_interface(self._options.interface, family_of(routed))
+        if is_loopback(host) and not is_loopback(routed):
+            raise InputError(
+                f"Other hosts must reach the address of an agent. Received: --interface "
+                f"{self._options.interface}, which is {host} on the loopback interface. Leave it out: the "
+                f"one that routes to the head is {routed}"
+            )
+        return host
+
+    def _serve_at(self, host: str) -> None:
+        """Serve the store at `host`, unless that is done. Raises ClusterError where the port is taken."""
+        if self._server is not None and self._server.address.host == host:
+            return
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        address = format_address(host, self._options.port)
+        advice = "End the program that has it, or choose another by --interface and --port"
+        try:
+            # Flight would share the port with another server of this user.
+            with socket.socket(family_of(host), socket.SOCK_STREAM) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind((host, self._options.port))
+            self._server = PartitionServer(
+                self._paths,
+                self.node,
+                self._token.encode(),
+                self._certificate,
+                host=host,
+                port=self._options.port,
+            )
+        except OSError as error:
+            raise ClusterError(
+                f"An agent needs an address that is its own. Received: {address} "
+                f"({error.strerror or error}). {advice}"
+            ) from error
+
+    def _ask_to_join(self, connection: HeadConnection) -> None:
+        if self._server is None:
+            raise ClusterError("An agent serves its store before it joins. Received: no server")
+        address = self._server.address
+        facts = gather_facts(self._paths, self.node, address.host, address.port, address.certificate)
+        channel = connection.channel
+        try:
+            waited = time.monotonic() - self._trying_since
+            channel.send({"do": "join", "facts": asdict(facts), "load": self._measure(), "waited": waited})
+            deadline = time.monotonic() + _ANSWER_SECONDS
+            while (left := deadline - time.monotonic()) > 0:
+                poll = select.poll()
+                poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent_bytes else 0))
+                poll.poll(left * 1000)
+                channel.flush()
+                messages = channel.receive()
+                for index, message in enumerate(messages):
+                    if message.get("do") == "refuse":
+                        raise _Refused(str(message.get("reason")), message.get("again") is True)
+                    if message.get("do") == "welcome":
+                        self._report_store(connection)
+                        for later in messages[index + 1 :]:
+                            self._obey(later)
+                        return
+        except ChannelClosed:
+            raise ClusterError(
+                f"The head at {self._options.head} has ended the connection. Its log, head.log in its "
+                f"INSITU_HOME, says why"
+            ) from None
+        raise ClusterError(
+            f"The head at {self._options.head} must answer within {_ANSWER_SECONDS:g} s. Received: nothing"
+        )
+
+    def _measure(self) -> dict[str, int]:
+        return asdict(measure_load(self._paths, self.node, self._unknown_versions))
+
+    def _report_store(self, connection: HeadConnection) -> None:
+        """Tell the head what the store holds."""
+        for (cache, version), partitions in list_held(self._paths, self.node).items():
+            connection.channel.send(encode_inventory(cache, version, partitions))
+        connection.channel.send({"do": "inventory_end"})
+
+    def _note_head(self, connection: HeadConnection) -> None:
+        """Keep for the next agent of this store, and for commands in this home, whom this one obeys."""
+        own = identify_process(os.getpid())
+        head = connection.head
+        record = AgentRecord(
+            str(head["cluster"]),
+            self._options.head,
+            int(head["epoch"]),
+            str(head["instance"]),
+            socket.gethostname(),
+            os.getpid(),
+            own.start if own else 0,
+        )
+        write_agent(self._paths, self.node, record)
+        if not self._paths.head.exists():
+            write_token(self._paths, self._token)
+
+    # Serving
+
+    def _serve_head(self) -> None:
+        """Send heartbeats and obey until the connection ends, or the head is silent for too long."""
+        connection = self._connection
+        if connection is None:
+            return
+        channel = connection.channel
+        heard = beat_at = time.monotonic()
+        try:
+            while not self._stopping:
+                now = time.monotonic()
+                if now >= beat_at:
+                    channel.send({"do": "alive", "load": self._measure()})
+                    beat_at = now + _HEARTBEAT_SECONDS
+                while not self._checks.empty():
+                    channel.send(self._checks.get())
+                poll = select.poll()
+                poll.register(self._wakeup, select.POLLIN)
+                poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent_bytes else 0))
+                poll.poll(max(0.0, beat_at - now) * 1000)
+                self._wakeup.take_signals()
+                channel.flush()
+                while messages := channel.receive():
+                    heard = time.monotonic()
+                    for message in messages:
+                        self._obey(message)
+                if time.monotonic() - heard > membership.LOST_SECONDS:
+                    logger.warning("the head has said nothing for %g s", membership.LOST_SECONDS)
+                    raise ChannelClosed
+            return
+        except ChannelClosed:
+            logger.warning("the connection to the head has ended")
+        except (InsituError, OSError, ValueError, TypeError, KeyError) as error:
+            logger.warning("the connection to the head is closed: %s", error)
+        channel.close()
+        self._connection = None
+
+    def _obey(self, message: Message) -> None:
+        match message.get("do"):
+            case "catalog":
+                data = self._catalog.add(message)
+                if data is not None:
+                    self._take_catalog(data)
+            case "members":
+                self.members = parse_members(message.get("members"))
+            case "check":
+                number = message.get("number")
+                threading.Thread(target=self._check_others, args=(number,), daemon=True).start()
+            case "stop":
+                logger.info("the head ends this agent")
+                self._stopping = True
+                self._deletes = message.get("delete") is True
+
+    def _check_others(self, number: object) -> None:
+        """Find out which agents can't be reached from here; the heartbeat tells the head."""
+        found = find_unreachable(self.members, without=self.node)
+        self._checks.put({"do": "checked", "number": number, "unreachable": found})
+
+    def _take_catalog(self, data: bytes) -> None:
+        """Put the head's catalogue in the place of the copy, unless this is the head's home."""
+        try:
+            if not self._paths.head.exists():
+                install_catalog_copy(self._paths, data)
+            self._unknown_versions = len(find_unknown_versions(self._paths))
+        except (InsituError, OSError) as error:
+            logger.warning("the copy of the catalogue stays as it is: %s", error)
+
+    def _close(self) -> None:
+        """End the server, say so, and let go of the store."""
+        if self._server is not None:
+            ending = threading.Thread(target=self._server.stop, daemon=True)
+            ending.start()
+            ending.join(_CLOSE_SECONDS)  # a stream to somebody who doesn't read would hold it up
+        dropped = set_aside_store(self._paths, self.node) if self._deletes else None
+        if self._connection is not None:
+            _say_farewell(self._connection.channel)
+        if dropped is not None:
+            shutil.rmtree(dropped, ignore_errors=True)
+        elif self._is_new:
+            remove_new_store(self._paths, self.node)
+        self._wakeup.close()
+        os.close(self._lock)
+
+
+def _say_farewell(channel: Channel) -> None:
+    """Tell the head that this agent ends, and wait until it has heard it: it closes the connection then.
+
+    Closed from this side while something unread is here, the connection would be reset, and the word lost.
+    """
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    with contextlib.suppress(ChannelClosed):
+        channel.send({"do": "leave"})
+        while (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent_bytes else 0))
+            poll.poll(left * 1000)
+            channel.flush()
+            channel.receive()
+    channel.close()
+
+
+def run_agent(
+    paths: Paths, options: AgentOptions, token: str, report: Callable[[dict[str, Any]], None]
+) -> None:
+    """Be the agent until the head or a signal ends it. Raises InsituError where it can't join."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    Agent(paths, options, token).run(report)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    paths, options = Paths(Path(arguments[0])), AgentOptions(**json.loads(arguments[1]))
+    ready = [int(arguments[2])]
+
+    def report(message: dict[str, Any]) -> None:
+        report_ready(ready.pop(), message)
+
+    code = 0
+    try:
+        run_agent(paths, options, sys.stdin.read().strip(), report)
+    except (InsituError, OSError) as error:
+        code = error.exit_code if isinstance(error, InsituError) else 1
+        if ready:
+            report({"error": str(error), "code": code})
+        else:
+            logger.error("%s", error)
+    sys.stderr.flush()
+    os._exit(code)  # a stream of Flight that nobody reads would keep the process
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

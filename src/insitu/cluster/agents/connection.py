@@ -1,0 +1,206 @@
+"""Connections to the head: TLS, then the proofs of the cluster's token, then messages.
+
+They are encrypted on the loopback interface, too: they carry what is believed and obeyed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import select
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from insitu.cluster.agents.addresses import family_of, format_address
+from insitu.cluster.agents.messages import MAX_LINE_BYTES, Message
+from insitu.cluster.engines import Channel, ChannelClosed
+from insitu.errors import AuthenticationError, ClusterError, ExchangeError, InputError
+from insitu.exchange import PeerInfo, SocketHandshake, connect_within, parse_address, read_tls_settings
+
+ROOM = "agents"
+"""What both sides name in the handshake, so that a task of a job isn't taken for a head."""
+CONNECT_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0
+_MAX_HANDSHAKES = 64
+"""Handshakes under way. Of more callers the one that has waited for longest is dropped."""
+_BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConnection:
+    """A connection to the head, whose two ends have proved the token."""
+
+    #: Carries the messages.
+    channel: Channel
+    #: What the head says about itself.
+    head: PeerInfo
+    #: The numeric address of this end.
+    own_host: str
+
+
+def dial_head(address: str, token: str, role: str, seconds: float = CONNECT_SECONDS) -> HeadConnection:
+    """Connect to the head at `address` as `role`, "agent" or "client".
+
+    Raises InputError for what is no address, and ClusterError where no head answers or the token is another.
+    """
+    host, port = parse_address(address)
+    try:
+        connection = connect_within(host, port, seconds)
+    except OSError as error:
+        raise ClusterError(
+            f"The head must be reachable from this machine. Received: {address} ({error.strerror or error}). "
+            f"Check the name, the port, and that the head runs: `insitu nodes` on its machine"
+        ) from error
+    own_host = str(connection.getsockname()[0])
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    settings = dataclasses.replace(read_tls_settings(), mode="always")
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    own_info = {"room": ROOM, "role": role}
+    handshake = SocketHandshake(
+        connection, token.encode(), own_info, settings, dialled=True, deadline=deadline
+    )
+    try:
+        _complete(handshake)
+    except AuthenticationError as error:
+        handshake.socket.close()
+        raise ClusterError(
+            f"The head at {address} has another token than this machine. Copy the file `token` of the head's "
+            f"INSITU_HOME, with mode 0600"
+        ) from error
+    except (OSError, ExchangeError, ValueError) as error:
+        handshake.socket.close()
+        raise ClusterError(
+            f"A head of this version of insitu must listen at {address}. Received: {error}. Check the "
+            f"address and the version of insitu there"
+        ) from error
+    head = handshake.peer_info or {}
+    if head.get("room") != ROOM or head.get("role") != "head":
+        handshake.socket.close()
+        raise ClusterError(f"A head must listen at {address}. Received: {head.get('role')!r}")
+    return HeadConnection(Channel(handshake.socket, MAX_LINE_BYTES), head, own_host)
+
+
+def _complete(handshake: SocketHandshake) -> None:
+    while not handshake.advance():
+        left = handshake.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer to the handshake")
+        poll = select.poll()
+        poll.register(handshake, select.POLLOUT if handshake.has_unsent else select.POLLIN)
+        poll.poll(left * 1000)
+
+
+def ask_head(
+    address: str, token: str, message: Message, seconds: float, *, connect_seconds: float = CONNECT_SECONDS
+) -> Message:
+    """Send one message to the head and return its answer. Raises InputError, ClusterError."""
+    found = dial_head(address, token, "client", connect_seconds)
+    with contextlib.closing(found.channel):
+        deadline = time.monotonic() + seconds
+        try:
+            found.channel.send(message)
+            while (left := deadline - time.monotonic()) > 0:
+                waiting = not found.channel.flush()
+                poll = select.poll()
+                poll.register(found.channel, select.POLLIN | (select.POLLOUT if waiting else 0))
+                poll.poll(left * 1000)
+                for answer in found.channel.receive():
+                    if "error" in answer:
+                        raise ClusterError(str(answer["error"]))
+                    return answer
+        except ChannelClosed:
+            raise ClusterError(f"The head at {address} has ended the connection. Try again") from None
+    raise ClusterError(
+        f"The head at {address} must answer within {seconds:g} s. Received: nothing. Try again"
+    )
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Listen at a numeric address; port 0: the system chooses. Raises ClusterError where it is taken."""
+    listener = socket.socket(family_of(host), socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ClusterError(
+            f"The head needs an address that is its own. Received: {format_address(host, port)} "
+            f"({error.strerror}). End the program that has it, or choose another by --interface and --port"
+        ) from error
+    return listener
+
+
+class Acceptor:
+    """Accepts callers and does their handshakes, without waiting for any."""
+
+    def __init__(self, listener: socket.socket, token: str, own_info: PeerInfo) -> None:
+        self._listener = listener
+        self._token = token.encode()
+        self._own_info = own_info
+        self._settings = dataclasses.replace(read_tls_settings(), mode="always")
+        #: Handshakes under way, the oldest first, by descriptor.
+        self.pending: dict[int, SocketHandshake] = {}
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def accept(self) -> None:
+        """Accept the callers that wait."""
+        for _ in range(_MAX_HANDSHAKES):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            deadline = time.monotonic() + HANDSHAKE_SECONDS
+            handshake = SocketHandshake(
+                connection, self._token, self._own_info, self._settings, dialled=False, deadline=deadline
+            )
+            self.pending[handshake.fileno()] = handshake
+            if len(self.pending) > _MAX_HANDSHAKES:
+                self.drop(next(iter(self.pending)))
+
+    def advance(self, descriptor: int) -> tuple[Channel, PeerInfo] | None:
+        """Go on with a handshake. Return the connection and what the caller says once it is done."""
+        handshake = self.pending[descriptor]
+        try:
+            if not handshake.advance():
+                return None
+        except (OSError, ExchangeError, ValueError) as error:
+            handshake.send_answer(error)
+            self.drop(descriptor)
+            return None
+        del self.pending[descriptor]
+        caller = handshake.peer_info or {}
+        if caller.get("room") != ROOM:
+            handshake.socket.close()
+            return None
+        return Channel(handshake.socket, MAX_LINE_BYTES), caller
+
+    def drop(self, descriptor: int) -> None:
+        self.pending.pop(descriptor).socket.close()
+
+    def list_late(self) -> Iterator[int]:
+        """Yield the handshakes whose time is up."""
+        now = time.monotonic()
+        yield from [fd for fd, handshake in self.pending.items() if handshake.deadline < now]
+
+    def close(self) -> None:
+        for descriptor in list(self.pending):
+            self.drop(descriptor)
+        self._listener.close()
+
+
+def check_role(info: PeerInfo) -> str:
+    """Return the role of a caller. Raises InputError for one that there isn't."""
+    role = info.get("role")
+    if role not in ("agent", "client"):
+        raise InputError(f"A caller of the head is an agent or a client. Received: {role!r}")
+    return str(role)

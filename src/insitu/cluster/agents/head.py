@@ -1,0 +1,427 @@
+"""The head: the process that knows which agents there are, and that alone changes the catalogue.
+
+`python -P -m insitu.cluster.agents.head HOME HOST PORT READY`, started by `insitu up --hosts`. READY is a
+descriptor to which it writes one line of JSON once it listens, or why it can't.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from insitu.access import file_mode
+from insitu.cluster.agents.addresses import format_address
+from insitu.cluster.agents.connection import Acceptor, check_role, open_listener
+from insitu.cluster.agents.detached import report_ready
+from insitu.cluster.agents.facts import read_versions
+from insitu.cluster.agents.messages import (
+    Message,
+    encode_members,
+    parse_facts,
+    parse_inventory,
+    parse_load,
+    parse_members,
+    parse_seconds,
+    parse_texts,
+    split_catalog,
+)
+from insitu.cluster.agents.options import CHECK_SECONDS
+from insitu.cluster.agents.records import (
+    HeadRecord,
+    change_head,
+    make_token,
+    read_head,
+    take_process_lock,
+    write_head,
+)
+from insitu.cluster.decide import Member, Membership, membership
+from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
+from insitu.durable import replace_file, seal, unseal
+from insitu.errors import ClusterError, InputError, InsituError
+from insitu.exchange import PeerInfo
+from insitu.grid import Catalog, CatalogWatch, read_stores, reconcile_store
+from insitu.paths import Paths
+from insitu.processes import identify_process
+from insitu.spec import NodeId
+
+logger = logging.getLogger("insitu")
+TICK_SECONDS = 0.5
+DOWN_SECONDS = 10.0
+"""Seconds in which agents that are asked to end do so."""
+_MAX_UNSENT_BYTES = 64 << 20
+"""An agent that doesn't read so much is disconnected."""
+
+
+class _Caller:
+    """One authenticated connection."""
+
+    def __init__(self, number: int, channel: Channel, role: str) -> None:
+        #: The number of the connection, which is never used again.
+        self.number = number
+        self.channel = channel
+        #: "agent" or "client".
+        self.role = role
+        #: What an agent has said so far about its store: {(cache, version): {partition: (bytes, checksum)}}.
+        self.inventory: dict[tuple[str, int], dict[int, tuple[int, str]]] = {}
+        #: True: the agent has said that it ends.
+        self.leaving = False
+        #: True: close once everything has been sent.
+        self.closing = False
+
+
+class _Check:
+    """A question to all agents which of the others they can't reach."""
+
+    def __init__(self, number: int, caller: _Caller, agents: dict[int, NodeId]) -> None:
+        #: Tells its answers from those to an earlier question.
+        self.number = number
+        #: Who wants to know it.
+        self.caller = caller
+        #: The agents that haven't answered yet, by connection.
+        self.waiting = agents
+        #: (from, to, why) of each pair that can't talk.
+        self.pairs: list[tuple[str, str, str]] = []
+        #: When those that have said nothing are named, on the monotonic clock.
+        self.deadline = time.monotonic() + CHECK_SECONDS
+
+
+class Head:
+    """Serves the agents and the command line of one cluster, in one thread."""
+
+    def __init__(self, paths: Paths, acceptor: Acceptor, record: HeadRecord) -> None:
+        self._paths = paths
+        self._acceptor = acceptor
+        self._record = record
+        self._membership = _load_members(paths, Membership(read_versions()))
+        self._callers: dict[int, _Caller] = {}
+        self._next_number = 0
+        self._catalog = CatalogWatch(paths)
+        #: Who waits for the end of the agents, and until when.
+        self._down: tuple[list[_Caller], float] | None = None
+        self._checks: list[_Check] = []
+        self._stopping = False
+        self._wakeup = Wakeup(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def serve(self) -> None:
+        """Serve until a signal comes, or `down` has been asked for and done."""
+        tick_at = 0.0
+        try:
+            while not self._stopping:
+                self._wait(max(0.0, tick_at - time.monotonic()))
+                if self._wakeup.take_signals():
+                    self._stopping = True
+                if time.monotonic() >= tick_at:
+                    tick_at = time.monotonic() + TICK_SECONDS
+                    self._tick()
+        finally:
+            for caller in list(self._callers.values()):
+                with contextlib.suppress(ChannelClosed):
+                    caller.channel.flush()
+                caller.channel.close()
+            self._acceptor.close()
+
+    def _wait(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._acceptor, select.POLLIN)
+        for handshake in self._acceptor.pending.values():
+            poll.register(handshake, select.POLLOUT if handshake.has_unsent else select.POLLIN)
+        by_descriptor = {caller.channel.fileno(): caller for caller in self._callers.values()}
+        for descriptor, caller in by_descriptor.items():
+            poll.register(descriptor, select.POLLIN | (select.POLLOUT if caller.channel.unsent_bytes else 0))
+        for descriptor, _ in poll.poll(seconds * 1000):
+            if descriptor == self._acceptor.fileno():
+                self._acceptor.accept()
+            elif descriptor in self._acceptor.pending:
+                self._advance(descriptor)
+            elif descriptor in by_descriptor:
+                self._receive(by_descriptor[descriptor])
+
+    def _advance(self, descriptor: int) -> None:
+        found = self._acceptor.advance(descriptor)
+        if found is None:
+            return
+        channel, info = found
+        try:
+            role = check_role(info)
+        except InputError:
+            channel.close()
+            return
+        self._next_number += 1
+        self._callers[self._next_number] = _Caller(self._next_number, channel, role)
+
+    def _receive(self, caller: _Caller) -> None:
+        """Handle what has come. Whatever is wrong with it ends the connection, never the head."""
+        try:
+            caller.channel.flush()
+            if caller.closing and not caller.channel.unsent_bytes:
+                raise ChannelClosed
+            while caller.number in self._callers and (messages := caller.channel.receive()):
+                for message in messages:
+                    self._handle(caller, message)
+        except ChannelClosed:
+            self._end(caller)
+        except (InsituError, OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("connection %d is closed: %s", caller.number, error)
+            self._end(caller)
+
+    def _end(self, caller: _Caller) -> None:
+        if self._callers.pop(caller.number, None) is None:
+            return
+        caller.channel.close()
+        self._decide(membership.Ended(caller.number, caller.leaving))
+
+    def _send(self, caller: _Caller, *messages: Message) -> None:
+        try:
+            for message in messages:
+                caller.channel.send(message)
+            if caller.channel.unsent_bytes > _MAX_UNSENT_BYTES:
+                raise ChannelClosed
+        except ChannelClosed:
+            self._end(caller)
+
+    def _handle(self, caller: _Caller, message: Message) -> None:
+        if caller.role == "client":
+            self._answer(caller, message)
+            return
+        match message.get("do"):
+            case "join":
+                facts, load = parse_facts(message.get("facts")), parse_load(message.get("load"))
+                self._membership = replace(self._membership, local_stores=read_stores(self._paths))
+                waited = parse_seconds("waited", message.get("waited"))
+                self._decide(membership.Joining(caller.number, facts, load, waited))
+            case "alive":
+                self._decide(membership.Heard(caller.number, parse_load(message.get("load"))))
+                self._send(caller, {"do": "alive"})
+            case "inventory":
+                cache, version, partitions = parse_inventory(message)
+                caller.inventory[cache, version] = partitions
+            case "inventory_end":
+                self._reconcile(caller)
+            case "checked":
+                unreachable = parse_texts("unreachable", message.get("unreachable"))
+                self._note_check(caller, message.get("number"), unreachable)
+            case "leave":
+                caller.leaving = True
+                self._end(caller)
+            case other:
+                raise ClusterError(f"A head knows what an agent asks for. Received: {other!r:.100}")
+
+    # Members
+
+    def _decide(self, event: membership.Event) -> None:
+        decided, actions = membership.decide(self._membership, event, time.monotonic(), time.time())
+        self._membership = decided
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: membership.Action) -> None:
+        caller = None if isinstance(action, membership.Changed) else self._callers.get(action.connection)
+        match action:
+            case membership.Changed():
+                self._save_members()
+                for each in self._agents():
+                    self._send(each, self._list_members())
+            case membership.Admit() if caller is not None:
+                member = self._membership.members[action.node]
+                logger.info("%s has joined from %s", action.node, member.facts.address)
+                self._note_store(member, action.formerly)
+                self._send(caller, {"do": "welcome", "node": action.node})
+                self._send(caller, *self._list_catalog())
+            case membership.Refuse() if caller is not None:
+                logger.warning("refused: %s", action.reason)
+                self._send(caller, {"do": "refuse", "reason": action.reason, "again": action.again})
+                caller.closing = True
+            case membership.Close() if caller is not None:
+                self._callers.pop(caller.number)
+                caller.channel.close()
+            case membership.Probe() if caller is not None:
+                self._send(caller, {"do": "alive"})
+
+    def _agents(self) -> list[_Caller]:
+        joined = {member.connection for member in self._membership.members.values()}
+        return [caller for caller in self._callers.values() if caller.number in joined]
+
+    def _list_members(self) -> Message:
+        return {"do": "members", "members": encode_members(self._membership)}
+
+    def _save_members(self) -> None:
+        data = seal(encode_members(self._membership))
+        try:
+            replace_file(self._paths.members, data, sync=True, mode=file_mode(self._paths.home))
+        except OSError as error:
+            logger.warning("the list of nodes can't be saved: %s", error)
+
+    # Catalogue
+
+    def _note_store(self, member: Member, formerly: NodeId | None) -> None:
+        """Let the catalogue know where the store is now."""
+        if not self._paths.catalog.exists():
+            return
+        moved = {formerly: member.facts.node} if formerly is not None else {}
+        known = Catalog(self._paths).stores().get(member.facts.store)
+        if known is not None and known != member.facts.node:
+            moved[known] = member.facts.node
+        if known != member.facts.node:
+            Catalog(self._paths).note_stores({member.facts.store: member.facts.node}, moved)
+
+    def _reconcile(self, caller: _Caller) -> None:
+        member = self._membership.find(caller.number)
+        inventory, caller.inventory = caller.inventory, {}
+        if member is None or not self._paths.catalog.exists():
+            return
+        for change in reconcile_store(Catalog(self._paths), member.facts.node, inventory):
+            logger.warning("%s: %s", member.facts.node, change)
+
+    def _list_catalog(self) -> list[Message]:
+        data = self._catalog.data
+        return [] if data is None else list(split_catalog(data))
+
+    def _tick(self) -> None:
+        for descriptor in self._acceptor.list_late():
+            self._acceptor.drop(descriptor)
+        self._decide(membership.Tick())
+        try:
+            changed = self._catalog.poll()
+        except InsituError as error:
+            logger.warning("the catalogue isn't sent: %s", error)
+            changed = False
+        if changed:
+            for caller in self._agents():
+                self._send(caller, *self._list_catalog())
+        self._answer_checks()
+        if self._down is not None:
+            self._advance_down()
+
+    # The command line
+
+    def _answer(self, caller: _Caller, message: Message) -> None:
+        match message.get("do"):
+            case "nodes":
+                head = {"address": self._record.address, "versions": dict(self._membership.versions)}
+                self._send(caller, {**self._list_members(), "head": head})
+            case "check":
+                self._next_number += 1
+                agents = {each.number: self._node_of(each) for each in self._agents()}
+                self._checks.append(_Check(self._next_number, caller, agents))
+                for each in self._agents():
+                    self._send(each, {"do": "check", "number": self._next_number})
+            case "down":
+                waiting = self._down[0] if self._down else []
+                self._down = ([*waiting, caller], time.monotonic() + DOWN_SECONDS)
+                for agent in self._agents():
+                    self._send(agent, {"do": "stop", "delete": message.get("delete") is True})
+            case other:
+                self._send(
+                    caller, {"error": f"The head knows nodes, check and down. Received: {other!r:.100}"}
+                )
+
+    def _node_of(self, caller: _Caller) -> NodeId:
+        member = self._membership.find(caller.number)
+        return member.facts.node if member is not None else NodeId("")
+
+    def _note_check(self, caller: _Caller, number: object, unreachable: dict[str, str]) -> None:
+        for check in self._checks:
+            if check.number == number and caller.number in check.waiting:
+                node = check.waiting.pop(caller.number)
+                check.pairs += [(node, to, why) for to, why in unreachable.items()]
+
+    def _answer_checks(self) -> None:
+        """Answer the questions that all agents have answered, or whose time is up."""
+        for check in list(self._checks):
+            late = {n: node for n, node in check.waiting.items() if n in self._callers}
+            if late and time.monotonic() < check.deadline:
+                continue
+            self._checks.remove(check)
+            answer = {"do": "check", "pairs": sorted(check.pairs), "silent": sorted(late.values())}
+            self._send(check.caller, answer)
+
+    def _advance_down(self) -> None:
+        """Answer who has asked for the end, once all agents have ended or the time is up; then end."""
+        if self._down is None:
+            return
+        waiting, deadline = self._down
+        left = [m for m in self._membership.members.values() if m.connection is not None]
+        if left and time.monotonic() < deadline:
+            return
+        members = self._membership.members.values()
+        answer: dict[str, Any] = {
+            "do": "down",
+            "ended": sorted(m.facts.node for m in members if m.state == "left"),
+            "unreachable": sorted(m.facts.node for m in members if m.state != "left"),
+        }
+        for caller in waiting:
+            self._send(caller, answer)
+        self._stopping = True
+
+
+def _load_members(paths: Paths, empty: Membership) -> Membership:
+    """Return the membership that the head before has saved. A file that can't be read counts as none."""
+    try:
+        members = parse_members(unseal(paths.members.read_bytes()))
+    except FileNotFoundError:
+        return empty
+    except (OSError, ValueError, KeyError, TypeError, ClusterError) as error:
+        logger.warning("the list of nodes can't be read, and is made again: %s", error)
+        return empty
+    return membership.resume_membership(Membership(empty.versions, members), time.monotonic())
+
+
+def start_record(paths: Paths, address: str) -> HeadRecord:
+    """Write down that this process is the head now, in a new epoch. Returns the record."""
+    own = identify_process(os.getpid())
+    before = read_head(paths)
+    return change_head(
+        paths,
+        epoch=(before.epoch if before else 0) + 1,
+        instance=os.urandom(16).hex(),
+        address=address,
+        pid=os.getpid(),
+        start=own.start if own else 0,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    paths, host, port = Paths(Path(arguments[0])), arguments[1], int(arguments[2])
+    ready = int(arguments[3])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    lock = None
+    try:
+        lock = take_process_lock(paths.head_lock)
+        if lock is None:
+            raise ClusterError(f"A home has one head. Received: another process holds {paths.head_lock}")
+        listener = open_listener(host, port)
+        address = format_address(host, listener.getsockname()[1])
+        record = start_record(paths, address)
+        info: PeerInfo = {
+            "room": "agents",
+            "role": "head",
+            "versions": read_versions(),
+            **{k: v for k, v in asdict(record).items() if k in ("cluster", "epoch", "instance")},
+        }
+        head = Head(paths, Acceptor(listener, make_token(paths), info), record)
+    except (InsituError, OSError) as error:
+        report_ready(ready, {"error": str(error)})
+        return 1
+    report_ready(ready, {"address": address})
+    logger.info("listens at %s, epoch %d", address, record.epoch)
+    try:
+        head.serve()
+    finally:
+        found = read_head(paths)
+        if found is not None and found.instance == record.instance:
+            write_head(paths, HeadRecord(**{**asdict(found), "pid": 0, "start": 0}))
+        os.close(lock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""Which store of a home an agent owns, which head it may obey, and how its store is deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from insitu.cluster.agents.records import AgentRecord, is_locked, list_agents, read_agent, read_head
+from insitu.errors import ClusterError, InputError
+from insitu.grid import Catalog, is_catalog_copy, list_nodes_with_stores
+from insitu.paths import Paths
+from insitu.processes import ProcessIdentity, open_process
+from insitu.spec import NodeId, check_simple_name, is_simple_name
+
+STOP_SECONDS = 15.0
+"""Seconds in which an agent ends by itself, before it is killed."""
+
+
+def choose_node(paths: Paths, name: str) -> NodeId:
+    """Return the node whose store in this home an agent owns.
+
+    A store keeps its name: it is what the catalogue knows it by. Raises InputError where there are several
+    stores and none is named, or the host's name can't be a node's.
+    """
+    stores = list_nodes_with_stores(paths)
+    if name:
+        return NodeId(check_simple_name("A node's name", name))
+    if len(stores) > 1:
+        raise InputError(
+            f"An agent owns one store. Received: {paths.home} with {', '.join(stores)}. Name one by --name, "
+            f"or set INSITU_HOME to another folder"
+        )
+    if stores:
+        return stores[0]
+    host = socket.gethostname()
+    if not is_simple_name(host):
+        raise InputError(
+            f"A node's name is made of letters, digits, '_', '.', '-'. Received: the host's name {host!r}. "
+            f"Give another one by --name"
+        )
+    return NodeId(host)
+
+
+def check_home(paths: Paths, node: NodeId, head: Mapping[str, Any], address: str) -> None:
+    """Raise ClusterError or InputError unless the store of `node` may obey this head.
+
+    `head` is what the head says about itself.
+    """
+    cluster, epoch, instance = (head.get(key) for key in ("cluster", "epoch", "instance"))
+    if not isinstance(cluster, str) or not isinstance(epoch, int) or not isinstance(instance, str):
+        raise ClusterError(f"The head at {address} must name cluster and epoch. Received: neither")
+    own_head = read_head(paths)
+    if own_head is not None and own_head.cluster != cluster:
+        raise InputError(
+            f"The home of a head takes part in its own cluster. Received: the head at {address} of cluster "
+            f"{cluster[:8]}, and {paths.home}, which is of cluster {own_head.cluster[:8]}. Set INSITU_HOME "
+            f"to another folder"
+        )
+    before = read_agent(paths, node)
+    if before is not None:
+        _check_same_cluster(paths, node, before, cluster, address)
+        if (epoch, instance) != (before.epoch, before.instance) and epoch <= before.epoch:
+            raise ClusterError(
+                f"A cluster has one head, whose epoch grows with each start. Received: epoch {epoch} of the "
+                f"head at {address}, after epoch {before.epoch} of the head at {before.head}. One home is a "
+                f"copy of the other: end the head that is out of date"
+            )
+    if own_head is None and paths.catalog.exists() and not is_catalog_copy(paths):
+        names = sorted({cache.name for cache in Catalog(paths).stored()})
+        if names:
+            raise InputError(
+                f"The head keeps the catalogue of all nodes. Received: {paths.home}, which has a catalogue "
+                f"of its own with {', '.join(names[:5])}. Set INSITU_HOME to another folder"
+            )
+
+
+def _check_same_cluster(paths: Paths, node: NodeId, before: AgentRecord, cluster: str, address: str) -> None:
+    if before.cluster != cluster:
+        raise InputError(
+            f"A store belongs to one cluster. Received: the head at {address} of cluster {cluster[:8]}, and "
+            f"{node}, which belongs to cluster {before.cluster[:8]} of the head at {before.head}. Set "
+            f"INSITU_HOME to another folder, or remove {paths.agent(node)} to let the store change over"
+        )
+
+
+def set_aside_store(paths: Paths, node: NodeId) -> Path:
+    """Take the store of `node` out of this home, and return the folder that it is in now, to be deleted.
+
+    With the last one of this home the copy of the catalogue and the token go, unless it is a head's.
+    """
+    folder = paths.node(node)
+    dropped = folder.with_name(f".dropped-{node}-{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(dropped)
+    paths.agent_log(node).unlink(missing_ok=True)
+    if not paths.head.exists() and not list_nodes_with_stores(paths):
+        if is_catalog_copy(paths):
+            paths.catalog.unlink(missing_ok=True)
+        paths.token.unlink(missing_ok=True)
+    return dropped
+
+
+def delete_store(paths: Paths, node: NodeId) -> None:
+    """Delete the store of `node`, as `set_aside_store` says."""
+    shutil.rmtree(set_aside_store(paths, node), ignore_errors=True)
+
+
+def remove_new_store(paths: Paths, node: NodeId) -> None:
+    """Remove the folder of a store that was made for an agent that couldn't join. One with data stays."""
+    own = {paths.store_id(node), paths.agent(node), paths.agent_lock(node)}
+    if set(paths.node(node).iterdir()) <= own:
+        shutil.rmtree(paths.node(node), ignore_errors=True)
+
+
+def find_running(paths: Paths) -> dict[NodeId, AgentRecord]:
+    """Return the records of the agents of this home that run, on any host that sees it."""
+    found = list_agents(paths)
+    return {node: record for node, record in found.items() if is_locked(paths.agent_lock(node))}
+
+
+def stop_agents(paths: Paths) -> list[NodeId]:
+    """End the agents of this home that run on this host. Returns their nodes. Raises ClusterError."""
+    stopped = []
+    for node, record in find_running(paths).items():
+        if record.host != socket.gethostname():
+            continue
+        process = open_process(ProcessIdentity(record.pid, record.start))
+        if process is not None:
+            try:
+                end_process(process)
+            finally:
+                os.close(process)
+        _wait_for_lock(paths, node)
+        stopped.append(node)
+    return stopped
+
+
+def end_process(process: int) -> None:
+    """End a process that is given by its descriptor, by a signal that it may handle or else by SIGKILL."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, number)
+        if poll.poll(STOP_SECONDS * 1000):
+            return
+
+
+def _wait_for_lock(paths: Paths, node: NodeId) -> None:
+    deadline = time.monotonic() + STOP_SECONDS
+    while is_locked(paths.agent_lock(node)):
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"The agent of {node} must end when it is asked to. Received: its lock is still held. `fuser "
+                f"{paths.agent_lock(node)}` names the process"
+            )
+        time.sleep(0.05)

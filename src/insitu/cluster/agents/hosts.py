@@ -1,0 +1,297 @@
+"""Brings up the head and an agent on each host, takes them down, and asks how they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from insitu.cluster.agents.addresses import choose_head_address, resolve_interface
+from insitu.cluster.agents.connection import ask_head
+from insitu.cluster.agents.detached import start_detached
+from insitu.cluster.agents.home import choose_node, end_process, find_running
+from insitu.cluster.agents.hosts_file import HostLine, parse_hosts
+from insitu.cluster.agents.launching import (
+    Outcome,
+    check_launcher,
+    make_start_command,
+    make_stop_command,
+    run_on_hosts,
+)
+from insitu.cluster.agents.messages import parse_members
+from insitu.cluster.agents.options import CHECK_SECONDS, JOIN_SECONDS, AgentOptions
+from insitu.cluster.agents.reachability import find_unreachable
+from insitu.cluster.agents.records import (
+    HeadRecord,
+    change_head,
+    check_token,
+    is_locked,
+    list_agents,
+    make_token,
+    read_head,
+    read_token,
+)
+from insitu.cluster.decide import Member
+from insitu.durable import unseal
+from insitu.errors import ClusterError, InputError
+from insitu.exchange import parse_address
+from insitu.grid import list_nodes_with_stores
+from insitu.paths import Paths
+from insitu.processes import ProcessIdentity, open_process
+from insitu.spec import NodeId
+
+_START_SECONDS = 60.0
+_ANSWER_SECONDS = 10.0
+_DOWN_SECONDS = 30.0
+"""Longer than the head waits for its agents."""
+
+Report = Callable[[Outcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequest:
+    """What `insitu up --hosts` was given."""
+
+    #: The text of the file of hosts.
+    text: str
+    #: What errors call the file.
+    name: str
+    #: The command that runs something on a host.
+    launcher: str
+    #: The command that runs insitu on a host.
+    insitu: str
+    #: Interface or address of the head; empty: the one that routes to the hosts.
+    interface: str = ""
+    #: The port of the head; 0: that of the last time, else the system chooses.
+    port: int = 0
+
+
+def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[str, list[Outcome]]:
+    """Start the head of this home, unless it runs, and an agent on each host.
+
+    Returns the head's address, and what came of each host. Raises InputError for what can't be tried at all,
+    ClusterError where the head can't start.
+    """
+    lines = parse_hosts(request.text, request.name)
+    check_launcher(request.launcher)
+    _check_home(paths)
+    token = make_token(paths)
+    address = start_head(paths, request, lines)
+    stops = {_name(line): make_stop_command(line, request.insitu) for line in lines}
+    before = read_head(paths)
+    hosts = {**((before and before.hosts) or {}), **stops}
+    change_head(paths, launcher=request.launcher, hosts=hosts)
+    starts = [(line.host, make_start_command(line, request.insitu, address)) for line in lines]
+    outcomes = run_on_hosts(request.launcher, starts, f"{token}\n", report)
+    # A start that failed has left nothing there. Of one that said nothing, `down` makes sure.
+    nothing_there = {
+        _name(line) for line, o in zip(lines, outcomes, strict=True) if o.answer is None and not o.silent
+    }
+    known = (before and before.hosts) or {}
+    change_head(
+        paths,
+        hosts={host: stop for host, stop in hosts.items() if host in known or host not in nothing_there},
+    )
+    return address, outcomes
+
+
+def _name(line: HostLine) -> str:
+    """Return what tells the agent of a line from others: two homes of one host may each have one."""
+    return f"{line.host} {line.home}".strip()
+
+
+def _check_home(paths: Paths) -> None:
+    """Raise InputError where the home is that of an agent of another head."""
+    if read_head(paths) is not None:
+        return
+    for node, record in list_agents(paths).items():
+        raise InputError(
+            f"The home of a head isn't that of another head's agent. Received: {paths.home}, whose {node} "
+            f"belongs to the head at {record.head}. Run the command there, or set INSITU_HOME to another "
+            f"folder"
+        )
+
+
+def start_head(paths: Paths, request: HostRequest, lines: list[HostLine]) -> str:
+    """Return the address of the head of this home, which is started unless it runs."""
+    record = read_head(paths)
+    host = resolve_interface(request.interface) if request.interface else ""
+    if is_locked(paths.head_lock):
+        record = _wait_for_record(paths)
+        found = parse_address(record.address)
+        if (host and host != found[0]) or (request.port and request.port != found[1]):
+            raise InputError(
+                f"A home has one head. Received: another address than {record.address}, where it runs. End "
+                f"it first with `insitu down`, or leave out --interface and --port"
+            )
+        return record.address
+    host = host or choose_head_address([line.address for line in lines])
+    port = request.port
+    if not port and record is not None and record.address and parse_address(record.address)[0] == host:
+        port = parse_address(record.address)[1]  # where agents that are still there look for it
+    try:
+        return _start_head(paths, host, port)
+    except ClusterError:
+        if request.port or not port:
+            raise
+    return _start_head(paths, host, 0)
+
+
+def _start_head(paths: Paths, host: str, port: int) -> str:
+    arguments = [str(paths.home), host, str(port)]
+    answer = start_detached(paths, "insitu.cluster.agents.head", arguments, paths.head_log, _START_SECONDS)
+    return str(answer["address"])
+
+
+def _wait_for_record(paths: Paths) -> HeadRecord:
+    """Return the record of a head that runs, or is about to."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        record = read_head(paths)
+        if record is not None and record.pid:
+            return record
+        time.sleep(0.05)
+    raise ClusterError(f"The head of {paths.home} must listen. Received: nothing in {paths.head}")
+
+
+@dataclass(frozen=True, slots=True)
+class DownReport:
+    """What `insitu down` has done about hosts."""
+
+    #: Nodes whose agents have ended.
+    ended: tuple[str, ...]
+    #: Hosts, or nodes, where an agent may still run, and why nothing else is known.
+    left: Mapping[str, str]
+
+
+def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport:
+    """End the head of this home and the agents of all hosts; with `delete` their stores go, too.
+
+    What can't be reached is named, and tried again by the next call. Raises ClusterError, InputError.
+    """
+    record = read_head(paths)
+    if record is None:
+        return DownReport((), {})
+    ended: set[str] = set()
+    missed: set[str] = set()
+    if is_locked(paths.head_lock):
+        record = _wait_for_record(paths)
+        message = {"do": "down", "delete": delete}
+        try:
+            answer = ask_head(record.address, read_token(paths), message, _DOWN_SECONDS)
+            ended, missed = set(answer.get("ended", ())), set(answer.get("unreachable", ()))
+        finally:
+            _end_head(paths, record)
+    stops = dict(record.hosts or {})
+    further = " --delete" if delete else ""
+    commands = [(name.partition(" ")[0], f"{stop}{further}") for name, stop in stops.items()]
+    outcomes = run_on_hosts(record.launcher, commands, "", report) if commands else []
+    left = {}
+    for name, outcome in zip(stops, outcomes, strict=True):
+        if outcome.answer is None:
+            left[name] = outcome.problem
+        else:
+            ended |= set(outcome.answer.get("stopped", ()))
+            missed -= set(outcome.answer.get("stores", ()))
+    change_head(paths, hosts={name: stops[name] for name in left}, pid=0, start=0)
+    lost = "it was lost before; `insitu agent --stop` there ends what may run"
+    left |= dict.fromkeys(sorted(missed), lost)
+    if delete and not left:  # the next cluster is another one
+        for file in (paths.head, paths.members, paths.token, paths.head_log, paths.head_lock):
+            file.unlink(missing_ok=True)
+    return DownReport(tuple(sorted(ended)), left)
+
+
+def _end_head(paths: Paths, record: HeadRecord) -> None:
+    """Wait until the head has ended, and kill it where it doesn't."""
+    process = open_process(ProcessIdentity(record.pid, record.start))
+    if process is not None:
+        try:
+            end_process(process)
+        finally:
+            os.close(process)
+
+
+def start_agent(paths: Paths, options: AgentOptions, token: str) -> dict[str, Any]:
+    """Start an agent that outlives this process. Return what it has joined: node, address and host.
+
+    Where it runs already for the same head, nothing is started. Raises InputError, ClusterError.
+    """
+    check_token(token)
+    parse_address(options.head)
+    node = choose_node(paths, options.name)
+    running = find_running(paths).get(node)
+    if running is not None and running.head == options.head:
+        return {"node": node, "address": "", "host": running.host, "already": True}
+    arguments = [str(paths.home), json.dumps(asdict(options))]
+    log = paths.agent_log(node)
+    return start_detached(
+        paths, "insitu.cluster.agents.agent", arguments, log, JOIN_SECONDS + _START_SECONDS, f"{token}\n"
+    )
+
+
+def stop_report(paths: Paths, stopped: list[NodeId]) -> dict[str, Any]:
+    """Return what `insitu agent --stop` prints: the nodes that were ended, and the stores of this home."""
+    return {"stopped": list(stopped), "stores": list_nodes_with_stores(paths)}
+
+
+def read_nodes(paths: Paths) -> tuple[list[Member], str]:
+    """Return the agents of the cluster that this home belongs to, and a notice about them, maybe empty.
+
+    There are none where the home belongs to no cluster. Raises ClusterError where the head doesn't answer,
+    unless this is its own home: then the agents are as it left them, their states unknown.
+    """
+    record = read_head(paths)
+    if record is not None:
+        if is_locked(paths.head_lock):
+            return _ask_for_nodes(_wait_for_record(paths).address, read_token(paths)), ""
+        notice = "The head doesn't run, so the states of nodes are old. `insitu up --hosts FILE` starts it."
+        try:
+            known = parse_members(unseal(paths.members.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, ClusterError):
+            return [], ""
+        return [replace(member, connection=None) for member in known.values()], notice if known else ""
+    for found in list_agents(paths).values():
+        return _ask_for_nodes(found.head, read_token(paths)), ""
+    return [], ""
+
+
+def _ask_for_nodes(address: str, token: str) -> list[Member]:
+    answer = ask_head(address, token, {"do": "nodes"}, _ANSWER_SECONDS)
+    return list(parse_members(answer.get("members")).values())
+
+
+def find_separated(paths: Paths) -> list[tuple[str, str, str]]:
+    """Return (from, to, why) of each pair of nodes that can't talk. This machine counts as "this machine".
+
+    There is none where the home belongs to no cluster. Raises ClusterError where the head doesn't answer.
+    """
+    record = read_head(paths)
+    addresses = [found.head for found in list_agents(paths).values()]
+    if record is not None:
+        if not is_locked(paths.head_lock):
+            raise ClusterError("A head must run to check its nodes. `insitu up --hosts FILE` starts it")
+        addresses = [_wait_for_record(paths).address]
+    if not addresses:
+        return []
+    token = read_token(paths)
+    answer = ask_head(addresses[0], token, {"do": "check"}, CHECK_SECONDS + _ANSWER_SECONDS)
+    own = find_unreachable({m.facts.node: m for m in _ask_for_nodes(addresses[0], token)})
+    pairs = [(str(source), str(target), str(why)) for source, target, why in answer["pairs"]]
+    pairs += [("this machine", target, why) for target, why in own.items()]
+    silent = f"it said nothing for {CHECK_SECONDS:g} s"
+    return [*pairs, *((str(node), "the others", silent) for node in answer["silent"])]
+
+
+def read_hosts_file(path: Path) -> str:
+    """Return the text of a file of hosts. Raises InputError where it can't be read."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"--hosts names a file with a host a line. Received: {path} ({error}). Write one"
+        ) from error

@@ -1,0 +1,25 @@
+"""What an agent is given when it is started, and times that several processes know. Loads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHECK_SECONDS = 20.0
+"""Seconds in which agents say whom they can't reach: longer than they try."""
+JOIN_SECONDS = 20.0
+"""Seconds in which a new agent joins, or says why it can't: longer than a head takes to notice that the
+connection of the agent before it is dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """What `insitu agent` was given."""
+
+    #: The head's address, as host:port.
+    head: str
+    #: The name of the node; empty: that of the store in the home, or of the host.
+    name: str = ""
+    #: The interface or address to serve at; empty: the one that routes to the head.
+    interface: str = ""
+    #: The port to serve at; 0: the system chooses.
+    port: int = 0

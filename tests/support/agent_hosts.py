@@ -1,0 +1,85 @@
+"""Homes of several "hosts" on the loopback interface, and the commands that bring their agents up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from insitu.cluster.agents import stop_agents
+from insitu.cluster.agents.home import find_running
+from insitu.paths import Paths
+
+INSITU = f"{sys.executable} -m insitu"
+WAIT_SECONDS = 60.0
+
+
+def wait_until(is_so: Callable[[], Any], what: str) -> Any:
+    """Return the first true result of `is_so`, which is asked again and again until a deadline."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        found = is_so()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS} s: {what}"
+        time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process hasn't ended, whether or not its parent has noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def insitu(
+    home: Path, *arguments: str, code: int | None = 0, given: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a home; its exit code must be `code`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "insitu", *arguments],
+        env={**os.environ, "INSITU_HOME": str(home), **environment},
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert code is None or done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
+    return done
+
+
+class LoopbackHosts:
+    """A head's home and homes of agents, all on this machine."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self.head = folder / "head"
+        self.homes = {name: folder / name for name in names}
+        self.file = folder / "hosts.txt"
+        self.file.write_text("".join(f"127.0.0.1 name={n} home={h}\n" for n, h in self.homes.items()))
+
+    def up(self, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        launcher = ("--launcher", "env HOST={host} sh -c", "--insitu", INSITU)
+        return insitu(self.head, "up", "--hosts", str(self.file), *launcher, *options, code=code)
+
+    def nodes(self, home: Path | None = None) -> dict[str, dict[str, Any]]:
+        listed = json.loads(insitu(home or self.head, "nodes", "--json").stdout)
+        return {each["node"]: each for each in listed}
+
+    def states(self) -> dict[str, str]:
+        return {name: node["state"] for name, node in self.nodes().items() if node["state"]}
+
+    def agent_pid(self, name: str) -> int:
+        (record,) = find_running(Paths(self.homes[name])).values()
+        return record.pid
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        insitu(self.head, "down", code=None)
+        for home in self.homes.values():
+            stop_agents(Paths(home))

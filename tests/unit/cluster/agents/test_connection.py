@@ -1,0 +1,176 @@
+"""Connections to the head: who doesn't know the token gets nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from insitu.cluster.agents import connection
+from insitu.cluster.agents.addresses import format_address
+from insitu.cluster.engines import Channel
+from insitu.errors import ClusterError, InputError
+
+TOKEN = "a token that nobody can guess"
+HEAD = {"room": "agents", "role": "head", "epoch": 1}
+
+
+class Listening:
+    """An acceptor in a thread, which answers each message by {"echo": message}."""
+
+    def __init__(self, host: str = "127.0.0.1", info: dict[str, Any] = HEAD) -> None:
+        listener = connection.open_listener(host, 0)
+        self.address = format_address(host, listener.getsockname()[1])
+        self.acceptor = connection.Acceptor(listener, TOKEN, info)
+        self.callers: list[tuple[Channel, dict[str, Any]]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._ended.is_set():
+            poll = select.poll()
+            poll.register(self.acceptor, select.POLLIN)
+            for handshake in self.acceptor.pending.values():
+                poll.register(handshake, select.POLLOUT if handshake.has_unsent else select.POLLIN)
+            for channel, _ in self.callers:
+                poll.register(channel, select.POLLIN)
+            for descriptor, _ in poll.poll(20):
+                if descriptor == self.acceptor.fileno():
+                    self.acceptor.accept()
+                elif descriptor in self.acceptor.pending:
+                    found = self.acceptor.advance(descriptor)
+                    self.callers += [found] if found else []
+            for channel, _ in list(self.callers):
+                with contextlib.suppress(Exception):
+                    for message in channel.receive():
+                        channel.send(message if "error" in message else {"echo": message})
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join(30)
+        self.acceptor.close()
+        for channel, _ in self.callers:
+            channel.close()
+
+
+@contextlib.contextmanager
+def listening(*arguments: Any) -> Iterator[Listening]:
+    with contextlib.closing(Listening(*arguments)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_both_sides_know_who_is_there_once_the_token_is_proved(host: str) -> None:
+    if host == "::1" and not socket.has_ipv6:
+        pytest.skip("no IPv6")
+    with listening(host) as head:
+        found = connection.dial_head(head.address, TOKEN, "agent")
+        assert found.head == HEAD and found.own_host == host
+        found.channel.close()
+        assert connection.ask_head(head.address, TOKEN, {"do": "x"}, 30) == {"echo": {"do": "x"}}
+        assert [info for _, info in head.callers] == [
+            {"room": "agents", "role": "agent"},
+            {"room": "agents", "role": "client"},
+        ]
+
+
+def test_an_error_of_the_head_is_an_error() -> None:
+    with listening() as head, pytest.raises(ClusterError, match="no such thing"):
+        connection.ask_head(head.address, TOKEN, {"error": "no such thing"}, 30)
+
+
+def test_another_token_is_named_and_gets_nowhere() -> None:
+    with listening() as head:
+        with pytest.raises(
+            ClusterError, match=r"has another token than this machine\. Copy the file `token`"
+        ):
+            connection.dial_head(head.address, "another token, just as long", "agent")
+        assert head.callers == []
+
+
+def test_what_goes_over_the_wire_is_encrypted_also_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INSITU_TLS", "never")
+    from insitu.exchange import TlsSocket
+
+    with listening() as head:
+        found = connection.dial_head(head.address, TOKEN, "agent")
+        assert isinstance(found.channel._socket, TlsSocket)
+        found.channel.close()
+
+
+def test_a_task_of_a_job_is_no_head() -> None:
+    other = listening("127.0.0.1", {"room": "exchange"})
+    with other as found, pytest.raises(ClusterError, match="A head must listen at"):
+        connection.dial_head(found.address, TOKEN, "agent")
+
+
+def test_a_stranger_and_silence_end_no_listener() -> None:
+    with listening() as head:
+        host, _, port = head.address.rpartition(":")
+        strangers = [socket.create_connection((host, int(port))) for _ in range(70)]
+        for stranger in strangers[:10]:
+            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10)
+        assert connection.ask_head(head.address, TOKEN, {}, 30) == {"echo": {}}
+        for stranger in strangers:
+            stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("no.such.host.invalid:7070", r"must be reachable.*Received: no\.such\.host\.invalid:7070 \("),
+        ("127.0.0.1:1", r"Received: 127\.0\.0\.1:1 \(Connection refused\)"),
+    ],
+)
+def test_a_head_that_is_not_there_is_named(address: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        connection.dial_head(address, TOKEN, "agent")
+    with pytest.raises(InputError, match="host:port"):
+        connection.dial_head("head", TOKEN, "agent")
+
+
+def test_a_head_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "{}:{}".format(*silent.getsockname())
+        with pytest.raises(ClusterError, match="no answer to the handshake"):
+            connection.dial_head(address, TOKEN, "agent")
+
+
+def test_late_handshakes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.0)
+    with (
+        contextlib.closing(
+            connection.Acceptor(connection.open_listener("127.0.0.1", 0), TOKEN, HEAD)
+        ) as found,
+        socket.create_connection(found._listener.getsockname()),
+    ):
+        deadline = time.monotonic() + 30
+        while not found.pending and time.monotonic() < deadline:
+            found.accept()
+        late = list(found.list_late())
+        assert late == list(found.pending)
+        found.drop(late[0])
+        assert not found.pending
+
+
+def test_an_address_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ClusterError, match=rf"Received: 127\.0\.0\.1:{port} \(Address already in use\).*--port"
+        ):
+            connection.open_listener("127.0.0.1", port)
+
+
+def test_only_agents_and_clients_call_a_head() -> None:
+    assert connection.check_role({"role": "agent"}) == "agent"
+    with pytest.raises(InputError, match="Received: None"):
+        connection.check_role({})

@@ -1,0 +1,120 @@
+"""Which store an agent owns, and whom it obeys."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from insitu.cluster.agents import home as homes
+from insitu.cluster.agents import records
+from insitu.errors import ClusterError, InputError
+from insitu.grid import Catalog, CatalogWatch, import_cache, install_catalog_copy
+from insitu.paths import Paths
+from insitu.spec import NodeId
+
+NODE = NodeId("a")
+HEAD = {"cluster": "c" * 32, "epoch": 3, "instance": "i"}
+
+
+@pytest.fixture
+def paths(home: Path) -> Paths:
+    paths = Paths(home)
+    paths.node(NODE).mkdir(parents=True)
+    home.chmod(0o700)
+    return paths
+
+
+def obeyed(paths: Paths, **changes: Any) -> None:
+    values = {
+        "cluster": "c" * 32,
+        "head": "h:1",
+        "epoch": 3,
+        "instance": "i",
+        "host": "x",
+        "pid": 1,
+        "start": 1,
+    }
+    records.write_agent(paths, NODE, records.AgentRecord(**{**values, **changes}))
+
+
+def test_a_store_keeps_its_name(paths: Paths) -> None:
+    assert homes.choose_node(paths, "") == "a" and homes.choose_node(paths, "b") == "b"
+    paths.node("b").mkdir()
+    with pytest.raises(
+        InputError, match=r"An agent owns one store\. Received: .* with a, b\. Name one by --name"
+    ):
+        homes.choose_node(paths, "")
+
+
+def test_a_new_store_has_the_name_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7.example.com")
+    assert homes.choose_node(Paths(tmp_path), "") == "node7.example.com"
+    monkeypatch.setattr(socket, "gethostname", lambda: "-odd name")
+    with pytest.raises(InputError, match="Give another one by --name"):
+        homes.choose_node(Paths(tmp_path), "")
+
+
+def test_a_head_is_obeyed_again_and_a_later_one_too(paths: Paths) -> None:
+    homes.check_home(paths, NODE, HEAD, "h:1")
+    obeyed(paths)
+    homes.check_home(paths, NODE, HEAD, "h:1")
+    homes.check_home(paths, NODE, {**HEAD, "epoch": 4, "instance": "j"}, "h:2")
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ({**HEAD, "epoch": 2, "instance": "j"}, r"Received: epoch 2 of the head at h:2, after epoch 3"),
+        ({**HEAD, "instance": "j"}, "One home is a copy of the other"),
+        ({**HEAD, "cluster": "d" * 32}, r"of cluster dddddddd, and a, which belongs to cluster cccccccc"),
+        ({"epoch": 3}, "must name cluster and epoch"),
+    ],
+)
+def test_of_two_heads_one_is_obeyed(paths: Paths, head: dict[str, Any], message: str) -> None:
+    obeyed(paths)
+    with pytest.raises((ClusterError, InputError), match=message):
+        homes.check_home(paths, NODE, head, "h:2")
+    paths.agent(NODE).unlink()  # as the message of another cluster advises
+    if "cluster" in head:
+        homes.check_home(paths, NODE, head, "h:2")
+
+
+def test_the_home_of_a_head_obeys_no_other(paths: Paths) -> None:
+    own = records.change_head(paths)
+    with pytest.raises(InputError, match="The home of a head takes part in its own cluster"):
+        homes.check_home(paths, NODE, HEAD, "h:1")
+    homes.check_home(paths, NODE, {**HEAD, "cluster": own.cluster}, "h:1")
+
+
+def test_a_catalogue_of_its_own_is_not_overwritten(paths: Paths, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(10))
+    import_cache(paths, "digits", [str(tmp_path / "x.npy")])
+    with pytest.raises(InputError, match="which has a catalogue of its own with digits"):
+        homes.check_home(paths, NODE, HEAD, "h:1")
+    watch = CatalogWatch(paths)
+    watch.poll()
+    install_catalog_copy(paths, watch.data or b"")
+    homes.check_home(paths, NODE, HEAD, "h:1")
+    assert [cache.name for cache in Catalog(paths).caches()] == ["digits"]
+
+
+def test_a_deleted_store_takes_the_rest_along_unless_it_is_the_heads(paths: Paths) -> None:
+    records.write_token(paths, "t" * 32)
+    paths.node("b").mkdir()
+    homes.delete_store(paths, NODE)
+    assert not paths.node(NODE).exists() and paths.token.exists()
+    homes.delete_store(paths, NodeId("b"))
+    assert not paths.token.exists() and list(paths.nodes.iterdir()) == []
+    records.make_token(paths)
+    records.change_head(paths)
+    homes.delete_store(paths, NodeId("b"))
+    assert paths.token.exists()
+
+
+def test_nothing_runs_where_no_lock_is_held(paths: Paths) -> None:
+    obeyed(paths)
+    assert homes.find_running(paths) == {} and homes.stop_agents(paths) == []

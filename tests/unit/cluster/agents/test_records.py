@@ -1,0 +1,73 @@
+"""What the head and agents keep on disk."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from insitu.cluster.agents import records
+from insitu.errors import ClusterError, InputError
+from insitu.paths import Paths
+from insitu.spec import NodeId
+
+NODE = NodeId("a")
+
+
+def test_the_record_of_a_head_keeps_what_is_not_changed(home: Path) -> None:
+    paths = Paths(home)
+    assert records.read_head(paths) is None
+    first = records.change_head(paths, epoch=1, address="10.0.0.1:7070")
+    second = records.change_head(paths, hosts={"a": "stop"})
+    assert second.cluster == first.cluster and second.epoch == 1
+    assert records.read_head(paths) == second
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"epoch": 1}', "\xff"])
+def test_a_damaged_record_is_named(home: Path, text: str) -> None:
+    paths = Paths(home)
+    home.mkdir()
+    paths.head.write_text(text)
+    with pytest.raises(ClusterError, match=r"head\.json must say which cluster this is"):
+        records.read_head(paths)
+
+
+def test_agents_are_listed_by_their_stores(home: Path) -> None:
+    paths = Paths(home)
+    made = records.AgentRecord("c", "h:1", 2, "i", "host", 3, 4)
+    paths.node("b").mkdir(parents=True)
+    paths.node(NODE).mkdir()
+    records.write_agent(paths, NODE, made)
+    assert records.list_agents(paths) == {NODE: made}
+
+
+def test_a_lock_is_held_until_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not records.is_locked(path)
+    held = records.take_process_lock(path)
+    assert held is not None and records.is_locked(path) and records.take_process_lock(path) is None
+    os.close(held)
+    assert not records.is_locked(path)
+
+
+def test_a_token_is_made_once_and_belongs_to_its_owner(home: Path) -> None:
+    paths = Paths(home)
+    token = records.make_token(paths)
+    assert len(token) == 64 and records.make_token(paths) == token
+    assert stat.S_IMODE(paths.token.stat().st_mode) == 0o600
+    paths.token.chmod(0o644)
+    with pytest.raises(InputError, match=r"Only its owner may read.*mode 644"):
+        records.read_token(paths)
+
+
+@pytest.mark.parametrize("token", ["", "short", "x" * 15, "\n" * 20, "ü" * 20])
+def test_a_token_that_could_be_guessed_is_refused(home: Path, token: str) -> None:
+    with pytest.raises(InputError, match="16 characters at least"):
+        records.write_token(Paths(home), token)
+
+
+def test_a_missing_token_says_where_it_comes_from(home: Path) -> None:
+    with pytest.raises(InputError, match="Copy the file of that name from the head"):
+        records.read_token(Paths(home))
