@@ -14,7 +14,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test test-torch test-slow test-tls test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help demo test test-torch test-slow test-tls test-hosts test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,7 +30,7 @@ demo: $(STAMP) ## Import, train on three nodes, kill a worker, recover (DATA=fol
 	$(BIN)/python examples/demo/demo.py $(if $(DATA),--data $(DATA))
 
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
-	$(BIN)/python -m pytest -m "not slow and not torch and not ignite" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not slow and not torch and not ignite and not hosts" $(PARALLEL)
 
 test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the default wheel is several GB)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
@@ -45,6 +45,10 @@ TLS_TESTS := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.
 
 test-tls: $(STAMP) ## Run the tests of the exchange and of the servers with all connections encrypted
 	TEST_TLS=always $(BIN)/python -m pytest $(PARALLEL) $(TLS_TESTS)
+
+test-hosts: $(STAMP) ## Run the tests on several hosts made of namespaces (needs root; installs iproute2)
+	$(BIN)/python tests/support/hosts_lab.py
+	$(BIN)/python -m pytest -m hosts tests/fault/test_hosts.py tests/process/test_agents.py
 
 test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--help lists the choices)
 	$(BIN)/python -m pip install --quiet --requirement tests/support/keras_suite_requirements.txt

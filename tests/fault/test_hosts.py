@@ -1,0 +1,236 @@
+"""Agents on hosts of their own: links are cut, hosts lose their power. Run by `make test-hosts`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agent_hosts import INSITU, insitu, wait_until
+from hosts_lab import Host, HostsLab, find_obstacle
+
+from insitu.cluster.agents import records
+from insitu.cluster.agents.hosts import read_nodes
+from insitu.grid import import_cache
+from insitu.grid.transfer import ServerAddress, fetch_partition
+from insitu.paths import Paths
+from insitu.spec import NodeId
+
+pytestmark = pytest.mark.hosts
+
+
+@pytest.fixture(scope="module")
+def whole_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostsLab]:
+    if obstacle := find_obstacle():
+        pytest.skip(obstacle)
+    with HostsLab(tmp_path_factory.mktemp("lab"), 3) as lab:
+        yield lab
+
+
+class Cluster:
+    """A head beside the hosts, and how it sees them."""
+
+    def __init__(self, lab: HostsLab, head: Path) -> None:
+        self.lab = lab
+        self.head = head
+        self.paths = Paths(head)
+        self.file = head.with_name("hosts.txt")
+        self.write_hosts(*(host.address for host in lab.hosts))
+
+    def write_hosts(self, *lines: str) -> None:
+        self.file.write_text("".join(f"{line}\n" for line in lines))
+
+    def up(self, *options: str, code: int = 0) -> str:
+        hosts = ("--hosts", str(self.file), "--launcher", self.lab.launcher, "--insitu", INSITU)
+        return insitu(self.head, "up", *hosts, *options, code=code).stderr
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        return {each["node"]: each for each in json.loads(insitu(self.head, "nodes", "--json").stdout)}
+
+    def states(self) -> tuple[str, ...]:
+        """The states of host1, host2, ..."""
+        found = self.nodes()
+        return tuple(found[host.name]["state"] for host in self.lab.hosts if host.name in found)
+
+    def on(self, host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run insitu on a host."""
+        command = f"{INSITU} {' '.join(arguments)}"
+        return subprocess.run(
+            [*self.lab.launcher.replace("{host}", host.address).split(), command],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+
+@pytest.fixture
+def cluster(whole_lab: HostsLab, tmp_path: Path) -> Iterator[Cluster]:
+    whole_lab.clear()
+    found = Cluster(whole_lab, tmp_path / "head")
+    yield found
+    for host in whole_lab.hosts:
+        host.heal()
+    insitu(found.head, "down", code=None)
+    whole_lab.clear()
+
+
+def assert_nothing_left(lab: HostsLab) -> None:
+    for host in lab.hosts:
+        assert host.processes() == {} and host.listeners() == [] and host.shared_memory() == [], host.name
+
+
+def test_three_hosts_come_up_and_leave_nothing_behind(cluster: Cluster) -> None:
+    hosts = cluster.lab.hosts
+    said = cluster.up()
+    assert "3 of 3 host(s) up" in said and f"The head is at {cluster.lab.gateway}:" in said
+    found = cluster.nodes()
+    assert {n: f["host"] for n, f in found.items()} == {h.name: h.name for h in hosts}
+    for host in hosts:
+        assert found[host.name]["address"].startswith(f"{host.address}:")  # not 127.0.0.1, not 0.0.0.0
+        assert all(address.split(":")[0] != "00000000" for address in host.listeners())
+        listed = cluster.on(host, "nodes", "--json").stdout
+        assert {each["node"] for each in json.loads(listed)} == found.keys()
+    insitu(cluster.head, "down")
+    assert_nothing_left(cluster.lab)
+    # What they store stays on their disks.
+    assert [records.read_head(cluster.paths) is not None, *(h.home.exists() for h in hosts)] == [True] * 4
+    cluster.up()
+    assert {n: f["store_id"] for n, f in cluster.nodes().items()} == {
+        n: f["store_id"] for n, f in found.items()
+    }
+    insitu(cluster.head, "down", "--force")
+    assert_nothing_left(cluster.lab)
+    assert [list(Paths(h.home).nodes.iterdir()) for h in hosts] == [[], [], []]
+
+
+def test_a_cut_link_is_noticed_on_both_sides_and_heals(cluster: Cluster) -> None:
+    cluster.up()
+    first = cluster.lab.hosts[0]
+    before = first.processes()
+    first.cut()
+    wait_until(lambda: cluster.states()[0] == "silent", "silence")
+    wait_until(lambda: cluster.states() == ("lost", "alive", "alive"), "the loss")
+    assert first.processes() == before  # it goes on serving those who reach it
+    first.heal()
+    wait_until(lambda: cluster.states() == ("alive", "alive", "alive"), "the return")
+    assert first.processes() == before
+
+
+def test_a_link_that_is_away_for_a_moment_is_no_loss(cluster: Cluster) -> None:
+    cluster.up()
+    first = cluster.lab.hosts[0]
+    since = cluster.nodes()["host1"]
+    first.cut()
+    wait_until(lambda: cluster.states()[0] == "silent", "silence")
+    first.heal()
+    wait_until(lambda: cluster.states()[0] == "alive", "the return")
+    assert cluster.nodes()["host1"]["store_id"] == since["store_id"]
+
+
+def test_hosts_that_cannot_reach_each_other_are_named(cluster: Cluster) -> None:
+    """The head reaches both, so that nothing else would say it before something hangs."""
+    first, _, third = cluster.lab.hosts
+    route = ("ip", "-n", first.namespace, "route")
+    subprocess.run([*route, "add", "prohibit", f"{third.address}/32"], check=True)
+    try:
+        said = " ".join(cluster.up(code=1).split())
+        assert "3 of 3 host(s) up" in said and "2 pair(s) that can't talk" in said
+        assert "host1 can't reach host3: " in said and "host3 can't reach host1: " in said
+        assert cluster.states() == ("alive", "alive", "alive")
+        assert "host1 can't reach host3" in insitu(cluster.head, "nodes", "--check", code=1).stderr
+    finally:
+        subprocess.run([*route, "del", "prohibit", f"{third.address}/32"], check=True)
+    assert "All nodes reach each other" in insitu(cluster.head, "nodes", "--check").stderr
+
+
+def test_a_host_without_power_is_lost_and_comes_back_with_its_store(cluster: Cluster) -> None:
+    cluster.up()
+    second = cluster.lab.hosts[1]
+    before = cluster.nodes()["host2"]
+    second.kill()
+    wait_until(lambda: cluster.states() == ("alive", "lost", "alive"), "the loss")
+    second.start()
+    assert "3 of 3 host(s) up" in cluster.up()
+    assert cluster.states() == ("alive", "alive", "alive")
+    assert cluster.nodes()["host2"]["store_id"] == before["store_id"]
+
+
+def test_a_host_that_starts_again_at_once_need_not_wait_for_its_loss_to_be_known(cluster: Cluster) -> None:
+    cluster.up()
+    second = cluster.lab.hosts[1]
+    second.kill()
+    second.start()
+    assert "3 of 3 host(s) up" in cluster.up()
+    assert cluster.states() == ("alive", "alive", "alive")
+
+
+def test_down_names_what_it_cannot_reach_and_ends_it_later(cluster: Cluster) -> None:
+    cluster.up()
+    first, *others = cluster.lab.hosts
+    first.cut()
+    done = insitu(cluster.head, "down", code=1)
+    assert f"{first.address}: {first.address} times out" in done.stderr
+    assert f"Received: {first.address}, host1 can't be reached" in done.stderr
+    assert [len(host.processes()) for host in others] == [0, 0] and len(first.processes()) == 1
+    first.heal()
+    insitu(cluster.head, "down")
+    assert_nothing_left(cluster.lab)
+
+
+def test_agents_outlive_the_head_and_obey_the_next_one(cluster: Cluster) -> None:
+    cluster.up()
+    record = records.read_head(cluster.paths)
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)
+    cluster.write_hosts(cluster.lab.hosts[0].address)
+    cluster.up()
+    wait_until(lambda: cluster.states() == ("alive", "alive", "alive"), "the return of all")
+    insitu(cluster.head, "down")
+    assert_nothing_left(cluster.lab)
+
+
+def test_hosts_of_ipv6_meet(cluster: Cluster) -> None:
+    cluster.write_hosts(*(host.address6 for host in cluster.lab.hosts))
+    said = cluster.up()
+    assert f"The head is at [{cluster.lab.gateway6}]:" in said
+    assert all(f["address"].startswith("[fd00:") for f in cluster.nodes().values())
+
+
+def test_a_partition_goes_from_host_to_host(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.up()
+    np.save(tmp_path / "x.npy", np.arange(100_000))
+    (cache,) = import_cache(cluster.paths, "digits", [str(tmp_path / "x.npy")], partitions=1)
+    source, target = cluster.lab.hosts[0], Paths(tmp_path / "reader")
+    there = Paths(source.home).partition(source.name, "digits", 1, 0)
+    there.parent.mkdir(parents=True)
+    there.write_bytes(cluster.paths.partition("node-0", "digits", 1, 0).read_bytes())
+    (member,) = [m for m in read_nodes(cluster.paths)[0] if m.facts.node == source.name]
+    address = ServerAddress(member.facts.address, member.facts.port, member.facts.certificate)
+    token = records.read_token(cluster.paths).encode()
+    fetched = fetch_partition(target, NodeId("r"), cache, 0, [address], token)
+    assert fetched.read_bytes() == there.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{0} interface=10.1.2.3", "--interface names an interface of this machine"),
+        ("{0} interface=lo", "Other hosts must reach the address of an agent"),
+        ("{0} interface=eth0 name=twice", "Each node has a name of its own"),
+        ("10.1.2.3", "no route to 10.1.2.3"),
+    ],
+)
+def test_one_host_that_cannot_join_is_named(cluster: Cluster, line: str, problem: str) -> None:
+    first, second, _ = cluster.lab.hosts
+    cluster.write_hosts(f"{second.address} name={'twice' if 'twice' in line else 'ok'}")
+    cluster.up()
+    cluster.write_hosts(line.format(first.address))
+    said = " ".join(cluster.up("--interface", cluster.lab.gateway, code=1).split())
+    assert problem in said and "0 of 1 host(s) up" in said
+    assert first.processes() == {}
