@@ -48,7 +48,7 @@ test-tls: $(STAMP) ## Run the tests of the exchange and of the servers with all 
 
 test-hosts: $(STAMP) ## Run the tests on several hosts made of namespaces (needs root; installs iproute2)
 	$(BIN)/python tests/support/hosts_lab.py
-	$(BIN)/python -m pytest -m hosts tests/fault/test_hosts.py tests/process/test_agents.py
+	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts.py tests/process/test_agents.py
 
 test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--help lists the choices)
 	$(BIN)/python -m pip install --quiet --requirement tests/support/keras_suite_requirements.txt
