@@ -17,7 +17,6 @@ from insitu.grid.files import cache_locks
 from insitu.grid.manifests import is_leftover
 from insitu.grid.store_identity import list_nodes_with_stores
 from insitu.grid.store_settings import read_settings
-from insitu.grid.tiers import find_leftovers, sweep_tier
 from insitu.paths import Paths, TierPaths, cache_name_of_folder
 from insitu.processes import read_host
 from insitu.spec import NodeId
@@ -72,6 +71,8 @@ def _sweep_tiers(paths: Paths, locked: Sequence[str]) -> int:
 
 
 def _sweep_cache(paths: Paths, tier: TierPaths, node: NodeId, cache: str, locked: Sequence[str]) -> int:
+    from insitu.grid.tiers import find_leftovers, sweep_tier  # loads Arrow, which few commands need
+
     if not find_leftovers(paths, tier, node, cache) or _has_foreign(paths, cache):
         return 0
     with contextlib.nullcontext() if cache in locked else cache_locks(paths, [cache]):

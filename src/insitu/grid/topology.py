@@ -22,7 +22,6 @@ from insitu.grid.files import cache_locks, full_disk_as_error, home_errors, publ
 from insitu.grid.leftovers import list_resumable, sweep
 from insitu.grid.store_identity import list_nodes_with_stores, make_store_id, update_stores
 from insitu.grid.store_settings import check_tier, read_settings, set_quota, set_tier
-from insitu.grid.tiers import open_tier
 from insitu.paths import Paths, TierPaths
 from insitu.spec import NodeId, Topology
 
@@ -118,6 +117,8 @@ def apply_tier_modes(paths: Paths) -> None:
     """Give what lies on second paths the group and the modes of the home. Raises InputError."""
     try:
         for tier in _find_tiers(paths):
+            from insitu.grid.tiers import open_tier  # loads Arrow, which few commands need
+
             open_tier(paths, tier)
     except PermissionError as error:
         raise InputError(
