@@ -58,6 +58,9 @@ EXACT_BYTES = 1 << 30
 """Caches of up to so many bytes are shuffled as a whole unless the script says otherwise."""
 WINDOW_BYTES = 128 << 20
 """Rows of about so many bytes are mixed in larger caches. Two windows are in memory."""
+WINDOW_ROWS = 1 << 24
+"""The most rows of a window whose bytes the script leaves open. To order many more takes a minute and
+gigabytes. Rows of 8 bytes or more are never so many."""
 
 _ORIGIN_ROWS = 1 << 26
 """Rows of a shuffled shard whose origins are given at once."""
@@ -106,18 +109,19 @@ class Dataset:
         self._has_lists = False
 
     def shuffle(
-        self, seed: int | None = None, *, exact: bool | None = None, window_bytes: int = WINDOW_BYTES
+        self, seed: int | None = None, *, exact: bool | None = None, window_bytes: int | None = None
     ) -> Dataset:
         """Take the rows of each shard in a new order each epoch. `seed` in [0, 2**63); None: the job's.
 
         With `exact=True` every order of a shard's rows is equally likely. That is best for data that fits
         into memory; from a disk, rows are read one by one. With `exact=False` the shard is read in blocks of
-        about a mebibyte, which come in a random order, and the rows of a window of `window_bytes` are mixed.
+        about a mebibyte, which come in a random order, and the rows of a window of `window_bytes` are mixed:
+        None for 128 MiB, or 2^24 rows where these are fewer bytes.
         The default is exact for caches of up to 1 GiB, on any machine, and for what `filter` and `take`
         leave. Orders follow from these arguments and the cache alone. Raises InputError.
         """
         seed = self._check_seed(seed, "shuffle")
-        if not window_bytes > 0:
+        if window_bytes is not None and not window_bytes > 0:
             raise InputError(f"window_bytes must be positive. Received: {window_bytes}")
         block_rows = self.cache.block_rows
         if exact is None:
@@ -148,10 +152,13 @@ class Dataset:
             raise InputError(f"The seed of {name} must be in [0, 2**63). Received: {seed}")
         return int(seed)
 
-    def _count_blocks(self, window_bytes: int) -> int:
-        """Return the number of blocks that have about so many bytes; 1 at least."""
+    def _count_blocks(self, window_bytes: int | None) -> int:
+        """Return the number of blocks that have about so many bytes; 1 at least. None: see `shuffle`."""
         block_bytes = self.cache.block_rows * self.cache.raw_bytes / max(1, self.cache.rows)
-        return max(1, round(window_bytes / max(1.0, block_bytes)))
+        blocks = round((window_bytes or WINDOW_BYTES) / max(1.0, block_bytes))
+        if window_bytes is None:
+            blocks = min(blocks, WINDOW_ROWS // max(1, self.cache.block_rows))
+        return max(1, blocks)
 
     def batch(self, global_size: int, *, pad: Any = None, length: int | None = None) -> Dataset:
         """Take `global_size` rows a step over all shards together, spread as evenly as can be.
@@ -407,7 +414,7 @@ class Dataset:
         if chain.seed is None:
             large = self.cache.raw_bytes > EXACT_BYTES or self._reader.exceeds_memory
             if positions is None and self.cache.block_rows and large:
-                blocks = self._count_blocks(WINDOW_BYTES)
+                blocks = self._count_blocks(None)
                 return FileOrder(self._reader.starts(shard), self.cache.block_rows, blocks)
             return positions
         if chain.window_blocks is None:

@@ -286,6 +286,19 @@ def test_small_caches_are_shuffled_as_a_whole_and_large_ones_in_windows(
         ds.shuffle(1, exact=False, window_bytes=0)
 
 
+def test_a_window_of_small_rows_is_limited_by_their_number(
+    paths: Paths, blocks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = dataset(blocks, context=Context(paths=paths))
+    rows = ds.cache.block_rows
+    monkeypatch.setattr("insitu.grid.datasets.WINDOW_ROWS", 4 * rows + 1)
+    assert "windows of 4 blocks" in repr(ds.shuffle(1, exact=False))
+    assert "windows of 2 blocks" in repr(ds.shuffle(1, exact=False, window_bytes=9000))
+    assert "windows of 4 blocks" not in repr(ds.shuffle(1, exact=False, window_bytes=1 << 20))
+    monkeypatch.setattr("insitu.grid.datasets.WINDOW_ROWS", 1)
+    assert "windows of 1 block" in repr(ds.shuffle(1, exact=False))
+
+
 def test_a_bad_block_is_read_from_a_backup(
     paths: Paths, blocks: str, caplog: pytest.LogCaptureFixture
 ) -> None:
