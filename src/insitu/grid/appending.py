@@ -13,6 +13,7 @@ from insitu.grid.partitions import is_ragged
 from insitu.grid.sources import SourceOptions, describe_columns
 from insitu.grid.store_settings import read_settings
 from insitu.grid.tiers import find_slow, link_file, make_tier_folder
+from insitu.grid.verification import check_size
 from insitu.paths import Paths, StagedPaths
 from insitu.spec import CacheSpec, Column
 
@@ -58,6 +59,13 @@ def check_columns(base: CacheSpec, columns: tuple[Column, ...]) -> None:
         )
 
 
+def check_copies(paths: Paths, base: CacheSpec) -> None:
+    """Raise CorruptPartition where a copy of a partition of `base`, which a new version shares, isn't there."""
+    for info in base.partitions:
+        for owner in info.owners:
+            check_size(paths.partition(owner, base.name, base.version, info.index), info)
+
+
 def join_labels(base: CacheSpec, found: set[str]) -> tuple[str, ...]:
     """Return the classes of all rows: those of `base` keep their numbers, new ones follow, sorted."""
     return (*base.labels, *sorted(found - set(base.labels)))
@@ -67,8 +75,9 @@ def share_partitions(paths: Paths, base: CacheSpec, staged: StagedPaths, version
     """Put the partitions of `base` into the staged `version`, too, where possible as further names of files.
 
     What lies on a second path gets a further name there. Either version can be dropped without harm to the
-    other. Raises OSError and GridError.
+    other. Raises OSError, CorruptPartition for what isn't there, and GridError.
     """
+    check_copies(paths, base)
     tiers = {owner: read_settings(paths, owner).tier for info in base.partitions for owner in info.owners}
     folders = set()
     for info in base.partitions:

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from insitu.access import apply_modes, make_folder
 from insitu.durable import sync_folder, sync_tree
 from insitu.errors import CacheBusy, CacheExists, GridError, SourceError
-from insitu.grid.appending import check_base, check_columns, join_labels, share_partitions
+from insitu.grid.appending import check_base, check_columns, check_copies, join_labels, share_partitions
 from insitu.grid.catalog import Catalog
 from insitu.grid.catalog_copy import refuse_copy
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
@@ -158,6 +158,7 @@ def _make_plan(
     columns = columns_of_caches(opened[0], bool(labels))
     if base is not None:
         check_columns(base, columns)
+        check_copies(paths, base)
     check_key(options.key, columns)
     backups = options.backups if base is None else base.backups
     owners_of_partition(0, topology, backups)

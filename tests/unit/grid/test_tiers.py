@@ -246,6 +246,25 @@ def test_appended_versions_share_files_on_the_second_path(
     assert sum(len(rows) for rows in read(alone)) == ROWS + 10
 
 
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_rows_are_not_appended_to_partitions_that_are_away(
+    is_slow: bool, paths: Paths, cache: CacheSpec, slow: Path, source: Path
+) -> None:
+    if is_slow:
+        move_cache(paths, cache.name, "slow")
+        slow.rename(slow.with_name("away"))
+    else:
+        files_of(paths, cache)[1].unlink()
+    done: list[int] = []
+    where = rf"can't be found at {slow}/.*on the second path" if is_slow else "part-00001.arrow is corrupt"
+    with pytest.raises(CorruptPartition, match=where):
+        import_cache(
+            paths, cache.name, [str(source)], append=True, progress=lambda rows, *_: done.append(rows)
+        )
+    assert not done  # nothing was read for nothing
+    assert Catalog(paths).get(cache.name) == cache
+
+
 def test_versions_that_share_files_move_together_and_share_them_still(
     paths: Paths, cache: CacheSpec, tmp_path: Path
 ) -> None:
