@@ -60,7 +60,7 @@ def check_columns(base: CacheSpec, columns: tuple[Column, ...]) -> None:
 
 
 def check_copies(paths: Paths, base: CacheSpec) -> None:
-    """Raise CorruptPartition where a copy of a partition of `base`, which a new version shares, isn't there."""
+    """Raise CorruptPartition where a partition of `base`, which the new version is to share, isn't there."""
     for info in base.partitions:
         for owner in info.owners:
             check_size(paths.partition(owner, base.name, base.version, info.index), info)

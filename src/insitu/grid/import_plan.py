@@ -280,11 +280,11 @@ def check_key(key: str | None, columns: tuple[Column, ...]) -> None:
         )
 
 
-def check_room(paths: Paths, sizes: RowSizes, backups: int, codec: str | None) -> None:
+def check_room(paths: Paths, sizes: RowSizes, backups: int, codec: str | None, dead: int = 0) -> None:
     """Raise StorageFull where the partitions won't fit beside what is there. A guess counts half, and what
-    will be compressed."""
+    will be compressed. `dead` bytes are removed before."""
     folder = _nearest_folder(paths.home)
-    need, free = sizes.bytes * (1 + backups), shutil.disk_usage(folder).free
+    need, free = sizes.bytes * (1 + backups), shutil.disk_usage(folder).free + dead
     if free < (need if sizes.is_known and codec is None else need // 2):
         copies = f", {1 + backups} copies of each" if backups else ""
         raise StorageFull(

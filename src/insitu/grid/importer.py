@@ -63,7 +63,7 @@ from insitu.grid.layout import (
     partition_of_rows,
     split_of_rows,
 )
-from insitu.grid.leftovers import host_mark, sweep
+from insitu.grid.leftovers import host_mark, measure_dead, sweep
 from insitu.grid.manifests import commit_manifests, next_version, prepare_manifest
 from insitu.grid.partition_builder import PartitionBuilders, TextsTooLong
 from insitu.grid.partitions import is_variable, text_buffers
@@ -228,8 +228,9 @@ def _choose_token(paths: Paths, plan: ImportPlan, resume: bool) -> tuple[str, Im
     if found is not None:
         token, block_rows = found
         return token, replace(plan, block_rows=block_rows)
-    check_room(paths, plan.sizes, plan.backups, plan.codec)
-    make_room(paths, bytes_by_node(plan), plan.names)
+    dead = measure_dead(paths, plan.names)  # it is removed as soon as it is known that the import fits
+    check_room(paths, plan.sizes, plan.backups, plan.codec, sum(dead.values()))
+    make_room(paths, {n: need - dead.get(n, 0) for n, need in bytes_by_node(plan).items()}, plan.names)
     return f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}", plan
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,6 +104,22 @@ def list_resumable(paths: Paths) -> dict[str, int]:
             size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
             found[cache] = found.get(cache, 0) + size
     return found
+
+
+def measure_dead(paths: Paths, locked: Sequence[str]) -> dict[NodeId, int]:
+    """Return the bytes by node that `sweep` will free of caches that the caller has locked, if it keeps
+    nothing. Files that have further names aren't freed."""
+    freed: dict[NodeId, int] = {}
+    if is_catalog_copy(paths):
+        return freed
+    for folder in (folder for cache in locked for folder in _dead_folders(paths, cache, ())):
+        stores = folder / "stores" if folder.parent == paths.staging else paths.nodes
+        for path in (stores if folder.parent == paths.staging else folder).rglob("*"):
+            with contextlib.suppress(OSError):
+                found, node = path.lstat(), NodeId(path.relative_to(stores).parts[0])
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                    freed[node] = freed.get(node, 0) + found.st_size
+    return freed
 
 
 def _dead_folders(paths: Paths, cache: str, spared: Sequence[str | None]) -> list[Path]:

@@ -17,12 +17,12 @@ from record_writer import encode_example, write_records
 
 from insitu.durable import unseal
 from insitu.errors import GridError, InputError, SourceError, StorageFull
-from insitu.grid import Catalog, import_cache, sweep, take_down
+from insitu.grid import Catalog, import_cache, measure_store, set_up_stores, sweep, take_down
 from insitu.grid.leftovers import list_resumable
 from insitu.grid.partitions import PartitionWriter
 from insitu.grid.partitions import writer as writer_module
 from insitu.paths import Paths
-from insitu.spec import Column
+from insitu.spec import Column, NodeId
 
 ROWS = 3000
 LINES = ["ndjson", "ndjson.gz", "tfrecord", "tfrecord.gz"]
@@ -221,6 +221,22 @@ def test_what_can_be_continued_goes_with_the_nodes(paths: Paths, tmp_path: Path)
     import_until(paths, source, 4000)
     take_down(paths, force=True)
     assert not list_resumable(paths) and not list(paths.staging.iterdir())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_is_removed_first_needs_no_room(paths: Paths, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(40_000))
+    import_until(paths, str(tmp_path / "a.npy"), 30_000)
+    node = NodeId("node-0")
+    kept = measure_store(paths, node).used
+    set_up_stores(paths, [node], quota=400_000)
+    assert 200_000 < kept < 400_000
+    np.save(tmp_path / "b.npy", np.arange(90_000))
+    with pytest.raises(StorageFull):
+        import_cache(paths, "a", [str(tmp_path / "b.npy")], partitions=3)
+    assert list_resumable(paths), "an import that doesn't fit removes nothing"
+    import_cache(paths, "a", [str(tmp_path / "a.npy")], partitions=3)
+    assert not list(paths.staging.iterdir())
 
 
 @pytest.mark.usefixtures("small_blocks")
