@@ -95,6 +95,12 @@ def check_tier(paths: Paths, node: NodeId, path: Path | None, store_id: str) -> 
             f"A second path can be changed or taken away while no partitions lie there. Received: {count} "
             f"file(s) of {node} in {old.root}. Move them back with `insitu tier CACHE --to fast` first"
         )
+    if old is not None and old != new and (count := count_links(paths, node, old)):
+        raise InputError(
+            f"A second path can be changed or taken away while no partitions lie there. Received: {count} "
+            f"partition(s) of {node} in {old.root}, which isn't there now. Mount it, and move them back with "
+            f"`insitu tier CACHE --to fast` first; or delete their caches with `insitu delete CACHE`"
+        )
     return new
 
 
@@ -119,6 +125,16 @@ def check_tier_path(paths: Paths, path: Path) -> Path:
 def count_files(tier: TierPaths) -> int:
     """Return how many partitions and leftovers lie on a second path."""
     return sum(len(names) for _, _, names in os.walk(tier.root))
+
+
+def count_links(paths: Paths, node: NodeId, tier: TierPaths) -> int:
+    """Return how many partitions of a store lie on its second path, whether its disk is mounted or not."""
+    count = 0
+    for parent, _, names in os.walk(paths.node(node)):
+        for name in names:
+            with contextlib.suppress(OSError):  # most aren't links
+                count += Path(os.readlink(os.path.join(parent, name))).is_relative_to(tier.root)
+    return count
 
 
 def remove_empty_folders(tier: TierPaths) -> None:

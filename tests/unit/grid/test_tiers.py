@@ -408,6 +408,12 @@ def test_a_second_path_in_use_is_not_changed(paths: Paths, cache: CacheSpec, tmp
     for tier in (other, None):
         with pytest.raises(InputError, match=r"2 file\(s\) of node-0 in .*insitu tier CACHE --to fast"):
             set_up_stores(paths, [NODE], tier=tier)
+    slow = tier_of(paths).root.parent
+    slow.rename(tmp_path / "away")
+    for tier in (other, None):
+        with pytest.raises(InputError, match=r"2 partition\(s\) of node-0 in .* isn't there now. Mount it"):
+            set_up_stores(paths, [NODE], tier=tier)
+    (tmp_path / "away").rename(slow)
     move_cache(paths, "a/b", "fast")
     set_up_stores(paths, [NODE], tier=other)
     assert tier_of(paths).root.parent == other
