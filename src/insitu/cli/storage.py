@@ -59,10 +59,11 @@ def report_quotas(paths: Paths, nodes: Sequence[NodeId]) -> None:
         elif room.free >= 0:
             print_notice(f"{node} holds {format_size(room.used)} of {format_size(room.quota)}.")
         else:
+            command = "tier CACHE --to slow" if room.tier else "delete CACHE"
             print_notice(
                 f"{node} holds {format_size(room.used)}, {format_size(-room.free)} more than its quota of "
                 f"{format_size(room.quota)}. Nothing is removed, and what is there can be read. Nothing more "
-                f"comes in until `insitu tier CACHE --to slow` has made room."
+                f"comes in until `insitu {command}` has made room."
             )
 
 
