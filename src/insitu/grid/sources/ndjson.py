@@ -41,6 +41,8 @@ _CHUNK_BYTES = 4 << 20
 """Bytes of text that are parsed at once, unless a line is longer."""
 _MOST_DEPTH = 64
 """Brackets that may be open at once: a type of more would overflow the stack of Arrow."""
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+"""A text of JSON. One without an end takes all that follows, so that looking for it takes one pass."""
 _MOST_COORDINATE = 1_000_000
 _IMAGES_BYTES = 8 << 20
 """Bytes of images that one chunk makes, about."""
@@ -281,18 +283,18 @@ def _check_text(text: bytes, path: Path) -> None:
 
 
 def _check_depth(text: bytes, path: Path) -> None:
-    """Raise SourceError where brackets are open too deep on a line. Those within texts count, too."""
-    data = np.frombuffer(text, np.uint8)
-    steps = np.zeros(256, np.int32)
+    """Raise SourceError where more brackets are open at once, outside of texts, than Arrow may be given.
+
+    Arrow doesn't heed where lines end, so a value that goes on over several of them counts as one.
+    """
+    data = np.frombuffer(_TEXT.sub(b"", text), np.uint8)
+    steps = np.zeros(256, np.int8)
     steps[[ord("["), ord("{")]], steps[[ord("]"), ord("}")]] = 1, -1
     depth = np.cumsum(steps[data], dtype=np.int32)
-    ends = np.flatnonzero(data == ord("\n"))
-    starts = np.concatenate(([0], ends + 1))
-    starts = starts[starts < len(data)]
-    before = np.where(starts > 0, depth[starts - 1], 0)
-    if (np.maximum.reduceat(depth, starts) - before).max() > _MOST_DEPTH:
+    closed = np.minimum(np.minimum.accumulate(depth), 0)
+    if (depth - closed).max(initial=0) > _MOST_DEPTH:
         raise SourceError(
-            f"{path}: lists in lists may be {_MOST_DEPTH} deep. Received: a line of more opening brackets. "
+            f"{path}: lists in lists may be {_MOST_DEPTH} deep. Received: a value of more opening brackets. "
             f"Keep "
             f"numbers, text, and lists of numbers"
         )

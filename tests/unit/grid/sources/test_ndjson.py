@@ -98,6 +98,9 @@ def test_lists_of_any_length(tmp_path: Path):
         ('{"x": 1}\n{"x": "a"}\n', "JSON parse error"),
         ('{"x": {"y": 1}}\n', "column 'x' is of type struct"),
         ('{"x": ' + "[" * 100 + "]" * 100 + "}\n", "may be 64 deep"),
+        ('{"x": ' + "[\n" * 100 + "]\n" * 100 + "}\n", "may be 64 deep"),
+        ('{"y": "' + "]" * 100 + '", "x": ' + "[" * 100 + "]" * 100 + "}\n", "may be 64 deep"),
+        ('{"y": "\\"' + "]" * 100 + '", "x": ' + "[" * 100 + "]" * 100 + "}\n", "may be 64 deep"),
         ("\n\n", "no lines"),
         ('{"x": 1}\n{}\n', "misses 1 value"),
     ],
@@ -182,3 +185,9 @@ def test_rendering_is_asked_for_where_there_are_drawings(tmp_path: Path):
     np.save(tmp_path / "a.npy", np.zeros(3))
     with pytest.raises(InputError, match="--render makes images"):
         import_cache(Paths(tmp_path / "home"), "a", [str(tmp_path / "a.npy")], render=28)
+
+
+def test_brackets_in_texts_are_not_counted(tmp_path: Path):
+    path = tmp_path / "a.ndjson"
+    path.write_text('{"x": "[[ \\" {{", "y": 1}\n' * 100 + '{"x": "]] \\\\", "y": 1}\n' * 100)
+    assert [column.name for column in NdjsonSource(path, SourceOptions()).columns] == ["x", "y"]
