@@ -329,8 +329,9 @@ class Agent:
             return
         except ChannelClosed:
             logger.warning("the connection to the head has ended")
-        except (InsituError, OSError, ValueError, TypeError, KeyError) as error:
-            logger.warning("the connection to the head is closed: %s", error)
+        except Exception as error:
+            kind = "" if isinstance(error, InsituError) else f"{type(error).__name__}: "
+            logger.warning("the connection to the head is closed: %s%s", kind, error)
         channel.close()
         self._connection = None
 

@@ -169,8 +169,9 @@ class Head:
                     self._handle(caller, message)
         except ChannelClosed:
             self._end(caller)
-        except (InsituError, OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("connection %d is closed: %s", caller.number, error)
+        except Exception as error:
+            kind = "" if isinstance(error, InsituError) else f"{type(error).__name__}: "
+            logger.warning("connection %d is closed: %s%s", caller.number, kind, error)
             self._end(caller)
 
     def _end(self, caller: _Caller) -> None:

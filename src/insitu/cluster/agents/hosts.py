@@ -28,6 +28,7 @@ from insitu.cluster.agents.reachability import find_unreachable
 from insitu.cluster.agents.records import (
     HeadRecord,
     change_head,
+    check_record_owner,
     check_token,
     is_locked,
     list_agents,
@@ -78,6 +79,7 @@ def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[
     """
     lines = parse_hosts(request.text, request.name)
     check_launcher(request.launcher)
+    check_record_owner(paths)
     _check_home(paths)
     token = make_token(paths)
     address = start_head(paths, request, lines)
@@ -176,6 +178,7 @@ def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport
     record = read_head(paths)
     if record is None:
         return DownReport((), {})
+    check_record_owner(paths)
     ended: set[str] = set()
     missed: set[str] = set()
     if is_locked(paths.head_lock):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -21,6 +20,7 @@ MAX_LINE_BYTES = 4 << 20
 MAX_CATALOG_BYTES = 1 << 30
 _PART_BYTES = 1 << 20
 _MAX_TEXT, _MAX_NUMBER = 4096, 1 << 62
+_MAX_SECONDS = 1e15
 _MAX_LISTED = 1024
 _MAX_CERTIFICATE = 16 << 10
 _MAX_PARTITIONS = 1 << 16
@@ -42,7 +42,7 @@ def _number(name: str, value: Any, limit: int = _MAX_NUMBER) -> int:
 
 def parse_seconds(name: str, value: Any) -> float:
     """Return a number of seconds. Raises ClusterError for anything else."""
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not -_MAX_SECONDS < value < _MAX_SECONDS:
         raise ClusterError(f"{name} must be a number of seconds. Received: {value!r:.100}")
     return float(value)
 

@@ -21,6 +21,7 @@ from insitu.spec import NodeId
 
 TOKEN_BYTES = 32
 _MIN_TOKEN_BYTES = 16
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,31 @@ def read_head(paths: Paths) -> HeadRecord | None:
 
 def write_head(paths: Paths, record: HeadRecord) -> None:
     make_folder(paths.home, paths.home)
-    publish_file(paths.head, json.dumps(asdict(record)).encode(), file_mode(paths.home))
+    # It holds commands that the owner runs, so nobody else may write it, in a shared home either.
+    mode = file_mode(paths.home) & ~_WRITABLE_BY_OTHERS
+    publish_file(paths.head, json.dumps(asdict(record)).encode(), mode)
+
+
+def check_record_owner(paths: Paths) -> None:
+    """Raise InputError where another user could have written the head's record, whose commands are run."""
+    try:
+        found = paths.head.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _WRITABLE_BY_OTHERS:
+        raise InputError(
+            f"The record of a head holds commands, so only its own user may write it, who alone brings hosts "
+            f"up and down. Received: {paths.head} of user {found.st_uid} with mode "
+            f"{stat.S_IMODE(found.st_mode):o}. Remove it, or set INSITU_HOME to another folder"
+        )
 
 
 def change_head(paths: Paths, **values: Any) -> HeadRecord:
-    """Change fields of the head's record, which is made on first use. Returns the new one."""
+    """Change fields of the head's record, which is made on first use. Returns the new one.
+
+    Raises InputError for a record that another user could have written.
+    """
+    check_record_owner(paths)
     record = read_head(paths) or HeadRecord(secrets.token_hex(16))
     record = replace(record, **values)
     write_head(paths, record)

@@ -21,7 +21,9 @@ from insitu.errors import ClusterError
 from insitu.spec import NodeId
 
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-2, 1 << 70), st.floats(), st.text(max_size=5)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-2, 1 << 70), st.just(10**400), st.floats(), st.text(max_size=5)
+    ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
@@ -63,6 +65,8 @@ def test_facts_with_any_value_in_a_field_are_checked(name: str, value: Any) -> N
         ("node", "../up"),
         ("port", 1 << 16),
         ("port", True),
+        ("clock", 10**400),
+        ("clock", 1e300),
         ("versions", {"insitu": "1"}),
         ("versions", {"insitu": "1", "python": 3}),
         ("gpus", "H200"),

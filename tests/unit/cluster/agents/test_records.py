@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from insitu.cluster.agents import records
+from insitu.cluster.agents.hosts import take_down_hosts
 from insitu.errors import ClusterError, InputError
 from insitu.paths import Paths
 from insitu.spec import NodeId
@@ -71,3 +72,27 @@ def test_a_token_that_could_be_guessed_is_refused(home: Path, token: str) -> Non
 def test_a_missing_token_says_where_it_comes_from(home: Path) -> None:
     with pytest.raises(InputError, match="Copy the file of that name from the head"):
         records.read_token(Paths(home))
+
+
+def test_nobody_else_writes_the_commands_that_the_head_of_a_shared_home_runs(home: Path) -> None:
+    paths = Paths(home)
+    home.mkdir()
+    home.chmod(0o2770)
+    records.change_head(paths, launcher="ssh {host}", hosts={"a": "stop"})
+    assert stat.S_IMODE(paths.head.stat().st_mode) == 0o640
+    for mode in (0o660, 0o602):
+        paths.head.chmod(mode)
+        with pytest.raises(InputError, match=r"only its own user may write it"):
+            records.change_head(paths, pid=0)
+        with pytest.raises(InputError, match=r"only its own user may write it"):
+            take_down_hosts(paths, delete=False, report=lambda outcome: None)
+
+
+def test_a_record_that_somebody_else_has_put_there_is_not_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = Paths(home)
+    records.change_head(paths, launcher="ssh {host}", hosts={"a": "stop"})
+    monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid + 1)
+    with pytest.raises(InputError, match=r"only its own user may write it"):
+        take_down_hosts(paths, delete=False, report=lambda outcome: None)
