@@ -11,6 +11,7 @@ import logging
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +136,8 @@ class FileCheckpoints:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 if archive.testzip() is not None:
                     return None
-        except (OSError, zipfile.BadZipFile):
-            return None
+        except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
+            return None  # RuntimeError: a part is encrypted, or packed in a way that zipfile doesn't know
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             # Without its variables Keras would leave out the count of updates, with a warning.
@@ -146,7 +147,7 @@ class FileCheckpoints:
             Path(copy).write_bytes(data)
             try:
                 model.load_weights(copy)
-            except (ValueError, KeyError) as error:
+            except (OSError, ValueError, KeyError) as error:
                 raise TrainingError(
                     f"A checkpoint must be of the model that is scored. Received: {path}, which "
                     f"doesn't fit {model.name!r}: {error}. Build the model that was saved."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,28 @@ def test_files_of_keras_are_read_once_they_are_whole(tmp_path: Path) -> None:
     assert source.load(second, scored) is not None
     with pytest.raises(TrainingError, match="must be of the model that is scored"):
         source.load(second, model_of(4))
+
+
+def test_files_that_keras_did_not_write_end_no_evaluator(tmp_path: Path) -> None:
+    """The directory of the archive says that a part is encrypted, or packed as none is."""
+    scored = model_of()
+    path = tmp_path / "a.keras"
+    source = FileCheckpoints(tmp_path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.weights.h5", bytes(100_000))
+    whole = path.read_bytes()
+    directory = whole.rindex(b"PK\x01\x02")
+    for place, value in ((8, 1), (10, 77)):
+        damaged = bytearray(whole)
+        damaged[directory + place] = value
+        damaged[place - 2] = value
+        path.write_bytes(damaged)
+        assert source.load(source.find()[0], scored) is None
+    path.write_bytes(whole[:50] + b"\xff" * 20 + whole[70:])
+    assert source.load(source.find()[0], scored) is None
+    path.write_bytes(whole)
+    with pytest.raises(TrainingError, match="must be of the model that is scored"):
+        source.load(source.find()[0], scored)
 
 
 def test_files_that_do_not_tell_whether_they_are_whole_are_refused(tmp_path: Path) -> None:
