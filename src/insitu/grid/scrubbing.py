@@ -18,7 +18,8 @@ from insitu.errors import CorruptPartition
 from insitu.grid.files import full_disk_as_error
 from insitu.grid.partitions import Partition, file_checksum, make_corrupt_error, open_block_reader
 from insitu.grid.quotas import check_quota
-from insitu.grid.tiers import find_slow
+from insitu.grid.store_settings import read_settings
+from insitu.grid.tiers import find_slow, lies_in_tier
 from insitu.grid.verification import verify_file
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
@@ -127,7 +128,8 @@ def _repair(paths: Paths, info: PartitionInfo, damaged: CopyCheck, good: CopyChe
     """Put a copy of the good file in the place of the damaged one, in one step: on the second path where that
     one lies there, or in the store where the second path is lost. Raises StorageFull."""
     place = find_slow(damaged.path)
-    if place is None or not place.parent.is_dir():
+    tier = read_settings(paths, damaged.node).tier
+    if place is None or not lies_in_tier(tier, place):
         place = damaged.path
         held = place.stat().st_size if place.is_file() and not place.is_symlink() else 0
         check_quota(paths, damaged.node, info.bytes - held)

@@ -148,7 +148,7 @@ def remove_slow_version(paths: Paths, node: NodeId, cache: str, version: int) ->
     """Remove what the store of a node has of a version on its second path."""
     with contextlib.suppress(GridError):
         tier = read_settings(paths, node).tier
-        if tier is not None:
+        if tier is not None and not tier.cache_store(cache).is_symlink():
             shutil.rmtree(tier.version(cache, version), ignore_errors=True)
             with contextlib.suppress(OSError):
                 tier.cache_store(cache).rmdir()

@@ -274,5 +274,5 @@ def _move_version(
             if to == "slow":
                 sizes.append(move_to_slow(paths, tier, node, cache, info, moved, on_read))
             else:
-                sizes.append(move_to_fast(paths, node, cache, info, moved, on_read))
+                sizes.append(move_to_fast(paths, tier, node, cache, info, moved, on_read))
     return TierMove(node, cache.version, sum(size > 0 for size in sizes), sum(sizes))

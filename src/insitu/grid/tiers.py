@@ -12,6 +12,7 @@ A process that has the old file open reads on in it. Its room is free when the l
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -46,6 +47,17 @@ def find_slow(path: Path) -> Path | None:
         return Path(os.readlink(path))
     except OSError:
         return None
+
+
+def lies_in_tier(tier: TierPaths | None, place: Path) -> bool:
+    """Return whether `place`, where a link in a store leads, is a partition's place on its second path.
+
+    In a shared home other users make links, too. What one of those leads to elsewhere is never written to or
+    removed.
+    """
+    if tier is None or place.parent.parent.parent != tier.root or ".." in place.parts:
+        return False
+    return _is_folder(place.parent.parent) and _is_folder(place.parent) and not place.is_symlink()
 
 
 def find_slow_copies(paths: Paths, cache: CacheSpec) -> dict[int, list[NodeId]]:
@@ -104,7 +116,13 @@ def move_to_slow(
 
 
 def move_to_fast(
-    paths: Paths, node: NodeId, cache: CacheSpec, info: PartitionInfo, moved: Moved, on_read: OnRead
+    paths: Paths,
+    tier: TierPaths,
+    node: NodeId,
+    cache: CacheSpec,
+    info: PartitionInfo,
+    moved: Moved,
+    on_read: OnRead,
 ) -> int:
     """Move one copy of a partition back into its store. Returns its bytes; 0: it is there already.
 
@@ -127,8 +145,9 @@ def move_to_fast(
         sync_folder(path.parent)
     moved[key] = path
     record_written(path, info, paths.verified(node, cache.name, cache.version, info.index))
-    with contextlib.suppress(OSError):  # a leftover then
-        source.unlink()
+    if lies_in_tier(tier, source):
+        with contextlib.suppress(OSError):  # a leftover then
+            source.unlink()
     return info.bytes
 
 
@@ -238,6 +257,8 @@ def make_tier_folder(paths: Paths, tier: TierPaths, folder: Path) -> None:
             here.mkdir(mode=folder_mode(paths.home))
             here.chmod(folder_mode(paths.home))
             sync_folder(here.parent)
+        if not _is_folder(here):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(here))
 
 
 def open_tier(paths: Paths, tier: TierPaths) -> None:
@@ -246,15 +267,16 @@ def open_tier(paths: Paths, tier: TierPaths) -> None:
         group = paths.home.stat().st_gid
         for parent, _, names in os.walk(tier.root):
             for path in (parent, *(os.path.join(parent, name) for name in names)):
-                os.chown(path, -1, group)
+                os.chown(path, -1, group, follow_symlinks=False)
     apply_modes(paths.home, tier.root)
 
 
 def find_leftovers(paths: Paths, tier: TierPaths, node: NodeId, cache: str) -> list[Path]:
     """Return what moves of a cache have left: files on the second path that no name in the store leads to,
     and files in the store that were to take a partition's place. A move that is under way has such files."""
-    found = [file for folder in _list(paths.cache_store(node, cache)) for file in folder.glob(f"*{MOVING}")]
-    for folder in _list(tier.cache_store(cache)):
+    stores = _list_folders(paths.cache_store(node, cache))
+    found = [file for folder in stores for file in folder.glob(f"*{MOVING}")]
+    for folder in _list_folders(tier.cache_store(cache)):
         store = paths.cache_store(node, cache) / folder.name
         for file in _list(folder):
             # A scrub holds no lock while it puts a good copy in the place of one here.
@@ -285,6 +307,18 @@ def _list(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+def _list_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder of insitu's. What a link leads to isn't insitu's to remove."""
+    return [found for found in _list(folder) if not folder.is_symlink() and _is_folder(found)]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def _inode(path: Path) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ from insitu.grid import (
 from insitu.grid import tiers as module
 from insitu.grid.files import cache_locks
 from insitu.grid.partitions import file_checksum
-from insitu.grid.store_settings import read_settings
+from insitu.grid.store_settings import read_settings, remove_slow_version
 from insitu.grid.tiers import find_leftovers, find_slow
 from insitu.grid.verification import is_verified
 from insitu.paths import Paths, TierPaths
@@ -446,3 +447,67 @@ def test_a_deleted_cache_leaves_nothing_on_the_second_path(paths: Paths, cache: 
     move_cache(paths, "a/b", "slow")
     delete_cache(paths, "a/b")
     assert not list(tier_of(paths).root.iterdir())
+
+
+def test_links_that_others_put_into_a_second_path_remove_nothing(
+    paths: Paths, cache: CacheSpec, tmp_path: Path
+) -> None:
+    private = tmp_path / "private"
+    (private / "v9").mkdir(parents=True)
+    for file in (private / "letter", private / "v9" / "letter"):
+        file.write_text("mine")
+    store = tier_of(paths).cache_store("a/b")
+    move_cache(paths, "a/b", "slow")
+    (store / "v7").symlink_to(private)
+    assert not leftovers(paths, cache)
+    move_cache(paths, "a/b", "fast")
+    (store / "v7").unlink(missing_ok=True)
+    store.rmdir()
+    store.symlink_to(private)
+    assert not leftovers(paths, cache)
+    with pytest.raises(GridError, match="Not a directory"):
+        move_cache(paths, "a/b", "slow")
+    remove_slow_version(paths, NODE, "a/b", 9)
+    sweep(paths)
+    assert (private / "letter").exists() and (private / "v9" / "letter").exists()
+    check_whole(paths, cache)
+
+
+def test_a_link_out_of_the_second_path_is_not_removed_or_written_to(
+    paths: Paths, slow: Path, source: Path, tmp_path: Path
+) -> None:
+    nodes = [NODE, NodeId("node-1")]
+    bring_up(paths, len(nodes))
+    set_up_stores(paths, nodes, tier=slow)
+    (cache,) = import_cache(paths, "a/b", [str(source)], partitions=1, backups=1)
+    (path,) = files_of(paths, cache)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copy2(path, elsewhere)
+    path.unlink()
+    path.symlink_to(elsewhere)
+    move_cache(paths, "a/b", "fast")
+    assert elsewhere.exists() and find_slow(path) is None
+    elsewhere.write_text("mine")
+    path.unlink()
+    path.symlink_to(elsewhere)
+    scrub_cache(paths, cache, repair=True)
+    assert elsewhere.read_text() == "mine"
+    check_whole(paths, cache)
+
+
+def test_sharing_a_second_path_leaves_what_links_lead_to(
+    paths: Paths, cache: CacheSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move_cache(paths, "a/b", "slow")
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (tier_of(paths).cache_store("a/b") / "v1" / "link").symlink_to(other)
+    paths.home.chmod(0o2770)
+    changed: list[Path] = []
+
+    def change_owner(path: str, user: int, group: int, *, follow_symlinks: bool = True) -> None:
+        changed.append(Path(path).resolve() if follow_symlinks else Path(path))
+
+    monkeypatch.setattr(os, "chown", change_owner)
+    module.open_tier(paths, tier_of(paths))
+    assert changed and other not in changed
