@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -69,6 +70,11 @@ _PAUSES = (0.05, 0.2, 0.5, 1.0)
 """Seconds between attempts, so that the cluster can notice what has failed."""
 _SCANS_AHEAD = 4
 """Partitions that one connection asks for at once."""
+_MOST_EMPTY_PAGES = 16
+"""Pages without rows that a server may send one after another; it sends none but as the last one."""
+COPIES_IN_MEMORY = 4
+"""How often the rows of a partition are in memory while they are read and put into order."""
+_MOST_PARTITION_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // COPIES_IN_MEMORY
 _FEWER_ROWS = 16
 """By how much a page gets fewer rows where it is too large."""
 
@@ -381,6 +387,7 @@ class Cluster:
         """Return all pages of a scan that was asked for. The next one is on its way while one is taken in."""
         pages: list[Page] = []
         cursor: int | None = None
+        size = empty = 0
         while True:
             contents = connection.receive(request)
             try:
@@ -389,6 +396,17 @@ class Cluster:
                 raise ConnectionFailed(f"{connection.name} sent a damaged page: {error}") from None
             if page.rows:
                 pages.append(page)
+            size += len(page.data)
+            empty = 0 if page.rows else empty + 1
+            if page.more and empty == _MOST_EMPTY_PAGES:
+                raise ConnectionFailed(f"{connection.name} sent {empty} pages without rows and promised more")
+            if size > _MOST_PARTITION_BYTES:
+                raise SourceError(
+                    f"A partition of a cache in Ignite must fit into memory {COPIES_IN_MEMORY} times, to be "
+                    f"put into the order of its keys. Received: {size} bytes from {connection.name}, and "
+                    f"{'more follow' if page.more else 'no more'}. Give the cache more partitions; of a "
+                    f"replicated cache, read a partitioned copy"
+                )
             cursor = page.cursor
             if not page.more:
                 return pages

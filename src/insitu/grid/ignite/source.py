@@ -20,7 +20,7 @@ import xxhash
 from insitu.errors import InputError, SourceError
 from insitu.grid.ignite.address import Address, ConnectionSettings, parse_address, read_settings
 from insitu.grid.ignite.arrow_values import unpack_arrow
-from insitu.grid.ignite.cluster import Cluster, Layout
+from insitu.grid.ignite.cluster import COPIES_IN_MEMORY, Cluster, Layout
 from insitu.grid.ignite.fields import FieldOptions, RowFields, decode_rows, find_fields
 from insitu.grid.ignite.objects import UnknownSchema
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration, Page
@@ -35,8 +35,8 @@ _SAMPLE_ROWS, _SAMPLE_PARTITIONS = 256, 8
 """Rows, and partitions that have rows, that tell which columns there are."""
 _LEAST_GROUPS = 8
 """Into how many groups partitions are divided at least, where there are as many."""
-_COPIES_IN_MEMORY = 4
-"""How often the rows of a partition are in memory while they are read and put into order."""
+_MOST_REFRESHES = 1000
+"""How often classes are asked for again because of new schemas, before the server isn't believed any more."""
 WHOLE_CACHE = -1
 """The partition number by which all rows are read at once."""
 
@@ -47,6 +47,8 @@ class TypeBook:
     def __init__(self, cluster: Cluster, known: Mapping[int, BinaryType] | None = None) -> None:
         self._cluster, self._lock = cluster, threading.Lock()
         self.known = dict(known or {})
+        #: How often a class was asked for again. Written by `refresh`.
+        self._refreshes = 0
 
     def find(self, number: int) -> BinaryType:
         with self._lock:
@@ -60,6 +62,12 @@ class TypeBook:
         Raises SourceError where it has no such schema, and, unless it `may_grow`, where it has new fields.
         """
         with self._lock:
+            self._refreshes += 1
+            if self._refreshes > _MOST_REFRESHES:
+                raise SourceError(
+                    f"The classes of a cache must keep their schemas while it is read. Received: objects of "
+                    f"new schemas {_MOST_REFRESHES} times. Import again when no program writes new ones"
+                )
             before, after = self.known[number], self._cluster.find_type(number)
             added = {part.name for part in after.fields} - {part.name for part in before.fields}
             if (added and not may_grow) or after.schemas.keys() == before.schemas.keys():
@@ -204,9 +212,9 @@ class IgniteSource:
         """Yield partitions that follow each other, of about `block_bytes` together."""
         each = self.expected_bytes / len(self.partitions)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if each * _COPIES_IN_MEMORY > memory:
+        if each * COPIES_IN_MEMORY > memory:
             raise SourceError(
-                f"A partition of a cache in Ignite must fit into memory {_COPIES_IN_MEMORY} times, to be put "
+                f"A partition of a cache in Ignite must fit into memory {COPIES_IN_MEMORY} times, to be put "
                 f"into the order of its keys. Received: {self.path} with about {int(each)} bytes a "
                 f"partition. Give the cache more partitions; of a replicated cache, read a partitioned copy"
             )

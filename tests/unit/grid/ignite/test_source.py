@@ -8,7 +8,8 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,8 +31,11 @@ from insitu.errors import InputError, InsituError, SourceError
 from insitu.grid import Catalog, dataset, import_cache
 from insitu.grid.ignite import FieldOptions, connection, describe_ignite
 from insitu.grid.ignite import cluster as cluster_module
+from insitu.grid.ignite.address import ConnectionSettings, parse_address
+from insitu.grid.ignite.cluster import Cluster
 from insitu.grid.ignite.connection import MOST_MESSAGE_BYTES
-from insitu.grid.ignite.protocol import GET_ENDPOINTS, GET_TYPE, NEXT_PAGE, SCAN
+from insitu.grid.ignite.protocol import GET_ENDPOINTS, GET_TYPE, NEXT_PAGE, SCAN, BinaryType, Page
+from insitu.grid.ignite.source import TypeBook
 from insitu.grid.ignite.wire import pack_byte_array, pack_int, pack_string
 from insitu.paths import Paths
 from insitu.spec import CacheSpec
@@ -225,6 +229,43 @@ def test_a_server_that_stops_answering_ends_in_bounded_time(paths: Paths, monkey
         import_cache(paths, "digits", [cluster.address()])
         release.set()
     assert Catalog(paths).caches() == []
+
+
+def test_pages_without_rows_and_without_end_are_an_error(paths: Paths, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "0.3")
+    monkeypatch.setattr(
+        cluster_module, "decode_page", lambda contents, cursor: Page(0, contents[:0], True, 1)
+    )
+    with cluster_of(1, drawings(10)) as cluster:
+        read = Cluster(parse_address(cluster.address()), ConnectionSettings(timeout=0.3))
+        with read, pytest.raises(SourceError, match=r"16 pages without rows"):
+            read.find_cache()
+            read.scan([0], 4)
+
+
+def test_more_rows_than_fit_into_memory_end_the_reading(paths: Paths, monkeypatch: pytest.MonkeyPatch):
+    """A server may announce few rows and send others without end."""
+    monkeypatch.setattr(cluster_module, "_MOST_PARTITION_BYTES", 300)
+    with (
+        cluster_of(1, drawings(500, 1)) as cluster,
+        pytest.raises(SourceError, match=r"must fit into memory 4 times.*more"),
+    ):
+        import_cache(paths, "digits", [cluster.address()])
+
+
+def test_schemas_without_end_are_an_error():
+    first = BinaryType(1, "example.Person")
+    book = TypeBook(cast("Any", None), {1: first})
+    schemas: dict[int, tuple[int, ...]] = {}
+
+    def find_type(number: int) -> BinaryType:
+        schemas[len(schemas)] = ()
+        return BinaryType(number, "example.Person", (), dict(schemas))
+
+    book._cluster = cast("Any", SimpleNamespace(find_type=find_type))
+    with pytest.raises(SourceError, match="new schemas 1000 times"):
+        for _ in range(2000):
+            book.refresh(1, may_grow=True)
 
 
 def test_a_page_that_is_too_large_is_asked_for_in_parts(paths: Paths, monkeypatch: pytest.MonkeyPatch):
