@@ -15,7 +15,8 @@ import pytest
 from insitu.cluster.agents import connection
 from insitu.cluster.agents.addresses import format_address
 from insitu.cluster.engines import Channel
-from insitu.errors import ClusterError, InputError
+from insitu.errors import ClusterError, ExchangeError, InputError
+from insitu.exchange import SocketHandshake, read_tls_settings
 
 TOKEN = "a token that nobody can guess"
 HEAD = {"room": "agents", "role": "head", "epoch": 1}
@@ -105,6 +106,25 @@ def test_what_goes_over_the_wire_is_encrypted_also_on_loopback(monkeypatch: pyte
         found.channel.close()
 
 
+def test_a_caller_in_plain_text_is_refused_also_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INSITU_TLS", "never")
+    with listening() as head:
+        host, _, port = head.address.rpartition(":")
+        caller = socket.create_connection((host, int(port)))
+        caller.setblocking(False)
+        handshake = SocketHandshake(
+            caller,
+            TOKEN.encode(),
+            {"room": "agents", "role": "agent"},
+            read_tls_settings(),
+            dialled=True,
+            deadline=time.monotonic() + 30,
+        )
+        with contextlib.closing(caller), pytest.raises(ExchangeError, match="takes no plain text"):
+            connection._complete(handshake)
+        assert head.callers == []
+
+
 def test_a_task_of_a_job_is_no_head() -> None:
     other = listening("127.0.0.1", {"room": "exchange"})
     with other as found, pytest.raises(ClusterError, match="A head must listen at"):
@@ -120,6 +140,30 @@ def test_a_stranger_and_silence_end_no_listener() -> None:
         assert connection.ask_head(head.address, TOKEN, {}, 30) == {"echo": {}}
         for stranger in strangers:
             stranger.close()
+
+
+def test_of_too_many_silent_callers_the_oldest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_MAX_HANDSHAKES", 4)
+    listener = connection.open_listener("127.0.0.1", 0)
+    with (
+        contextlib.closing(connection.Acceptor(listener, TOKEN, HEAD)) as found,
+        contextlib.ExitStack() as stack,
+    ):
+        for number in range(7):
+            caller = stack.enter_context(socket.create_connection(listener.getsockname(), 30))
+            if number == 0:
+                first = caller
+            while poll_one(found):
+                found.accept()
+        assert len(found.pending) == 4
+        assert first.recv(1) == b""
+
+
+def poll_one(found: connection.Acceptor) -> bool:
+    """Return whether a caller waits to be accepted."""
+    poll = select.poll()
+    poll.register(found, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import fcntl
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from free_ports import free_addresses
@@ -15,6 +17,7 @@ from insitu.errors import CacheBusy, CorruptPartition, StorageFull, TransferErro
 from insitu.grid import verify_copies
 from insitu.grid.manifests import read_manifest
 from insitu.grid.transfer import PartitionServer, RateLimit, ServerAddress, fetch_partition, fetching
+from insitu.grid.transfer.requests import ReadRequest, make_chunk
 from insitu.grid.verification import verify_file
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId
@@ -92,6 +95,17 @@ def test_another_source_takes_over(fetch: Callable[..., list[int]], server: Part
         fetch(empty, server)
     finally:
         empty.stop()
+
+
+def test_a_source_that_sends_more_than_was_asked_for_is_cut_off(
+    fetch: Callable[..., list[int]], server: PartitionServer, monkeypatch: pytest.MonkeyPatch
+):
+    def send(self: PartitionServer, path: Path, request: ReadRequest) -> Iterator[Any]:
+        yield make_chunk(bytes(request.length + 1))
+
+    monkeypatch.setattr(PartitionServer, "_read", send)
+    with pytest.raises(TransferError, match=r"bytes were asked for\. Received: more"):
+        fetch(server)
 
 
 def test_a_source_with_wrong_bytes_is_passed_over(
