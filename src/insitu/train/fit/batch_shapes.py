@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from insitu.errors import TrainingError
+from insitu.train.replica import SAMPLE_ROWS
 
 
 def find_fixed_batch_size(model: Any) -> int | None:
@@ -33,3 +34,9 @@ def check_batch_shape(model: Any, num_replicas: int) -> None:
             f"{num_replicas} replicas. Leave stateful=True and the size of the batch (batch_shape, "
             "batch_size) out, or train on one device."
         )
+
+
+def choose_example_rows(model: Any) -> int:
+    """Return how many rows of the first batch show what `model` trains on: those that it is fixed to, or else
+    enough to choose some of them for a probe."""
+    return find_fixed_batch_size(model) or SAMPLE_ROWS

@@ -17,7 +17,7 @@ from insitu.errors import TrainingError
 from insitu.train.elastic import PREDICT, RESTORE, TEST, TRAIN, Kind, LoopPosition, RetryStep
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.arrays import count_array_rows, count_fit_of
-from insitu.train.fit.batch_shapes import find_fixed_batch_size
+from insitu.train.fit.batch_shapes import choose_example_rows
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.fit.callbacks import EpochCallbacks, check_callbacks, flatten_callbacks, own_callbacks
@@ -427,7 +427,7 @@ class KerasTrainer:
 
     def _prepare_for(self, feed: Feed) -> StepExecutor:
         """Return the executor for the batches of a feed. Builds the model where it isn't built."""
-        example = feed.example(find_fixed_batch_size(self.model) or 1)
+        example = feed.example(choose_example_rows(self.model))
         if keras.backend.backend() != "tensorflow" and is_unbuilt(self.model):
             # Keras builds it there by an iteration of the data.
             feed.source.drop_peeked()
@@ -446,7 +446,7 @@ class KerasTrainer:
         while data and data[-1] is None:
             data = data[:-1]
         feed = make_feed(*data, batch_size=count_array_rows(data), **self.membership.feed_options)
-        self._train_executor = self._test_executor = self._executors.prepare(feed.example(), feed.part_rows)
+        self._train_executor = self._test_executor = self._prepare_for(feed)
         self._train_adapter = self._test_adapter = None
         return next(feed.steps(0, 0))
 

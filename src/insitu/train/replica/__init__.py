@@ -18,7 +18,7 @@ from insitu.train.replica.fused import FusedStep
 from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch, pack_batch
 from insitu.train.replica.loss_totals import NeedsTotals
 from insitu.train.replica.plan import CombinationPlan
-from insitu.train.replica.probe import plan_combination
+from insitu.train.replica.probe import SAMPLE_ROWS, plan_combination
 from insitu.train.replica.protocol import Logs, Replica
 from insitu.train.replica.record import RecordLayout
 from insitu.train.replica.state import (
@@ -36,6 +36,7 @@ from insitu.train.replica.state import (
 )
 
 __all__ = [
+    "SAMPLE_ROWS",
     "SKIPPED",
     "CombinationPlan",
     "FusedStep",

@@ -2,12 +2,14 @@
 
 Before a replica is compiled, the model's steps run on a few rows that are the same in each process, once on
 the whole batch and once on its parts. What the parts give must combine to what the whole gives: gradients as
-a mean over rows, metrics and other state by some operation. Models of Keras' own parts alone aren't probed.
+a mean over rows, metrics and other state by some operation. The same holds for rows of the first batch, and
+for one whose label says that it has none. Models of Keras' own parts alone aren't probed.
 
 Begin reading with `probe.py`; `decisions.py` decides, from numbers alone.
 """
 
 from insitu.train.replica.probe.custom_parts import has_custom_parts
 from insitu.train.replica.probe.probe import plan_combination
+from insitu.train.replica.probe.synthetic_rows import SAMPLE_ROWS
 
-__all__ = ["has_custom_parts", "plan_combination"]
+__all__ = ["SAMPLE_ROWS", "has_custom_parts", "plan_combination"]

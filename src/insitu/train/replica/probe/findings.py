@@ -63,6 +63,8 @@ def find_odd_log(run: StateRun, from_zeros: StateRun, shares: Shares, tolerance:
 
 
 def _from_zeros(run: StateRun, runs: Sequence[StateRun]) -> StateRun:
+    if run.metrics == ZEROS and not run.weights_moved:
+        return run
     same = (each for each in runs if each.step == run.step and each.metrics == ZEROS)
     return next(each for each in same if not each.weights_moved)
 

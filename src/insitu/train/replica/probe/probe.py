@@ -36,7 +36,15 @@ from insitu.train.replica.probe.findings import Findings, find_all
 from insitu.train.replica.probe.neutral import without_chance
 from insitu.train.replica.probe.observer import MOVED, RESET, TEST, TRAIN, Observer, StateRun
 from insitu.train.replica.probe.outcome import Outcome
-from insitu.train.replica.probe.synthetic_rows import PARTS, WHOLE, cut, double, make_rows
+from insitu.train.replica.probe.synthetic_rows import (
+    PARTS,
+    WHOLE,
+    cut,
+    double,
+    make_rows,
+    mark_row,
+    take_rows,
+)
 from insitu.train.replica.state import check_trainable_by_shards
 
 SHARES = np.array([(part.stop - part.start) / WHOLE for part in PARTS])
@@ -102,12 +110,15 @@ class _Probe:
 
     def plan(self) -> CombinationPlan:
         first = self._run_first(TRAIN)
+        others = self._run_others(first) if first is not None else []
         refusal = self._check_gradient(first) if first is not None else None
+        refusal = refusal or self._check_others(others)
         if refusal is not None:
             return CombinationPlan(train_refusal=refusal)
-        runs = [first, *self._run_more(first)] if first is not None else []
+        runs = [first, *self._run_more(first), *(run for run, _ in others)] if first is not None else []
         first = self._run_first(TEST) if self._has_own_numbers else None
-        runs += [first, *self._run_more(first)] if first is not None else []
+        if first is not None:
+            runs += [first, *self._run_more(first), *(run for run, _ in self._run_others(first))]
         findings = self._find(runs)
         for step in list(findings.refusals):
             if self._is_excused(step):
@@ -157,6 +168,20 @@ class _Probe:
             runs.append(self._observer.run(first.step, self._rows, weights_moved=True))
         return runs
 
+    def _run_others(self, first: StateRun) -> list[tuple[StateRun, Any]]:
+        """Run a step with rows on which code that goes by values does other things, such as leave out labels
+        of -1. Returns runs and their rows, without those on which the step fails."""
+        done = []
+        for rows in (take_rows(self._example), mark_row(self._rows)):
+            try:
+                run = self._observer.run(first.step, rows) if rows is not None else None
+            except Exception as error:  # such as a label that the model has no class for
+                _log.debug("%s fails on other rows: %s", first.step, error)
+                continue
+            if run is not None and _is_finite(run):
+                done.append((run, rows))
+        return done
+
     def _is_excused(self, step: str) -> bool:
         """Return True if a step can't be judged: rows are coupled by the model itself, where each replica
         takes its own, or random numbers go on that Keras doesn't know of."""
@@ -176,6 +201,22 @@ class _Probe:
                 return refusals.READS_UPDATED
             if not self._is_linear():
                 return refusals.NOT_LINEAR
+        return self._check_mean(run)
+
+    def _check_others(self, others: Sequence[tuple[StateRun, Any]]) -> str | None:
+        """Return why gradients of other rows can't be combined."""
+        rows = self._rows
+        try:
+            for run, self._rows in others:
+                refusal = self._check_mean(run)
+                if refusal is not None:
+                    return refusal
+        finally:
+            self._rows = rows
+        return None
+
+    def _check_mean(self, run: StateRun) -> str | None:
+        """Return why the gradients of `run` on `_rows` are no mean over rows."""
         whole, parts = run.whole.gradients, [part.gradients for part in run.parts]
         difference = largest_difference(whole, mean_by_rows(parts, SHARES))
         if difference > self._tolerance and not self._is_excused(TRAIN):
@@ -256,6 +297,12 @@ class _Probe:
         return any(
             one.shape != other.shape or not are_close(one, other, self._tolerance) for one, other in pairs
         )
+
+
+def _is_finite(run: StateRun) -> bool:
+    """Return True if a step on the whole batch gives numbers."""
+    after, logs = run.whole_after.values(), run.whole.logs.values()
+    return are_finite(run.whole.gradients) and all(np.isfinite(each).all() for each in (*after, *logs))
 
 
 def _computes_in_halves(model: Any) -> bool:

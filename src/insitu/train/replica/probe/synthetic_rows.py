@@ -14,6 +14,10 @@ WHOLE = 5
 """Rows of the whole batch."""
 PARTS = (slice(0, 2), slice(2, 5))
 """The rows of its two parts, which differ in number."""
+SAMPLE_ROWS = 64
+"""Rows of the data that an example holds, if there are so many: some of them are probed too."""
+_MARK = -1
+"""The label that most often says that a row, or an entry of it, has none."""
 
 
 def make_rows(example: Any, *, lowest: int) -> Any | None:
@@ -50,6 +54,46 @@ def _skewed(bits: Any, lowest: int) -> Any:
     """Return integers of 0 or 1, plus `lowest`, of which the first part has a 0 and the second a 1."""
     bits[PARTS[0].start], bits[PARTS[1].start] = 0, 1
     return bits + lowest
+
+
+def take_rows(example: Any) -> Any | None:
+    """Return `WHOLE` of the rows of `example`, or None where it has one row or shows nothing but zeros.
+
+    They are far apart in their labels: the first part has the lowest, the second the highest. So the parts
+    differ in what a loss leaves out by value.
+    """
+    leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(example) if leaf is not None]
+    labels = [np.asarray(leaf) for leaf in keras.tree.flatten(_labels(example)) if leaf is not None]
+    if not leaves or len(leaves[0]) < 2 or not any(_numbers(leaf).any() for leaf in labels):
+        return None
+    count = len(leaves[0])
+    means = [_numbers(leaf).reshape(count, -1).mean(axis=1) for leaf in labels]
+    order = np.argsort(np.sum(means, axis=0), kind="stable")
+    picked = order[[0, count // 2, count // 4, 3 * count // 4, count - 1]]
+    return map_batch(lambda leaf: np.asarray(leaf)[picked], example)
+
+
+def mark_row(rows: Any) -> Any | None:
+    """Return `rows` of which the first has no label, by the usual sign for it; None without labels."""
+    if not isinstance(rows, tuple) or len(rows) < 2 or rows[1] is None:
+        return None
+    return (rows[0], map_batch(_mark_first, rows[1]), *rows[2:])
+
+
+def _mark_first(leaf: Any) -> Any:
+    marked = np.array(leaf)
+    if marked.dtype.kind in "if":
+        marked[0] = _MARK
+    return marked
+
+
+def _labels(example: Any) -> Any:
+    return example[1] if isinstance(example, tuple) and len(example) > 1 else example
+
+
+def _numbers(leaf: Any) -> Any:
+    """Return an array in which what is no number is lower than all others."""
+    return np.nan_to_num(leaf.astype(np.float64), nan=-1e9)
 
 
 def cut(rows: Any, part: slice) -> Any:

@@ -137,6 +137,47 @@ def test_losses() -> None:
         plan(dense(), loss=keras.losses.MeanSquaredError(reduction="none"))
 
 
+def left_out(missing):
+    """Return a loss that leaves out labels of some value, and divides by how many are left."""
+
+    def loss(y, p):
+        kept = ops.cast(ops.logical_not(missing(y)), "float32")
+        kept_y = ops.where(missing(y), 0.0, ops.cast(y, "float32"))
+        return ops.sum(ops.square(kept_y - p) * kept) / ops.maximum(ops.sum(kept), 1.0)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("value", "missing"),
+    [(-1, lambda y: y == -1), (np.nan, ops.isnan), (255, lambda y: y == 255), (7, lambda y: y > 6)],
+)
+def test_a_loss_that_leaves_out_labels_by_their_value_is_refused(value: float, missing: Any) -> None:
+    y = np.where(np.arange(12) % 3 == 0, value, 1.0)[:, None]
+    rows = (np.random.default_rng(0).normal(size=(12, 3)).astype("float32"), y.astype("float32"))
+    with pytest.raises(TrainingError, match="rows of a batch depend on each other"):
+        plan(dense(), rows, loss=left_out(missing)).check_train()
+    plan(dense(), rows, loss=lambda y, p: ops.mean(ops.square(ops.nan_to_num(y) - p))).check_train()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_labels_of_minus_one_are_tried_where_no_row_of_the_data_is_known(dtype: str) -> None:
+    rows = (EXAMPLE[0], np.zeros((1, 1), dtype))
+    with pytest.raises(TrainingError, match="rows of a batch depend on each other"):
+        plan(dense(), rows, loss=left_out(lambda y: y < 0)).check_train()
+
+
+def test_a_metric_that_leaves_out_labels_by_their_value_is_refused() -> None:
+    def error(y, p):
+        kept = ops.cast(y >= 0, "float32")
+        return ops.sum(ops.abs(y - p) * kept) / ops.maximum(ops.sum(kept), 1.0)
+
+    found = plan(dense(), metrics=[error])
+    for check in (found.check_train, found.check_test):
+        with pytest.raises(TrainingError, match="of the metric 'error'"):
+            check()
+
+
 WEIGHTED = (*EXAMPLE, np.zeros(1, "float32"))
 
 

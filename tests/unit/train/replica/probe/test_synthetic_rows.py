@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from torch_tree import use_torch_tree
 
-from insitu.train.replica.probe.synthetic_rows import PARTS, WHOLE, cut, double, make_rows, make_value
+from insitu.train.replica.probe.synthetic_rows import (
+    PARTS,
+    WHOLE,
+    cut,
+    double,
+    make_rows,
+    make_value,
+    mark_row,
+    take_rows,
+)
 
 EXAMPLE = ({"a": np.zeros((1, 3), "float32"), "b": np.zeros((1, 2), "int32")}, np.zeros((1,), "int64"))
 
@@ -62,3 +71,21 @@ def test_values_of_vectors_are_positive_and_those_of_matrices_of_both_signs() ->
     assert vector.min() > 0
     assert matrix.min() < 0 < matrix.max()
     assert np.array_equal(matrix, make_value(np.zeros((8, 3)), 1))
+
+
+def test_rows_of_the_data_are_far_apart_in_their_labels() -> None:
+    labels = np.array([3.0, 1.0, np.nan, 9.0, 2.0, 4.0, 5.0, 6.0], "float32")
+    inputs, picked = take_rows(({"a": np.arange(8)}, labels))
+    assert np.array_equal(labels[inputs["a"]], picked, equal_nan=True)
+    assert np.isnan(picked[0]) and picked[-1] == 9 and len(picked) == WHOLE
+    assert take_rows((labels[:1], labels[:1])) is None
+    assert take_rows((labels, np.zeros(8))) is None
+    assert len(take_rows(labels[:2])) == WHOLE
+
+
+def test_the_first_row_has_no_label() -> None:
+    rows = (np.ones((5, 2)), {"a": np.ones((5, 1), "int32"), "b": np.ones(5, bool)}, np.ones(5))
+    inputs, labels, weights = mark_row(rows)
+    assert inputs is rows[0] and weights is rows[2]
+    assert labels["a"].ravel().tolist() == [-1, 1, 1, 1, 1] and labels["b"].all()
+    assert mark_row((rows[0],)) is None and mark_row(rows[0]) is None
