@@ -27,6 +27,9 @@ from insitu.train.estimator import (
 from insitu.train.estimator.early_stopping import find_scores, has_stagnated
 from insitu.train.estimator.hooks import read_global_step
 
+# Keras, as it saves
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
 
 @given(st.lists(st.integers(0, 5), max_size=12), st.integers(1, 40))
 def test_stagnation_is_counted_from_the_best(values: list[int], max_steps: int) -> None:

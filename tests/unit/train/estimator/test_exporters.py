@@ -25,7 +25,7 @@ EXAMPLE = np.arange(8, dtype="float32").reshape(4, 2)
 
 
 def model_of(*more: Any) -> Any:
-    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "relu"), *more, keras.layers.Dense(1)])
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "tanh"), *more, keras.layers.Dense(1)])
 
 
 def names(folder: Path) -> list[str]:

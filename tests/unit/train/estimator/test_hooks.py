@@ -99,7 +99,8 @@ def test_a_loss_that_is_not_finite_ends_the_training() -> None:
 
 
 def test_what_has_no_steps_to_count_is_refused() -> None:
-    with pytest.raises(InputError, match="steps_per_execution=2"):
-        fit(NanTensorHook(), steps_per_execution=2)
+    if keras.backend.backend() != "torch":  # there Keras itself has no such steps
+        with pytest.raises(InputError, match="steps_per_execution=2"):
+            fit(NanTensorHook(), steps_per_execution=2)
     with pytest.raises(TrainingError, match="Compile it with an optimizer"):
         hooks.read_global_step(keras.Sequential([keras.layers.Dense(1)]))
