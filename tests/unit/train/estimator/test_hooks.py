@@ -22,6 +22,9 @@ from insitu.train.estimator.hooks import (
     StopAtStepHook,
 )
 
+# Keras, as it counts steps on PyTorch
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
 
 def fit(*callbacks: Any, epochs: int = 2, rows: int = 40, scale: float = 1.0, **options: Any) -> Any:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
