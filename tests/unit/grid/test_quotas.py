@@ -65,13 +65,14 @@ def test_an_import_whose_size_is_a_guess_stops_while_it_writes(
 ) -> None:
     """A guess counts half, since it may be wrong."""
     path = tmp_path / "a.csv"
-    path.write_text("t\n" + f"{'x' * 99}\n" * 200_000)
-    set_up_stores(paths, [NODE], quota=12_000_000)
+    rows = 600_000  # many times what waits in buffers
+    path.write_text("t\n" + f"{'x' * 99}\n" * rows)
+    set_up_stores(paths, [NODE], quota=36_000_000)
     monkeypatch.setattr("insitu.grid.tiering.WATCH_BYTES", 1)
     done: list[int] = []
-    with pytest.raises(StorageFull, match=r"its quota is 12000000 bytes. Received: .* more than that"):
+    with pytest.raises(StorageFull, match=r"its quota is 36000000 bytes. Received: .* more than that"):
         import_cache(paths, "a", [str(path)], partitions=2, progress=lambda rows, *_: done.append(rows))
-    assert done[-1] < 200_000
+    assert done[-1] < rows
     assert Catalog(paths).find("a") is None and not list(paths.staging.iterdir())
     monkeypatch.setattr("insitu.grid.tiering.WATCH_BYTES", 1 << 60)
     with pytest.raises(StorageFull, match="more than that"):
