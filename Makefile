@@ -84,7 +84,7 @@ sanitize: $(STAMP) ## Run the tests of the exchange and of the servers with sani
 	INSITU_SANITIZE=address $(call preload,libasan.so) \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider --capture=sys --timeout 600 $(SANITIZED)
-	INSITU_SANITIZE=thread $(call preload,libtsan.so) TSAN_OPTIONS=allocator_may_return_null=1 setarch -R \
+	INSITU_SANITIZE=thread $(call preload,libtsan.so) TSAN_OPTIONS=allocator_may_return_null=1:suppressions=tests/sanitize/suppressions.txt setarch -R \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider --capture=sys --timeout 600 $(SANITIZED)
 	$(BIN)/python tests/sanitize/run.py
 

@@ -285,7 +285,7 @@ def _check_text(text: bytes, path: Path) -> None:
 def _check_depth(text: bytes, path: Path) -> None:
     """Raise SourceError where more brackets are open at once, outside of texts, than Arrow may be given.
 
-    Arrow doesn't heed where lines end, so a value that goes on over several of them counts as one.
+    Arrow ignores where lines end, so a value that goes on over several of them counts as one.
     """
     data = np.frombuffer(_TEXT.sub(b"", text), np.uint8)
     steps = np.zeros(256, np.int8)
