@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import select
 import socket
 import time
@@ -26,6 +27,10 @@ HANDSHAKE_SECONDS = 10.0
 _MAX_HANDSHAKES = 64
 """Handshakes under way. Of more callers the one that has waited for longest is dropped."""
 _BACKLOG = 128
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of `accept` after which the caller still waits: the listener would be ready again at once."""
+_ACCEPT_PAUSE = 0.1
+"""Seconds without accepting after such an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,13 @@ class Acceptor:
         self._settings = dataclasses.replace(read_tls_settings(), mode="always")
         #: Handshakes under way, the oldest first, by descriptor.
         self.pending: dict[int, SocketHandshake] = {}
+        #: When callers are accepted again, of the monotonic clock. Written by `accept`.
+        self._accept_at = 0.0
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no caller is accepted now: the process had no descriptor for the last one."""
+        return time.monotonic() < self._accept_at
 
     def fileno(self) -> int:
         return self._listener.fileno()
@@ -154,7 +166,9 @@ class Acceptor:
         for _ in range(_MAX_HANDSHAKES):
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    self._accept_at = time.monotonic() + _ACCEPT_PAUSE
                 return
             connection.setblocking(False)
             with contextlib.suppress(OSError):

@@ -131,7 +131,8 @@ class Head:
     def _wait(self, seconds: float) -> None:
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
-        poll.register(self._acceptor, select.POLLIN)
+        if not self._acceptor.is_paused:
+            poll.register(self._acceptor, select.POLLIN)
         for handshake in self._acceptor.pending.values():
             poll.register(handshake, select.POLLOUT if handshake.has_unsent else select.POLLIN)
         by_descriptor = {caller.channel.fileno(): caller for caller in self._callers.values()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import threading
@@ -218,3 +219,25 @@ def test_only_agents_and_clients_call_a_head() -> None:
     assert connection.check_role({"role": "agent"}) == "agent"
     with pytest.raises(InputError, match="Received: None"):
         connection.check_role({})
+
+
+def test_without_descriptors_callers_wait_and_nothing_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener stays ready: the head's loop would run without end."""
+    listener = connection.open_listener("127.0.0.1", 0)
+
+    class Full:
+        """A listener of a process that has no descriptor left."""
+
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    now = 100.0
+    monkeypatch.setattr(connection.time, "monotonic", lambda: now)
+    with contextlib.closing(connection.Acceptor(listener, TOKEN, HEAD)) as acceptor:
+        assert not acceptor.is_paused
+        with monkeypatch.context() as patch:
+            patch.setattr(acceptor, "_listener", Full())
+            acceptor.accept()
+        assert acceptor.is_paused
+        now += 1
+        assert not acceptor.is_paused
