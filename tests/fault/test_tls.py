@@ -128,6 +128,7 @@ def test_a_plain_dialler_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) ->
         set_before.setenv("INSITU_TLS", "always")
         opened = servers()
         addresses = opened.__enter__()
+    monkeypatch.setenv("INSITU_TLS", "never")
     try:
         with pytest.raises(AuthenticationError, match="Set INSITU_TLS to the same for all tasks"):
             clients(addresses, timeout=1.0).__enter__()
