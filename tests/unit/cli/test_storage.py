@@ -74,7 +74,8 @@ def test_a_quota_is_set_shown_and_taken_away(paths: Paths) -> None:
 
 def test_a_quota_below_what_is_there_says_so(paths: Paths) -> None:
     shown = run("quota", "node-1", "1kB").stderr
-    assert "more than its quota of 1.0 kB. Nothing is removed" in shown and "insitu tier CACHE" in shown
+    assert "more than its quota of 1.0 kB. Nothing is removed" in shown and "insitu delete CACHE" in shown
+    assert "insitu tier" not in shown, "there is no second path to move caches to"
     (found,) = json.loads(run("quota", "node-1", "--json").stdout)
     assert found["free"] < 0
 
