@@ -13,6 +13,13 @@ import stat
 from pathlib import Path
 
 from insitu.errors import InputError
+from insitu.guarded_paths import (
+    WRITABLE_BY_OTHERS,
+    descriptor_path,
+    list_trusted_users,
+    open_name,
+    set_mode,
+)
 from insitu.paths import Paths
 
 _SHARED_MARKS = stat.S_ISGID | stat.S_IRWXG
@@ -21,6 +28,8 @@ SHARED_FOLDER, SHARED_FILE = 0o2770, 0o660
 STICKY = stat.S_ISVTX
 """Lets only its owner rename or remove what lies in a folder that others may write to."""
 _OTHERS = 0o077
+_OWNERS_ALONE = {"agent.json": ~WRITABLE_BY_OTHERS, "store.json": ~WRITABLE_BY_OTHERS, "agent.lock": ~_OTHERS}
+"""Files in stores that say what processes do, with the modes that they may have in a shared home."""
 
 
 def is_shared(home: Path) -> bool:
@@ -42,35 +51,59 @@ def file_mode(home: Path) -> int:
     return SHARED_FILE if is_shared(home) else PRIVATE_FILE
 
 
+def owner_file_mode(home: Path) -> int:
+    """Return the mode of files in the home that others may read where it is shared, and their owner alone
+    writes."""
+    return file_mode(home) & ~WRITABLE_BY_OTHERS
+
+
 def make_folder(home: Path, folder: Path) -> None:
     """Make `folder`, which is the home or lies in it, and what is above it, with the modes of the home.
 
-    Folders of this user that were open to more are closed, but for the home itself. Raises OSError, and
-    InputError for a home in which others could put files in the place of this user's.
+    Folders of this user that were open to more are closed, but for the home itself. In a shared home links
+    that other members have made are not followed. Raises OSError, and InputError for a home in which others
+    could put files in the place of this user's.
     """
     if not home.exists():
         home.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     _refuse_untrusted(home, home)
-    here, mode = home, folder_mode(home)
-    for name in folder.relative_to(home).parts:
-        here = here / name
-        try:
-            here.mkdir(mode=mode)
-        except FileExistsError:
-            found = here.stat()
+    here, mode, users = home, folder_mode(home), list_trusted_users(home)
+    parent = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in folder.relative_to(home).parts:
+            here = here / name
+            try:
+                made = _make_in(parent, name, mode)
+                opened = open_name(parent, name, users)
+            except OSError as error:
+                error.filename = str(here)
+                raise
+            os.close(parent)
+            parent = opened
+            found = os.fstat(parent)
             if found.st_uid != os.geteuid():
                 _refuse_untrusted(home, here)
-                continue
-            if not found.st_mode & _OTHERS & ~mode:
-                continue
-        # The umask may take the group's rights away from what mkdir makes.
-        here.chmod(mode)
+            elif made or found.st_mode & _OTHERS & ~mode:
+                # The umask may take the group's rights away from what mkdir makes.
+                os.chmod(descriptor_path(parent), mode)
+    finally:
+        os.close(parent)
+
+
+def _make_in(parent: int, name: str, mode: int) -> bool:
+    """Make a folder in the one that is open as `parent`. Returns False where the name is taken."""
+    try:
+        os.mkdir(name, mode, dir_fd=parent)
+    except FileExistsError:
+        return False
+    return True
 
 
 def make_file(home: Path, file: Path) -> None:
-    """Make an empty `file` in the home, unless it is there; one that was open to more is closed."""
+    """Make an empty `file` in the home, unless it is there; one that was open to more is closed. A link in
+    its place raises OSError."""
     mode = file_mode(home)
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid():
@@ -89,15 +122,24 @@ def make_sticky_folder(home: Path, folder: Path) -> None:
         folder.chmod(SHARED_FOLDER | STICKY)
 
 
-def apply_modes(home: Path, folder: Path) -> None:
-    """Give `folder` and everything in it the modes of the home, not what links lead to. Raises OSError."""
+def apply_modes(home: Path, folder: Path, *, group: int | None = None) -> None:
+    """Give `folder` and everything in it the modes of the home, and the group with this number, not what
+    links lead to. Raises OSError."""
     of_folders, of_files = folder_mode(home), file_mode(home)
-    for parent, _, names in os.walk(folder):
-        os.chmod(parent, of_folders)
+    if not folder.exists():
+        return
+    for parent, _, names, opened in os.fwalk(folder):
+        if group is not None:
+            os.fchown(opened, -1, group)
+        os.fchmod(opened, of_folders)
         for name in names:
-            path = os.path.join(parent, name)
-            if not os.path.islink(path):
-                os.chmod(path, of_files)
+            try:
+                if group is not None:
+                    os.chown(name, -1, group, dir_fd=opened, follow_symlinks=False)
+                set_mode(opened, name, of_files & _OWNERS_ALONE.get(name, ~0))
+            except OSError as error:
+                error.filename = os.path.join(parent, name)
+                raise
 
 
 def share_home(paths: Paths, group: str) -> None:
@@ -111,12 +153,11 @@ def share_home(paths: Paths, group: str) -> None:
         paths.home.chmod(SHARED_FOLDER | STICKY)
         for folder in (paths.nodes, paths.locks, paths.staging):
             make_folder(paths.home, folder)
-            for parent, _, names in os.walk(folder):
-                for path in (parent, *(os.path.join(parent, name) for name in names)):
-                    if not os.path.islink(path):
-                        shutil.chown(path, group=group)
-            apply_modes(paths.home, folder)
-        for file in (paths.catalog, paths.topology):
+            apply_modes(paths.home, folder.resolve(), group=paths.home.stat().st_gid)
+        if paths.catalog.exists():
+            # Who makes it owns it. Another member could make a link, and SQLite would write where that leads.
+            make_file(paths.home, paths.catalog_journal)
+        for file in (paths.catalog, paths.catalog_journal, paths.topology):
             if file.exists():
                 shutil.chown(file, group=group)
                 file.chmod(SHARED_FILE)
@@ -141,8 +182,8 @@ def close_home(paths: Paths) -> None:
     try:
         paths.home.chmod(PRIVATE_FOLDER)
         for folder in (paths.nodes, paths.locks, paths.staging):
-            apply_modes(paths.home, folder)
-        for file in (paths.catalog, paths.topology):
+            apply_modes(paths.home, folder.resolve())
+        for file in (paths.catalog, paths.catalog_journal, paths.topology):
             if file.exists():
                 file.chmod(PRIVATE_FILE)
         for folder in (paths.jobs, paths.keys):

@@ -8,9 +8,13 @@
       members.json                      the agents that it has seen
       token                             what agents, head and commands prove to each other; mode 0600
       cluster-secret                    what clusters by hand on this machine prove to each other; mode 0600
+      ui-USER.json                      where the page of a user, by number, is, and its tokens; mode 0600
+      ui-USER-audit.log                 what was changed there
       locks/CACHE.lock                  held by the one process that imports into a cache
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         stores/NODE/                    becomes vVERSION/ of that node's store
+        prepared                        on the host of an agent: the version that it has become
+      exports/EXPORT.json               how far an export that isn't complete has come
       nodes/NODE/store-id               what tells this store from others, wherever its disk is
       nodes/NODE/store.json             its quota and its second path; see grid/store_settings.py
       agent-NODE.log                    what the agent of this store has to say
@@ -19,6 +23,7 @@
         part-00000.arrow                a link if the partition lies on the second path
         last-read                       changed whenever a dataset opens the version here
         part-00000.partial              what has arrived of a copy from another node
+        part-00000.fetched              marks a copy that was fetched for jobs, and that no owner has
         manifest.json                   what this store holds of the version; see grid/manifests.py
         part-00000.verified             the file's stat when its checksum was right; see grid/verification.py
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
@@ -26,11 +31,13 @@
         roster.json                     who trains with whom now; replaced by each new generation
         placement.json                  tasks, nodes and shards, and the cache as it was then
         journal.sqlite  controller.json controller.log
+        engine-NODE.lock                on another host: held by what runs the tasks there, see cluster/agents
         requests.sock                   where the controller takes requests to stop or scale the job
         output.log                      all tasks' output, merged, each line with its task
         shards/CACHE.json               the pinned shard map of each cache that the job has opened
         tasks/ROLE-INDEX/               one task
           attempt-1.log  progress  reads.json  failure.json
+          samples.jsonl                 what the task has done, measured while it trains
           fits.json                     of workers with servers: the fits that ended
           servers.json                  of parameter servers: what they hold and have done
         checkpoints/                    written by the chief; servers/ by parameter servers
@@ -105,12 +112,24 @@ class Paths:
         return self.home / "catalog.sqlite"
 
     @property
+    def catalog_journal(self) -> Path:
+        """Return the file in which SQLite keeps what a change of the catalogue would undo."""
+        return self.home / "catalog.sqlite-journal"
+
+    @property
     def topology(self) -> Path:
         return self.home / "topology.json"
 
     @property
     def cluster_secret(self) -> Path:
         return self.home / "cluster-secret"
+
+    def ui(self, user: int) -> Path:
+        """Return the file that says where the page of a user runs, and its tokens."""
+        return self.home / f"ui-{user}.json"
+
+    def ui_audit(self, user: int) -> Path:
+        return self.home / f"ui-{user}-audit.log"
 
     @property
     def token(self) -> Path:
@@ -139,6 +158,10 @@ class Paths:
     def staged(self, cache: str, token: str) -> StagedPaths:
         """Return where one import puts its half-written version of `cache`; no cache's name contains `~`."""
         return StagedPaths(self.staging / f"{cache_folder_name(cache)}~{token}")
+
+    def export_journal(self, token: str) -> Path:
+        """Return the file that says how far an export has come."""
+        return self.home / "exports" / f"{token}.json"
 
     def trash(self, token: str) -> Path:
         """Return a folder that belongs to no cache any more, about to be deleted."""
@@ -203,6 +226,10 @@ class Paths:
         """Return where a copy of the partition arrives from another node."""
         return self.partition(node, cache, version, index).with_suffix(".partial")
 
+    def fetched(self, node: str, cache: str, version: int, index: int) -> Path:
+        """Return the mark of a copy that was fetched for jobs, and goes when none needs it."""
+        return self.partition(node, cache, version, index).with_suffix(".fetched")
+
     def verified(self, node: str, cache: str, version: int, index: int) -> Path:
         """Return the record that this copy of the partition has been verified."""
         return self.partition(node, cache, version, index).with_suffix(".verified")
@@ -256,6 +283,11 @@ class StagedPaths:
         """Says how far the import is, if it can be continued."""
         return self.root / "journal"
 
+    @property
+    def prepared(self) -> Path:
+        """Says which version of an agent's store the staged partitions have become."""
+        return self.root / "prepared"
+
 
 @dataclass(frozen=True, slots=True)
 class JobPaths:
@@ -295,6 +327,11 @@ class JobPaths:
     def controller(self) -> Path:
         return self.root / "controller.json"
 
+    def engine_lock(self, node: str) -> Path:
+        """Return the file that the process holds which runs the job's tasks of a node, on its host."""
+        name = check_simple_name("A node's name", node)
+        return self.root / f"engine-{name}.lock"
+
     @property
     def controller_log(self) -> Path:
         return self.root / "controller.log"
@@ -311,6 +348,14 @@ class JobPaths:
         name = cache if cache == NO_CACHE else cache_folder_name(cache)
         return self.shard_maps / f"{name}.json"
 
+    def wanted_shards(self, cache: str) -> Path:
+        """Return the file by which a task on another host asks for the shards of a cache."""
+        return self.shard_map(cache).with_suffix(".wanted")
+
+    def refused_shards(self, cache: str) -> Path:
+        """Return the file that says why there won't be any."""
+        return self.shard_map(cache).with_suffix(".refused")
+
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
@@ -319,12 +364,20 @@ class JobPaths:
     def evaluations(self) -> Path:
         return self.root / "evaluations.jsonl"
 
+    @property
+    def all_summaries(self) -> Path:
+        return self.root / "summaries"
+
     def summaries(self, task: TaskId) -> Path:
-        return self.root / "summaries" / f"{task.role}-{task.index}"
+        return self.all_summaries / f"{task.role}-{task.index}"
 
     @property
     def exports(self) -> Path:
         return self.root / "export"
+
+    @property
+    def statistics(self) -> Path:
+        return self.root / "statistics"
 
     @property
     def ledger(self) -> Path:
@@ -345,6 +398,9 @@ class JobPaths:
 
     def progress(self, task: TaskId) -> Path:
         return self.task(task) / "progress"
+
+    def samples(self, task: TaskId) -> Path:
+        return self.task(task) / "samples.jsonl"
 
     def reads(self, task: TaskId) -> Path:
         return self.task(task) / "reads.json"

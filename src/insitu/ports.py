@@ -31,6 +31,11 @@ _inherited: dict[tuple[str, int], socket.socket] = {}
 """Bound sockets that this process was given, by (host, port). They stay open, and so the ports stay taken."""
 
 
+def format_address(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around a number of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def candidate_ports(ephemeral: tuple[int, int]) -> range:
     """Return the longer range of ports in [15000, 65000) outside the ephemeral range; maybe empty."""
     below = range(_LOWEST, max(_LOWEST, min(ephemeral[0], _HIGHEST)))
@@ -48,7 +53,7 @@ def hold_port(host: str) -> socket.socket:
     chooser = random.SystemRandom()
     for _ in range(_TRIES):
         port = chooser.choice(candidates) if len(candidates) >= 1000 else _ask_for_port(host)
-        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        held = socket.socket(_family_of(host), socket.SOCK_STREAM)
         try:
             held.bind((host, port))
             # After the bind, which must fail where another socket of this user has the port.
@@ -68,10 +73,15 @@ def hold_port(host: str) -> socket.socket:
     )
 
 
+def _family_of(host: str) -> socket.AddressFamily:
+    """Return the family of a numeric address, or IPv4 for a name."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def _ask_for_port(host: str) -> int:
     """Return a free port that the system chose; 0 where it gives none. A socket that is bound to 0 itself
     would lose its port when it stops listening."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asking:
+    with contextlib.suppress(OSError), socket.socket(_family_of(host), socket.SOCK_STREAM) as asking:
         asking.bind((host, 0))
         return int(asking.getsockname()[1])
     return 0
@@ -143,7 +153,7 @@ def adopt_listener(descriptor: int, address: str) -> None:
 def _bind_beside(host: str, port: int) -> socket.socket:
     """Return a socket that is bound beside the one that another process of this user holds. Raises OSError
     where that one is used."""
-    beside = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    beside = socket.socket(_family_of(host), socket.SOCK_STREAM)
     try:
         beside.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         beside.bind((host, port))

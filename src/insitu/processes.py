@@ -78,6 +78,20 @@ def open_process(identity: ProcessIdentity) -> int | None:
     return None
 
 
+def has_ended(identity: ProcessIdentity) -> bool:
+    """Return whether the process has ended, also where its parent hasn't asked how yet."""
+    try:
+        fields = _read_stat(identity.pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False  # this process can't look, such as without a free descriptor
+    try:
+        return fields[0] in "ZX" or int(fields[19]) != identity.start
+    except (IndexError, ValueError):
+        return False
+
+
 def _read_stat(pid: int | str) -> list[str]:
     """Return the fields of /proc/PID/stat from the third on: state, parent, ... Raises OSError."""
     # The name, in brackets, may hold anything.

@@ -86,11 +86,18 @@ class ProgressWriter:
         self.generation = 0
 
     def write(self, epoch: int, step: int, rows: int, place: str) -> None:
+        self._put(epoch, step, rows, time.monotonic(), self.generation, self.elastic, place)
+
+    def copy(self, found: Progress) -> None:
+        """Write a record of another process as it is."""
+        self._put(found.epoch, found.step, found.rows, found.at, found.generation, found.elastic, found.place)
+
+    def _put(
+        self, epoch: int, step: int, rows: int, at: float, generation: int, elastic: bool, place: str
+    ) -> None:
         self._records += 1
         name = place.encode()[:24]
-        record = _RECORD.pack(
-            self._records, epoch, step, rows, time.monotonic(), self.generation, self.elastic, name
-        )
+        record = _RECORD.pack(self._records, epoch, step, rows, at, generation, elastic, name)
         start = self._records % 2 * _SLOT
         self._map[start : start + _SLOT] = record + _SUM.pack(crc32(record))
 

@@ -22,7 +22,7 @@ from insitu.access import (
     make_sticky_folder,
     share_home,
 )
-from insitu.errors import InputError
+from insitu.errors import GridError, InputError
 from insitu.grid import Catalog, import_cache
 from insitu.grid.files import cache_locks
 from insitu.grid.store import open_copy
@@ -192,3 +192,66 @@ def test_an_unknown_group_is_named(home):
     with pytest.raises(InputError, match=r"--shared names a group of this machine.*no-such-group"):
         share_home(Paths(home), "no-such-group")
     assert not is_shared(home)
+
+
+def test_a_link_in_the_place_of_a_lock_leads_nowhere(home, tmp_path):
+    """A member of a shared home could have had a file of the victim opened to the group."""
+    private = tmp_path / "private"
+    private.touch(mode=0o600)
+    make_folder(home, home / "locks")
+    home.chmod(0o2770)
+    (home / "locks" / "a.lock").symlink_to(private)
+    with pytest.raises(OSError, match="symbolic links"):
+        make_file(home, home / "locks" / "a.lock")
+    with pytest.raises(OSError, match="symbolic links"), cache_locks(Paths(home), ["a"]):
+        pass
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+@needs_root
+def test_links_of_others_are_no_folders_of_a_home(home, tmp_path):
+    private = tmp_path / "private"
+    private.mkdir(mode=0o755)
+    make_folder(home, home / "nodes")
+    home.chmod(0o2770)
+    link = home / "nodes" / "a"
+    link.symlink_to(private)
+    make_folder(home, link / "b")  # one's own, as to a larger disk
+    assert stat.S_IMODE((private / "b").stat().st_mode) == 0o2770
+    private.chmod(0o755)
+    os.chown(link, NOBODY, -1, follow_symlinks=False)
+    with pytest.raises(NotADirectoryError) as caught:
+        make_folder(home, link / "c")
+    assert caught.value.filename == str(link)
+    assert stat.S_IMODE(private.stat().st_mode) == 0o755 and not (private / "c").exists()
+
+
+@needs_root
+def test_a_shared_home_leaves_to_owners_what_says_what_processes_do(reachable):
+    paths = Paths(reachable / "home")
+    make_folder(paths.home, paths.node("a"))
+    own = {paths.agent("a"): 0o640, paths.store_settings("a"): 0o640, paths.agent_lock("a"): 0o600}
+    for path in (*own, paths.store_id("a")):
+        path.touch(mode=0o600)
+    share_home(paths, grp.getgrgid(NOBODY).gr_name)
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in own} == own
+    assert stat.S_IMODE(paths.store_id("a").stat().st_mode) == 0o660
+
+
+def test_the_journal_of_a_shared_catalogue_is_no_link(home, tmp_path):
+    """SQLite wrote its journal to whatever file of the victim a member of the group had linked there."""
+    paths = Paths(home)
+    make_cache(paths, tmp_path)
+    share_home(paths, grp.getgrgid(os.getgid()).gr_name)
+    assert paths.catalog_journal.is_file() and stat.S_IMODE(paths.catalog_journal.stat().st_mode) == 0o660
+    make_cache(paths, tmp_path, "b")
+    assert paths.catalog_journal.is_file()
+    paths.catalog_journal.unlink()
+    private = tmp_path / "private"
+    paths.catalog_journal.symlink_to(private)
+    for use in (lambda: Catalog(paths).caches(), lambda: make_cache(paths, tmp_path, "c")):
+        with pytest.raises(GridError, match="somebody has made a link"):
+            use()
+    assert not private.exists()
+    paths.catalog_journal.unlink()
+    assert [cache.name for cache in Catalog(paths).caches()] == ["a", "b"]

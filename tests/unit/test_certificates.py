@@ -6,8 +6,9 @@ import ssl
 from pathlib import Path
 
 import pytest
+from cryptography.exceptions import InvalidSignature
 
-from insitu.certificates import Certificate, make_certificate
+from insitu.certificates import Certificate, make_certificate, make_credentials
 
 
 def _load(made: Certificate, folder: Path, name: str) -> Path:
@@ -41,3 +42,21 @@ def test_openssl_reads_what_was_written(tmp_path: Path) -> None:
 def test_the_key_is_not_shown() -> None:
     made = make_certificate()
     assert "PRIVATE" not in repr(made)
+
+
+def _verify(authority: str, shown: Certificate) -> None:
+    """Raise where the authority hasn't signed what a member shows."""
+    from cryptography import x509
+
+    issuer = x509.load_pem_x509_certificate(authority.encode())
+    x509.load_pem_x509_certificate(shown.pem.encode()).verify_directly_issued_by(issuer)
+
+
+def test_members_recognize_each_other_and_nobody_else(tmp_path: Path) -> None:
+    first, second, other = make_credentials(b"seed"), make_credentials(b"seed"), make_credentials(b"other")
+    assert first.own.key_pem != second.own.key_pem
+    _load(first.own, tmp_path, "own.pem")
+    _verify(first.authority, second.own)
+    with pytest.raises(InvalidSignature):
+        _verify(first.authority, other.own)
+    assert "PRIVATE" not in repr(first)
