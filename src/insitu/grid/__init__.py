@@ -13,61 +13,101 @@ if TYPE_CHECKING:
     from insitu.grid.catalog import Catalog
     from insitu.grid.catalog_copy import CatalogWatch, install_catalog_copy, is_catalog_copy
     from insitu.grid.conversion import register_converter
+    from insitu.grid.copies_here import check_here, find_missing_here
     from insitu.grid.dataset_opening import dataset
     from insitu.grid.datasets import Batch, Dataset
     from insitu.grid.deletion import delete_cache
     from insitu.grid.files import publish_file
+    from insitu.grid.ignite_export import export_cache
+    from insitu.grid.ignite_snapshots import read_snapshot
     from insitu.grid.importer import import_cache
     from insitu.grid.inventory import list_held, reconcile_store
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
-    from insitu.grid.leftovers import list_resumable, sweep
+    from insitu.grid.leftovers import (
+        StagedImport,
+        find_ended_imports,
+        list_resumable,
+        list_staged_imports,
+        sweep,
+    )
     from insitu.grid.manifests import find_unknown_versions
     from insitu.grid.quotas import StoreRoom, measure_store
+    from insitu.grid.rebalancer import RebalanceReport, rebalance_cache
     from insitu.grid.repair import RepairReport, repair_catalog
     from insitu.grid.scrubbing import CopyCheck, scrub_cache, verify_copies
+    from insitu.grid.shards import agree_on_shards, read_shard_map
     from insitu.grid.store_identity import (
         check_distinct,
+        is_home_of_agent,
         list_nodes_with_stores,
         make_store_id,
         read_store_id,
         read_stores,
     )
+    from insitu.grid.store_tidying import tidy_store
     from insitu.grid.structure import map_leaves
     from insitu.grid.tiering import Tier, TierMove, measure_move, move_cache
     from insitu.grid.tiers import find_slow_copies
-    from insitu.grid.topology import apply_tier_modes, bring_up, load_topology, set_up_stores, take_down
+    from insitu.grid.topology import (
+        apply_tier_modes,
+        bring_up,
+        list_local_nodes,
+        load_topology,
+        set_up_stores,
+        take_down,
+    )
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "catalog": ("Catalog",),
         "catalog_copy": ("CatalogWatch", "install_catalog_copy", "is_catalog_copy"),
+        "copies_here": ("check_here", "find_missing_here"),
         "conversion": ("register_converter",),
         "dataset_opening": ("dataset",),
         "datasets": ("Batch", "Dataset"),
         "deletion": ("delete_cache",),
         "files": ("publish_file",),
+        "ignite_export": ("export_cache",),
+        "ignite_snapshots": ("read_snapshot",),
         "importer": ("import_cache",),
         "inventory": ("list_held", "reconcile_store"),
-        "leftovers": ("list_resumable", "sweep"),
+        "leftovers": (
+            "StagedImport",
+            "find_ended_imports",
+            "list_resumable",
+            "list_staged_imports",
+            "sweep",
+        ),
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
         "manifests": ("find_unknown_versions",),
         "quotas": ("StoreRoom", "measure_store"),
+        "rebalancer": ("RebalanceReport", "rebalance_cache"),
         "repair": ("RepairReport", "repair_catalog"),
         "store_identity": (
             "check_distinct",
+            "is_home_of_agent",
             "list_nodes_with_stores",
             "make_store_id",
             "read_store_id",
             "read_stores",
         ),
+        "shards": ("agree_on_shards", "read_shard_map"),
+        "store_tidying": ("tidy_store",),
         "structure": ("map_leaves",),
         "scrubbing": ("CopyCheck", "scrub_cache", "verify_copies"),
         "tiering": ("Tier", "TierMove", "measure_move", "move_cache"),
         "tiers": ("find_slow_copies",),
-        "topology": ("apply_tier_modes", "bring_up", "load_topology", "set_up_stores", "take_down"),
+        "topology": (
+            "apply_tier_modes",
+            "bring_up",
+            "list_local_nodes",
+            "load_topology",
+            "set_up_stores",
+            "take_down",
+        ),
     },
 )
 
@@ -79,25 +119,35 @@ __all__ = [
     "Dataset",
     "EpochAudit",
     "PartitionAudit",
+    "RebalanceReport",
     "RepairReport",
     "ShardLedger",
+    "StagedImport",
     "StoreRoom",
     "Tier",
     "TierMove",
+    "agree_on_shards",
     "apply_tier_modes",
     "audit",
     "bring_up",
     "check_distinct",
+    "check_here",
     "dataset",
     "delete_cache",
+    "export_cache",
+    "find_ended_imports",
+    "find_missing_here",
     "find_slow_copies",
     "find_unknown_versions",
     "import_cache",
     "install_catalog_copy",
     "is_catalog_copy",
+    "is_home_of_agent",
     "list_held",
+    "list_local_nodes",
     "list_nodes_with_stores",
     "list_resumable",
+    "list_staged_imports",
     "load_topology",
     "make_store_id",
     "map_leaves",
@@ -107,8 +157,11 @@ __all__ = [
     "owners_of_partition",
     "publish_file",
     "read_ledgers",
+    "read_shard_map",
+    "read_snapshot",
     "read_store_id",
     "read_stores",
+    "rebalance_cache",
     "reconcile_store",
     "register_converter",
     "repair_catalog",
@@ -117,5 +170,6 @@ __all__ = [
     "shard_partitions",
     "sweep",
     "take_down",
+    "tidy_store",
     "verify_copies",
 ]

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import stat
+from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 
 from insitu.durable import sync_folder
-from insitu.errors import InputError, SourceError
+from insitu.errors import GridError, InputError, SourceError
 from insitu.grid.import_plan import LABEL
 from insitu.grid.partitions import is_ragged
 from insitu.grid.sources import SourceOptions, describe_columns
 from insitu.grid.store_settings import read_settings
-from insitu.grid.tiers import find_slow, link_file, make_tier_folder
+from insitu.grid.tiers import find_slow, lies_in_tier, link_file, make_tier_folder, open_in_tier
 from insitu.grid.verification import check_size
+from insitu.guarded_paths import list_trusted_users
 from insitu.paths import Paths, StagedPaths
-from insitu.spec import CacheSpec, Column
+from insitu.spec import CacheSpec, Column, NodeId
 
 
 def check_base(base: CacheSpec, conflicting: dict[str, bool]) -> None:
@@ -59,11 +64,15 @@ def check_columns(base: CacheSpec, columns: tuple[Column, ...]) -> None:
         )
 
 
-def check_copies(paths: Paths, base: CacheSpec) -> None:
-    """Raise CorruptPartition where a partition of `base`, which the new version is to share, isn't there."""
+def check_copies(paths: Paths, base: CacheSpec, nodes: Collection[NodeId]) -> None:
+    """Raise CorruptPartition where a partition of `base`, which the new version is to share, isn't there.
+
+    `nodes` are those whose stores lie in this home.
+    """
     for info in base.partitions:
         for owner in info.owners:
-            check_size(paths.partition(owner, base.name, base.version, info.index), info)
+            if owner in nodes:
+                check_size(paths.partition(owner, base.name, base.version, info.index), info)
 
 
 def join_labels(base: CacheSpec, found: set[str]) -> tuple[str, ...]:
@@ -71,28 +80,33 @@ def join_labels(base: CacheSpec, found: set[str]) -> tuple[str, ...]:
     return (*base.labels, *sorted(found - set(base.labels)))
 
 
-def share_partitions(paths: Paths, base: CacheSpec, staged: StagedPaths, version: int) -> None:
-    """Put the partitions of `base` into the staged `version`, too, where possible as further names of files.
+def share_partitions(
+    paths: Paths, base: CacheSpec, staged: StagedPaths, version: int, nodes: Collection[NodeId]
+) -> None:
+    """Put the partitions of `base` on `nodes` into the staged `version`, too, where possible as further names
+    of files.
 
     What lies on a second path gets a further name there. Either version can be dropped without harm to the
     other. Raises OSError, CorruptPartition for what isn't there, and GridError.
     """
-    check_copies(paths, base)
-    tiers = {owner: read_settings(paths, owner).tier for info in base.partitions for owner in info.owners}
+    check_copies(paths, base, nodes)
+    tiers = {node: read_settings(paths, node).tier for node in nodes}
     folders = set()
     for info in base.partitions:
-        for owner in info.owners:
+        for owner in (owner for owner in info.owners if owner in nodes):
             target = staged.partition(owner, info.index)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)  # of an import that was interrupted here
             source, tier = paths.partition(owner, base.name, base.version, info.index), tiers[owner]
             slow = find_slow(source)
-            if slow is None or tier is None:
+            if slow is None or tier is None or not lies_in_tier(tier, slow):
+                _check_link(paths, source)
                 link_file(source.resolve(), target)
             else:
                 further = tier.partition(base.name, version, info.index)
                 make_tier_folder(paths, tier, further.parent)
-                link_file(slow, further)
+                with open_in_tier(tier, further.parent) as there:
+                    link_file(slow, there / further.name)
                 folders.add(further.parent)
                 target.symlink_to(further)
             # The record says at which time and inode the file was right: these are the same for a link.
@@ -101,3 +115,15 @@ def share_partitions(paths: Paths, base: CacheSpec, staged: StagedPaths, version
                 shutil.copyfile(record, target.with_suffix(record.suffix))
     for folder in folders:
         sync_folder(folder)
+
+
+def _check_link(paths: Paths, source: Path) -> None:
+    """Raise GridError where another member of a shared home has put a link in the place of a partition: what
+    it leads to must not get into the store."""
+    found = source.lstat()
+    if stat.S_ISLNK(found.st_mode) and found.st_uid not in list_trusted_users(paths.home):
+        raise GridError(
+            f"A partition is a file, or a link to the second path of its store. Received: {source}, which "
+            f"user {found.st_uid} has made a link to {os.readlink(source)}. Have that user say why, or drop "
+            f"the cache"
+        )

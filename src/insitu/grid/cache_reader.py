@@ -12,6 +12,7 @@ import numpy as np
 
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
+from insitu.grid.copies_here import find_missing_here
 from insitu.grid.layout import Rows, ShuffledPlan, WindowOrder
 from insitu.grid.order_ahead import OrdersAhead
 from insitu.grid.partitions import is_variable
@@ -259,8 +260,15 @@ class CacheReader:
         return read_rows(self._make_source([copy], [0, count]), rows, self._ahead)
 
     def probe(self) -> tuple[Structure, int]:
-        """Read (structure, rows) of the first rows of the cache, two at most. They don't count as read."""
-        index = next(p.index for p in self.cache.partitions if p.rows)
+        """Read (structure, rows) of the first rows of the cache, two at most. They don't count as read.
+
+        Where other hosts alone have these, the rows are the first ones of this task's shards.
+        """
+        filled = [p.index for p in self.cache.partitions if p.rows]
+        index = filled[0]
+        if find_missing_here(self._paths, self.cache, [index]):
+            held = {own for shard in self.shards for own in self.shard_map.shards[shard]}
+            index = next((own for own in filled if own in held), index)
         copy = open_copy(self._paths, self.cache, index, self._node, verify=False)
         partition, rows = copy.partition, min(2, copy.partition.rows)
         if self.cache.codec is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,12 +30,15 @@ from insitu.grid.catalog_schema import (
     SCHEMA_VERSION,
     bring_up_to_date,
     insert_version,
+    note_deleted,
     read_schema_version,
+    select_deleted,
     select_placement,
     select_versions,
     write_placement,
 )
 from insitu.grid.store_settings import remove_slow_version
+from insitu.guarded_paths import open_folder
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PlacedCopy, check_cache_name
 
@@ -115,8 +119,14 @@ class Catalog:
             pins = database.execute("SELECT DISTINCT job FROM pins WHERE cache = ?", (name,)).fetchall()
             if pins:
                 raise InputError(f"Job {pins[0][0]} has begun to use {name}. Stop it first")
+            note_deleted(database, name)
             database.execute("DELETE FROM placement WHERE cache = ?", (name,))
             database.execute("DELETE FROM versions WHERE cache = ?", (name,))
+
+    def deleted(self) -> dict[str, int]:
+        """Return the highest version that was deleted of each cache."""
+        with self._reading() as database:
+            return {} if database is None else self._decoded(select_deleted, database)
 
     def restore(self, caches: Sequence[CacheSpec]) -> None:
         """Add versions that were lost from the catalogue, all in one transaction. The highest of each cache
@@ -211,7 +221,11 @@ class Catalog:
         """Delete the partitions of versions that the catalogue doesn't hold any more."""
         for cache in versions:
             for node in {owner for p in cache.partitions for owner in p.owners}:
-                shutil.rmtree(self._paths.version(node, cache.name, cache.version), ignore_errors=True)
+                version = self._paths.version(node, cache.name, cache.version)
+                # In a shared home others may put links in the place of folders.
+                opening = open_folder(self._paths.home, version.parent, follow=True)
+                with contextlib.suppress(OSError), opening as opened:
+                    shutil.rmtree(opened / version.name, ignore_errors=True)
                 remove_slow_version(self._paths, node, cache.name, cache.version)
 
     def clear(self) -> None:
@@ -220,6 +234,7 @@ class Catalog:
             with self._transaction() as database:
                 for table in ("versions", "placement", "stores", "pins"):
                     database.execute(f"DELETE FROM {table}")
+                database.execute("DROP TABLE IF EXISTS deleted")
 
     def _select(self, where: str, values: tuple[str | int, ...] = ()) -> list[CacheSpec]:
         with self._reading() as database:
@@ -292,8 +307,25 @@ class Catalog:
             )
         return version
 
+    def _make_journal(self) -> None:
+        """Make the journal of a shared home, which stays: SQLite would follow a link in its place.
+
+        Raises GridError for a link.
+        """
+        try:
+            make_file(self._paths.home, self._paths.catalog_journal)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                return  # a home that can be read alone
+            raise GridError(
+                f"The journal of a catalogue is a file. Received: {self._paths.catalog_journal}, which "
+                f"somebody has made a link. Have it removed"
+            ) from error
+
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
+        if is_shared(self._paths.home):
+            self._make_journal()
         try:
             with contextlib.closing(
                 sqlite3.connect(self._paths.catalog, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
@@ -307,6 +339,8 @@ class Catalog:
                 if verdict != "ok":
                     raise self._make_corrupt_error(verdict)
                 yield database
+        except UnicodeDecodeError as error:  # SQLite names an index whose name is damaged, too
+            raise self._make_corrupt_error(str(error)) from error
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0)
             if code & 0xFF == sqlite3.SQLITE_BUSY:

@@ -45,7 +45,7 @@ def install_catalog_copy(paths: Paths, data: bytes) -> None:
         raise GridError(f"A catalogue is a file of SQLite. Received: {len(data)} bytes of something else")
     make_folder(paths.home, paths.home)
     # What an interrupted change of another file has left would be taken for part of this one.
-    paths.catalog.with_name(f"{paths.catalog.name}-journal").unlink(missing_ok=True)
+    paths.catalog_journal.unlink(missing_ok=True)
     marked = data[:_MARK_AT] + _MARK + data[_MARK_AT + len(_MARK) :]
     replace_file(paths.catalog, marked, sync=True, mode=file_mode(paths.home))
 
@@ -79,7 +79,7 @@ class CatalogWatch:
                 database.execute("BEGIN")
                 database.execute("SELECT count(*) FROM sqlite_master").fetchone()
                 return database.serialize()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise CorruptCatalog(
                 f"The catalogue at {self._paths.catalog} can't be read ({error}). `insitu repair` makes a "
                 f"new one from what lies in the stores"

@@ -1,7 +1,8 @@
 """The tables of the catalogue, and how specifications are put into them and taken out.
 
 `versions` has what never changes of a version. `placement` has the nodes of its partitions; `position` gives
-the order, the primary owner first. `stores` has the node that each store was last seen on.
+the order, the primary owner first. `stores` has the node that each store was last seen on. `deleted` has the
+highest version of each cache that was deleted, for the hosts that weren't there then.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ CREATE TABLE placement (
     WITHOUT ROWID;
 CREATE TABLE stores (store TEXT PRIMARY KEY, node TEXT NOT NULL);
 """
+_DELETED = "CREATE TABLE IF NOT EXISTS deleted (cache TEXT PRIMARY KEY, version INTEGER NOT NULL)"
 _SCHEMA = f"""
 CREATE TABLE versions (
     cache TEXT NOT NULL, version INTEGER NOT NULL, latest INTEGER NOT NULL, spec TEXT NOT NULL,
@@ -55,6 +57,21 @@ def bring_up_to_date(database: sqlite3.Connection) -> None:
         _execute(database, f"DELETE FROM versions; {_PLACEMENT} PRAGMA user_version = {SCHEMA_VERSION}")
         for spec, latest in specs:
             insert_version(database, spec, latest=bool(latest))
+
+
+def note_deleted(database: sqlite3.Connection, cache: str) -> None:
+    """Write down that the versions that a cache has now are deleted. Belongs into a transaction."""
+    database.execute(_DELETED)  # catalogues of the same format that are older lack it
+    highest = "SELECT cache, MAX(version) FROM versions WHERE cache = ? GROUP BY cache"
+    database.execute(f"INSERT OR REPLACE INTO deleted {highest}", (cache,))
+
+
+def select_deleted(database: sqlite3.Connection) -> dict[str, int]:
+    """Return the highest version that was deleted of each cache."""
+    found = "SELECT 1 FROM sqlite_master WHERE name = 'deleted'"
+    if database.execute(found).fetchone() is None:
+        return {}
+    return {cache: int(version) for cache, version in database.execute("SELECT * FROM deleted")}
 
 
 def _execute(database: sqlite3.Connection, script: str) -> None:

@@ -10,6 +10,7 @@ from insitu.context import Context
 from insitu.context import context as context_of_process
 from insitu.errors import InputError
 from insitu.grid.cache_reader import CacheReader
+from insitu.grid.copies_here import check_here
 from insitu.grid.datasets import Dataset
 from insitu.grid.reads import READS
 from insitu.grid.shards import resolve
@@ -24,6 +25,7 @@ def dataset(
     shards: Sequence[int] | None = None,
     paths: Paths | None = None,
     context: Context | None = None,
+    **columns: str | Sequence[str],
 ) -> Dataset:
     """Return the rows of cache `name`, by default of the job's cache, for this task's shards.
 
@@ -32,11 +34,21 @@ def dataset(
     None: all but the label. `shards` overrides which shards this task iterates. In the evaluator there is
     one shard with all partitions, of the job's version; so there is outside a job, of the latest version.
     Raises UnknownCache, and InputError for an unknown column, or no name where no job has a cache.
+
+    `name` may be the address of a cache of Apache Ignite, ignite://HOST[:PORT][,HOST...]/CACHE. A job that
+    was started on it has read it; outside a job the first call reads it. `tensor`, `fill`, `arrow`, `without`
+    and `ragged` are then as on the command line, such as tensor="image=uint8[28,28]" or without=["a", "b"].
     """
     context = context or context_of_process()
     paths = paths or context.paths
     name = name or _cache_of_job(context)
-    cache, shard_map = resolve(name, paths, context)
+    version = None
+    if columns or "://" in name:
+        # Most scripts need nothing of it.
+        from insitu.grid.ignite_snapshots import find_snapshot
+
+        name, version = find_snapshot(paths, context, name, columns)
+    cache, shard_map = resolve(name, paths, context, version)
     job, task = context.job, context.task
     if context.role == "evaluator" and shards is None:
         context = context.for_strategy()
@@ -58,6 +70,8 @@ def dataset(
         raise InputError(f"Shards are in [0, {len(shard_map.shards)}). Received: {held}")
     if job is not None:
         READS.write_to(job.reads(task))
+    else:
+        check_here(paths, cache, itertools.chain.from_iterable(shard_map.shards[shard] for shard in held))
     reader = CacheReader(paths, cache, shard_map, held, context.node, chosen, label)
     return Dataset(reader, context)
 

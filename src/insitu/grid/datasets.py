@@ -372,6 +372,21 @@ class Dataset:
             raise InputError(f"Epoch and step count from 0. Received: epoch {epoch}, step {start_step}")
         return self._shard_batches(shard, epoch, start_step, size[shard])
 
+    def partition_batches(self, shard: int, partition: int, size: int = 1 << 18) -> Iterator[Structure]:
+        """Yield the rows of one partition of a shard, as they lie, in batches of `size` rows, as after `map`.
+
+        Raises InputError for what `filter` and `take` leave, and CorruptPartition.
+        """
+        if self.is_selected:
+            raise InputError(f"Partitions are read whole. Received: {self!r}. Leave filter and take out")
+        reader = self._reader
+        k = self.shard_map.shards[shard].index(partition)
+        rows = self.cache.partitions[partition].rows
+        for start in range(0, rows, size):
+            data, count, _ = reader.read_ranges(shard, [(k, start, min(rows, start + size))])
+            yield self._finish(data, count)
+        READS.publish()
+
     def _shard_batches(self, shard: int, epoch: int, start_step: int, size: int) -> Iterator[Batch]:
         reader = self._reader
         starts, order = reader.starts(shard), self._order(shard, epoch)

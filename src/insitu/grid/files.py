@@ -108,19 +108,19 @@ def publish_first(target: Path, data: bytes, mode: int = PRIVATE_FILE) -> bool:
 
 
 @contextlib.contextmanager
-def cache_locks(paths: Paths, caches: Sequence[str]) -> Iterator[None]:
+def cache_locks(paths: Paths, caches: Sequence[str], *, seconds: float = _CLEANING_SECONDS) -> Iterator[None]:
     """Hold the import locks of `caches`. Raises CacheBusy where another process has one.
 
     The kernel drops a lock when its holder ends, so a killed import leaves none. A clean-up holds a lock for
-    an instant; this function waits for that.
+    an instant; this function waits up to `seconds` for that.
     """
     with contextlib.ExitStack() as stack:
         for cache in sorted(set(caches)):
             path = paths.cache_lock(cache)
             make_folder(paths.home, path.parent)
             make_file(paths.home, path)
-            file = stack.enter_context(path.open("a"))
-            if not _locked(file):
+            file = stack.enter_context(open(path, "a", opener=_open_itself))
+            if not _locked(file, seconds):
                 raise CacheBusy(
                     f"Another process is importing into {cache} or moves it to another disk. Wait for it to "
                     f"end, then try again"
@@ -128,8 +128,13 @@ def cache_locks(paths: Paths, caches: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def _locked(file: IO[str]) -> bool:
-    deadline = time.monotonic() + _CLEANING_SECONDS
+def _open_itself(name: str, flags: int) -> int:
+    """Open a file, not what a link in its place leads to."""
+    return os.open(name, flags | os.O_NOFOLLOW)
+
+
+def _locked(file: IO[str], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

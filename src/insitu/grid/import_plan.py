@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from insitu.errors import InputError, SourceError, StorageFull
-from insitu.grid.ignite import FieldOptions, is_ignite_address
+from insitu.grid.ignite import FieldOptions, IgniteSource, is_ignite_address
 from insitu.grid.layout import owners_of_partition
 from insitu.grid.partition_builder import BUFFER_BYTES
 from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
@@ -70,6 +71,8 @@ class ImportOptions:
     fields: FieldOptions
     #: What columns are compressed with where it is worth it; None: nothing is.
     compress: str | None = None
+    #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
+    beside_servers: bool = False
 
     def __post_init__(self) -> None:
         if self.compress not in (None, *CODECS):
@@ -126,6 +129,14 @@ class ImportPlan:
     base: CacheSpec | None = None
     #: What columns are compressed with where it is worth it; None: nothing is.
     codec: str | None = None
+    #: `primaries[p]`: the node that holds partition p; empty: nodes hold partitions in turn.
+    primaries: tuple[NodeId, ...] = ()
+
+    def owners_of(self, partition: int) -> tuple[NodeId, ...]:
+        """Return the nodes that hold a partition, its primary owner first."""
+        if self.primaries:
+            return (self.primaries[partition],)
+        return owners_of_partition(partition, self.topology, self.backups)
 
     @property
     def first_partition(self) -> int:
@@ -297,11 +308,7 @@ def check_room(paths: Paths, sizes: RowSizes, backups: int, codec: str | None, d
 def bytes_by_node(plan: ImportPlan) -> dict[NodeId, int]:
     """Return about how many bytes come into the store of each node. A guess counts half, and what will be
     compressed."""
-    copies = Counter(
-        owner
-        for partition in plan.new_partitions
-        for owner in owners_of_partition(partition, plan.topology, plan.backups)
-    )
+    copies = Counter(owner for partition in plan.new_partitions for owner in plan.owners_of(partition))
     is_exact = plan.sizes.is_known and plan.codec is None
     size = plan.sizes.bytes if is_exact else plan.sizes.bytes // 2
     return {node: size * count // plan.partitions for node, count in copies.items()}
@@ -309,6 +316,30 @@ def bytes_by_node(plan: ImportPlan) -> dict[NodeId, int]:
 
 def _nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+
+
+def check_owners(topology: Topology, backups: int) -> None:
+    """Raise InputError where there are too few nodes for so many copies."""
+    owners_of_partition(0, topology, backups)
+
+
+def find_primaries(source: Source, topology: Topology) -> tuple[NodeId, ...]:
+    """Return the node beside the primary server of each partition of a cache of Ignite; empty where the
+    servers don't say which that is."""
+    places = source.places if isinstance(source, IgniteSource) else None
+    return places.owners(topology.nodes) if places else ()
+
+
+def describe_origin(plan: ImportPlan) -> Mapping[str, Any] | None:
+    """Return `CacheSpec.origin` of what was read. With it, where partitions are those of Ignite, the server
+    of each."""
+    source = next((source for source in plan.sources if isinstance(source, IgniteSource)), None)
+    if source is None or source.origin is None:
+        return None
+    places = source.places if plan.primaries else None
+    if places is None:
+        return source.origin
+    return source.origin | {"servers": list(places.servers), "primaries": list(places.primaries)}
 
 
 def columns_of_caches(source: Source, label_from_filename: bool) -> tuple[Column, ...]:

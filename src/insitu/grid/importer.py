@@ -14,7 +14,6 @@ on the cache, which ends with its process.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import secrets
@@ -23,19 +22,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from insitu.access import apply_modes, make_folder
-from insitu.durable import sync_folder, sync_tree
-from insitu.errors import CacheBusy, CacheExists, GridError, SourceError
-from insitu.grid.appending import check_base, check_columns, check_copies, join_labels, share_partitions
+from insitu.access import make_folder
+from insitu.durable import sync_tree
+from insitu.errors import CacheBusy, CacheExists, SourceError
+from insitu.grid.appending import check_base, check_columns, join_labels
 from insitu.grid.catalog import Catalog
 from insitu.grid.catalog_copy import refuse_copy
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
-from insitu.grid.ignite import FieldOptions, IgniteSource
+from insitu.grid.ignite import FieldOptions
 from insitu.grid.import_journal import ImportJournal, Place, find_resumable
+from insitu.grid.import_owners import (
+    ImportOwners,
+    Sender,
+    copy_to_backups,
+    record_as_verified,
+    remove_unpublished,
+)
 from insitu.grid.import_plan import (
     LABEL,
     LEAST_PARTITIONS,
@@ -43,38 +49,33 @@ from insitu.grid.import_plan import (
     ImportPlan,
     bytes_by_node,
     check_key,
+    check_owners,
     check_partitions_in_all,
     check_room,
     choose_block_rows,
     choose_partitions,
     columns_of_caches,
+    describe_origin,
+    find_primaries,
     measure_rows,
     most_readable,
     read_max_mappings,
     refuse_conflicts,
 )
+from insitu.grid.import_rows import add_labels, find_destinations, label_of, refuse_nan_labels
 from insitu.grid.import_sources import open_sources_of
-from insitu.grid.layout import (
-    check_split,
-    hash_integers,
-    hash_rows,
-    hash_texts,
-    owners_of_partition,
-    partition_of_rows,
-    split_of_rows,
-)
+from insitu.grid.layout import check_split
 from insitu.grid.leftovers import host_mark, measure_dead, sweep
-from insitu.grid.manifests import commit_manifests, next_version, prepare_manifest
+from insitu.grid.manifests import commit_manifests
 from insitu.grid.partition_builder import PartitionBuilders, TextsTooLong
-from insitu.grid.partitions import is_variable, text_buffers
+from insitu.grid.partitions import is_variable
 from insitu.grid.source_blocks import SourceBlocks
-from insitu.grid.sources import Block, Source, stem
-from insitu.grid.store_identity import update_stores
 from insitu.grid.tiering import QuotaWatch, make_room
-from insitu.grid.topology import load_topology
-from insitu.grid.verification import record_written
-from insitu.paths import Paths, StagedPaths
+from insitu.paths import Paths
 from insitu.spec import CacheSpec, PartitionInfo, check_cache_name
+
+if TYPE_CHECKING:
+    from insitu.grid.transfer import RemoteStores
 
 BLOCK_BYTES = 4 << 20
 """Bytes of sources that are read, and passed on, at once."""
@@ -107,7 +108,9 @@ def import_cache(
     resume: bool = False,
     compress: str | None = None,
     fields: FieldOptions | None = None,
+    beside_servers: bool = False,
     progress: ProgressCallback | None = None,
+    remote: RemoteStores | None = None,
 ) -> list[CacheSpec]:
     """Import `sources` as a new version of cache `name`; return what was published.
 
@@ -122,28 +125,42 @@ def import_cache(
     partitions of the latest one and new ones for the rows of `sources`. `resume` goes on with what an
     interrupted call with the same arguments has done, if there is one, and keeps what it has done itself
     where it is interrupted. `compress` is "lz4" or "zstd": columns that it makes smaller by a tenth are
-    compressed. `fields` says more of the columns of a cache of Ignite, which is named by its address.
+    compressed. `fields` says more of the columns of a cache of Ignite, which is named by its address;
+    `beside_servers` keeps its partitions, each on the node beside the server that is primary for it.
+    `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
-    into the cache, StorageFull; after any of them all is as it was before.
+    into the cache, StorageFull, TransferError where an agent fails; after any of them all is as it was
+    before.
     """
     options = ImportOptions(
         *(partitions, backups, format, column, key, label_from_filename, overwrite, split),
-        *(tuple(ragged), features, render, append, resume, fields or FieldOptions(), compress),
+        *(
+            tuple(ragged),
+            features,
+            render,
+            append,
+            resume,
+            fields or FieldOptions(),
+            compress,
+            beside_servers,
+        ),
     )
     refuse_copy(paths)
     with home_errors(paths.home):
-        catalog = Catalog(paths)
-        plan = _make_plan(paths, catalog, name, sources, options)
+        catalog, owners = Catalog(paths), ImportOwners(paths, remote)
+        plan = _make_plan(owners, catalog, name, sources, options)
         with cache_locks(paths, plan.names):
             _refuse_caches(catalog, plan, options)
-            token, plan = _choose_token(paths, plan, resume)
+            owners.check_room(bytes_by_node(plan), plan.names)
+            token, plan = _choose_token(paths, owners, plan, resume)
             sweep(paths, plan.names, kept=token)
-            return _import(paths, catalog, plan, options, token, progress or (lambda rows, done, total: None))
+            report = progress or (lambda rows, done, total: None)
+            return _import(paths, catalog, owners, plan, options, token, report)
 
 
 def _make_plan(
-    paths: Paths, catalog: Catalog, name: str, sources: Sequence[str], options: ImportOptions
+    owners: ImportOwners, catalog: Catalog, name: str, sources: Sequence[str], options: ImportOptions
 ) -> ImportPlan:
     """Return what is to be done. Nothing is written yet. Raises what `import_cache` does."""
     refuse_conflicts(sources, options)
@@ -152,20 +169,22 @@ def _make_plan(
     if base is None:
         _refuse_existing(catalog, names, options.overwrite)
     opened, states = open_sources_of(sources, options, base)
-    topology = load_topology(paths)
+    topology = owners.topology
     is_labelled = options.label_from_filename or (base and base.labels)
-    labels = {_label_of(source) for source in opened} if is_labelled else set()
+    labels = {label_of(source) for source in opened} if is_labelled else set()
     columns = columns_of_caches(opened[0], bool(labels))
     if base is not None:
         check_columns(base, columns)
-        check_copies(paths, base)
+        owners.check_base(base)
     check_key(options.key, columns)
     backups = options.backups if base is None else base.backups
-    owners_of_partition(0, topology, backups)
+    check_owners(topology, backups)
     sizes = measure_rows(opened, columns)
     least = LEAST_PARTITIONS if base is None else 1
     most = most_readable(read_max_mappings())
-    partitions = choose_partitions(options.partitions, topology, sizes.bytes * max(fractions), least, most)
+    size = sizes.bytes * max(fractions)
+    primaries = find_primaries(opened[0], topology) if options.beside_servers else ()
+    partitions = len(primaries) or choose_partitions(options.partitions, topology, size, least, most)
     check_partitions_in_all(partitions, base)
     return ImportPlan(
         names=names,
@@ -184,11 +203,8 @@ def _make_plan(
         codec=base.codec if base else options.compress,
         features=options.features,
         render=options.render,
+        primaries=primaries,
     )
-
-
-def _label_of(source: Source) -> str:
-    return stem(Path(source.path))
 
 
 def _find_base(catalog: Catalog, name: str, options: ImportOptions) -> CacheSpec | None:
@@ -219,7 +235,9 @@ def _refuse_caches(catalog: Catalog, plan: ImportPlan, options: ImportOptions) -
         )
 
 
-def _choose_token(paths: Paths, plan: ImportPlan, resume: bool) -> tuple[str, ImportPlan]:
+def _choose_token(
+    paths: Paths, owners: ImportOwners, plan: ImportPlan, resume: bool
+) -> tuple[str, ImportPlan]:
     """Return the name of the staged folders, and the plan, as they were if there is something to go on with.
 
     Raises StorageFull where the import won't fit.
@@ -229,8 +247,10 @@ def _choose_token(paths: Paths, plan: ImportPlan, resume: bool) -> tuple[str, Im
         token, block_rows = found
         return token, replace(plan, block_rows=block_rows)
     dead = measure_dead(paths, plan.names)  # it is removed as soon as it is known that the import fits
-    check_room(paths, plan.sizes, plan.backups, plan.codec, sum(dead.values()))
-    make_room(paths, {n: need - dead.get(n, 0) for n, need in bytes_by_node(plan).items()}, plan.names)
+    # Backups on other hosts are sent from where the primary is staged.
+    check_room(paths, plan.sizes, 0 if owners.remote_nodes else plan.backups, plan.codec, sum(dead.values()))
+    needs = bytes_by_node(plan)
+    make_room(paths, {n: needs[n] - dead.get(n, 0) for n in owners.keep_here(needs)}, plan.names)
     return f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}", plan
 
 
@@ -255,6 +275,7 @@ def _refuse_existing(catalog: Catalog, names: Sequence[str], overwrite: bool) ->
 def _import(
     paths: Paths,
     catalog: Catalog,
+    owners: ImportOwners,
     plan: ImportPlan,
     options: ImportOptions,
     token: str,
@@ -265,28 +286,35 @@ def _import(
     try:
         kept = "What was written is kept: the same command goes on with it, one without --resume removes it"
         with full_disk_as_error(paths.home, kept if options.resume else "Nothing of it was kept"):
-            update_stores(paths, plan.topology.nodes, make_catalog=True)
-            plan, written = _write_in_blocks(paths, catalog, plan, options.resume, token, progress)
+            owners.note_stores()
+            plan, written = _write_in_blocks(paths, catalog, owners, plan, options.resume, token, progress)
             versions += written
-            make_room(paths, dict.fromkeys(plan.topology.nodes, 0), plan.names)
+            make_room(paths, dict.fromkeys(owners.keep_here(plan.topology.nodes), 0), plan.names)
             for cache in versions:
-                _move_into_stores(paths, plan, paths.staged(cache.name, token), cache)
+                owners.put_in_place(token, cache, plan.base)
             dropped = catalog.publish(versions, overwrite=options.overwrite or options.append)
             published = True
             commit_manifests(paths, versions)
-            _record_as_verified(paths, plan, versions)
+            record_as_verified(paths, versions, plan.first_partition)
     finally:
         for name in plan.names:
             if published or not options.resume:
                 shutil.rmtree(paths.staged(name, token).root, ignore_errors=True)
         if not published:
-            _remove_unpublished(catalog, versions)
+            remove_unpublished(catalog, versions)
+        owners.end(catalog, plan.names, versions)
     catalog.remove_files(dropped)
     return versions
 
 
 def _write_in_blocks(
-    paths: Paths, catalog: Catalog, plan: ImportPlan, resume: bool, token: str, progress: ProgressCallback
+    paths: Paths,
+    catalog: Catalog,
+    owners: ImportOwners,
+    plan: ImportPlan,
+    resume: bool,
+    token: str,
+    progress: ProgressCallback,
 ) -> tuple[ImportPlan, list[CacheSpec]]:
     """Write the staged partitions, from the beginning again with fewer rows a block if texts are too long.
 
@@ -294,7 +322,7 @@ def _write_in_blocks(
     """
     while True:
         try:
-            return plan, _write_partitions(paths, catalog, plan, resume, token, progress)
+            return plan, _write_partitions(paths, catalog, owners, plan, resume, token, progress)
         except TextsTooLong:
             if plan.base is not None:
                 raise SourceError(
@@ -308,7 +336,13 @@ def _write_in_blocks(
 
 
 def _write_partitions(
-    paths: Paths, catalog: Catalog, plan: ImportPlan, resume: bool, token: str, progress: ProgressCallback
+    paths: Paths,
+    catalog: Catalog,
+    owners: ImportOwners,
+    plan: ImportPlan,
+    resume: bool,
+    token: str,
+    progress: ProgressCallback,
 ) -> list[CacheSpec]:
     """Write the staged partitions (steps B and C). Returns the versions that they make."""
     make_folder(paths.home, paths.staging)
@@ -321,27 +355,15 @@ def _write_partitions(
         plan.columns, plan.block_rows, targets, drop_pages=not plan.fits_into_memory, codec=plan.codec
     )
     try:
-        _build(plan, builders, journal, progress, QuotaWatch(paths, plan.topology.nodes, plan.names))
-        return [
-            _complete(paths, catalog, plan, builders, token, index, name)
-            for index, name in enumerate(plan.names)
-        ]
+        here = owners.keep_here(plan.topology.nodes)
+        _build(plan, builders, journal, progress, QuotaWatch(paths, here, plan.names))
+        with owners.sending() as sender:
+            return [
+                _complete(paths, catalog, owners, plan, builders, sender, token, index)
+                for index in range(len(plan.names))
+            ]
     finally:
         builders.stop()
-
-
-def _record_as_verified(paths: Paths, plan: ImportPlan, caches: Sequence[CacheSpec]) -> None:
-    """Spare the first training the reading of what this import wrote; copies by the system are read then."""
-    for cache in caches:
-        for info in cache.partitions[plan.first_partition :]:
-            place = (info.owners[0], cache.name, cache.version, info.index)
-            record_written(paths.partition(*place), info, paths.verified(*place))
-
-
-def _remove_unpublished(catalog: Catalog, versions: Sequence[CacheSpec]) -> None:
-    """Remove the files of `versions`, but for those published just before an interruption."""
-    with contextlib.suppress(GridError):
-        catalog.remove_files([v for v in versions if catalog.find(v.name, v.version) is None])
 
 
 def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
@@ -349,7 +371,7 @@ def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
     targets = []
     for name in plan.names:
         for partition in plan.new_partitions:
-            primary, *_ = owners_of_partition(partition, plan.topology, plan.backups)
+            primary, *_ = plan.owners_of(partition)
             target = paths.staged(name, token).partition(primary, partition)
             target.parent.mkdir(parents=True, exist_ok=True)
             targets.append(target)
@@ -378,10 +400,10 @@ def _build(
     with SourceBlocks(plan.sources, plan.states, BLOCK_BYTES, (place.source, place.start)) as blocks:
         for item in blocks:
             source = plan.sources[item.source]
-            block = _labelled(numbers, source, item.block)
+            block = add_labels(numbers, source, item.block)
             if label_type is not None and label_type.kind == "f":
-                _refuse_nan_labels(source, block, rows)
-            builders.append(block, _destinations(plan, block, first_row + rows))
+                refuse_nan_labels(source, block, rows)
+            builders.append(block, find_destinations(plan, block, first_row + rows))
             rows += block.rows
             bytes_done = bytes_before[item.source] + block.source_bytes
             progress(rows, bytes_done, plan.source_bytes)
@@ -402,68 +424,35 @@ def _refuse_empty_caches(plan: ImportPlan, builders: PartitionBuilders) -> None:
             )
 
 
-def _labelled(numbers: Mapping[str, int], source: Source, block: Block) -> Block:
-    if not numbers:
-        return block
-    label = np.full(block.rows, numbers[_label_of(source)], dtype=np.int64)
-    return replace(block, columns={**block.columns, LABEL: label})
-
-
-def _refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
-    bad = np.isnan(block.columns[LABEL]).reshape(block.rows, -1).any(axis=1)
-    if bad.any():
-        raise SourceError(
-            f"{source.path}: {int(bad.sum())} of the labels of rows [{first_row}, {first_row + block.rows}) "
-            f"are NaN, the first in row {first_row + int(bad.argmax())}, counted over all sources. Drop or "
-            f"fill these rows"
-        )
-
-
-def _destinations(plan: ImportPlan, block: Block, first_row: int) -> npt.NDArray[np.int64] | None:
-    if len(plan.names) * plan.partitions == 1:
-        return None
-    if plan.key is None:
-        hashes = hash_rows(first_row, first_row + block.rows)
-    elif isinstance(values := block.columns[plan.key], np.ndarray):
-        hashes = hash_integers(values)
-    else:
-        offsets, data = text_buffers(values)
-        hashes = hash_texts(data, offsets)
-    partition = partition_of_rows(hashes, plan.partitions)
-    if len(plan.names) == 1:
-        return partition
-    return split_of_rows(hashes, plan.fractions) * plan.partitions + partition
-
-
 def _complete(
     paths: Paths,
     catalog: Catalog,
+    owners: ImportOwners,
     plan: ImportPlan,
     builders: PartitionBuilders,
+    sender: Sender,
     token: str,
     index: int,
-    name: str,
 ) -> CacheSpec:
-    """Complete the partitions of one of the names, and copy them to their backups (step C)."""
+    """Complete the partitions of one of the names, copy them to their backups, and begin to send those of
+    other hosts (step C)."""
+    name = plan.names[index]
     staged = paths.staged(name, token)
     one_by_one = plan.partitions * (1 + plan.backups) <= _SYNCED_ONE_BY_ONE
     infos = [] if plan.base is None else list(plan.base.partitions)
     for number, partition in enumerate(plan.new_partitions):
-        owners = owners_of_partition(partition, plan.topology, plan.backups)
+        nodes = plan.owners_of(partition)
         destination = index * plan.partitions + number
         size, checksum = builders.finish(destination, sync=one_by_one)
-        for backup in owners[1:]:
-            copy = staged.partition(backup, partition)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(staged.partition(owners[0], partition), copy)
-            if one_by_one:
-                with copy.open("rb") as file:
-                    os.fsync(file.fileno())
+        file, here = staged.partition(nodes[0], partition), owners.keep_here(nodes)
+        copies = [staged.partition(node, partition) for node in here if node != nodes[0]]
+        copy_to_backups(file, copies, sync=one_by_one)
         rows, raw_bytes = int(builders.rows[destination]), builders.raw_bytes(destination)
-        infos.append(PartitionInfo(partition, rows, size, checksum, owners, raw_bytes))
+        infos.append(PartitionInfo(partition, rows, size, checksum, nodes, raw_bytes))
+        sender.send(file, name, infos[-1], [node for node in nodes if node not in here])
     if not one_by_one:
         sync_tree(staged.root)
-    version = next_version(paths, catalog, name)
+    version = owners.choose_version(catalog, name)
     return CacheSpec(
         name,
         version,
@@ -476,24 +465,5 @@ def _complete(
         plan.block_rows,
         plan.codec,
         plan.sum_column_bytes(builders.column_bytes(index * plan.partitions, plan.partitions)),
-        next((source.origin for source in plan.sources if isinstance(source, IgniteSource)), None),
+        describe_origin(plan),
     )
-
-
-def _move_into_stores(paths: Paths, plan: ImportPlan, staged: StagedPaths, cache: CacheSpec) -> None:
-    """Rename the staged stores into the stores of their nodes (step D)."""
-    nodes = sorted({owner for p in cache.partitions for owner in p.owners})
-    for node in nodes:
-        make_folder(paths.home, staged.store(node))
-        apply_modes(paths.home, staged.store(node))
-    if plan.base is not None:
-        share_partitions(paths, plan.base, staged, cache.version)
-    for node in nodes:
-        source = staged.store(node)
-        prepare_manifest(paths, node, cache, staged.manifest(node))
-        sync_folder(source)
-        target = paths.version(node, cache.name, cache.version)
-        make_folder(paths.home, target.parent)
-        source.rename(target)
-        sync_folder(target.parent)
-        sync_folder(target.parent.parent)

@@ -8,6 +8,7 @@ import shutil
 import stat
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.access import make_folder
@@ -16,11 +17,24 @@ from insitu.grid.catalog import Catalog
 from insitu.grid.catalog_copy import is_catalog_copy
 from insitu.grid.files import cache_locks
 from insitu.grid.manifests import is_leftover
-from insitu.grid.store_identity import list_nodes_with_stores
+from insitu.grid.store_identity import is_home_of_agent, list_nodes_with_stores
 from insitu.grid.store_settings import read_settings
-from insitu.paths import Paths, TierPaths, cache_name_of_folder
+from insitu.guarded_paths import list_folders, open_folder
+from insitu.paths import Paths, StagedPaths, TierPaths, cache_name_of_folder
 from insitu.processes import read_host
 from insitu.spec import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class StagedImport:
+    """What a store has of an import that hasn't been ended there."""
+
+    #: The cache.
+    cache: str
+    #: What tells the import from others.
+    token: str
+    #: The version that has its place in the store already; None: there is none.
+    version: int | None
 
 
 def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) -> int:
@@ -30,12 +44,16 @@ def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) 
     others are locked for the instant that it takes to rename what is dead. What can be continued with
     --resume is removed for `locked` caches only, unless its token is `kept`. Returns the bytes removed.
 
-    Removes nothing beside a copy of the catalogue, which may be older than what lies in the store.
+    Removes nothing in the home of an agent: what has ended is known where the head is.
     """
-    if is_catalog_copy(paths):
+    if is_catalog_copy(paths) or is_home_of_agent(paths):
         return 0
-    caches = {cache_name_of_folder(store.name) for node in _folders(paths.nodes) for store in _folders(node)}
-    caches |= {cache_name_of_folder(folder.name) for folder in _folders(paths.staging)}
+    caches = {
+        cache_name_of_folder(store.name)
+        for node in _folders(paths, paths.nodes)
+        for store in _folders(paths, node)
+    }
+    caches |= {cache_name_of_folder(folder.name) for folder in _folders(paths, paths.staging)}
     for cache in sorted(caches - {""}):
         spared = (kept,) if cache in locked else _resumable(paths, cache)
         if not _dead_folders(paths, cache, spared):
@@ -45,9 +63,10 @@ def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) 
                 stack.enter_context(cache_locks(paths, [cache]))
             make_folder(paths.home, paths.staging)
             for folder in _dead_folders(paths, cache, spared):
-                folder.rename(paths.trash(secrets.token_hex(8)))
+                with open_folder(paths.home, folder.parent, follow=True) as opened:
+                    (opened / folder.name).rename(paths.trash(secrets.token_hex(8)))
     removed = 0
-    for folder in _folders(paths.staging):
+    for folder in _folders(paths, paths.staging):
         if not cache_name_of_folder(folder.name):
             removed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
             shutil.rmtree(folder, ignore_errors=True)
@@ -64,7 +83,9 @@ def _sweep_tiers(paths: Paths, locked: Sequence[str]) -> int:
         # Who needs settings that can't be read, or a disk that fails, says so.
         with contextlib.suppress(GridError, OSError):
             tier = read_settings(paths, node).tier
-            folders = [] if tier is None else [*_folders(tier.root), *_folders(paths.node(node))]
+            folders = (
+                [] if tier is None else [*_folders(paths, tier.root), *_folders(paths, paths.node(node))]
+            )
             for cache in sorted({cache_name_of_folder(folder.name) for folder in folders}):
                 with contextlib.suppress(CacheBusy, InputError):
                     removed += _sweep_cache(paths, tier, node, cache, locked) if tier is not None else 0
@@ -82,13 +103,15 @@ def _sweep_cache(paths: Paths, tier: TierPaths, node: NodeId, cache: str, locked
 
 def _has_foreign(paths: Paths, cache: str) -> bool:
     """Return whether another host may be importing into the cache: its lock may not be seen here."""
-    staged = [folder for folder in _folders(paths.staging) if cache_name_of_folder(folder.name) == cache]
+    staged = [
+        folder for folder in _folders(paths, paths.staging) if cache_name_of_folder(folder.name) == cache
+    ]
     return any(map(is_of_another_host, staged))
 
 
 def _resumable(paths: Paths, cache: str) -> tuple[str, ...]:
     """Return the tokens of dead or living imports into `cache` that --resume continues."""
-    folders = [f for f in _folders(paths.staging) if cache_name_of_folder(f.name) == cache]
+    folders = [f for f in _folders(paths, paths.staging) if cache_name_of_folder(f.name) == cache]
     tokens = [folder.name.partition("~")[2] for folder in folders]
     return tuple(token for token in tokens if paths.staged(cache, token).journal.exists())
 
@@ -96,7 +119,7 @@ def _resumable(paths: Paths, cache: str) -> tuple[str, ...]:
 def list_resumable(paths: Paths) -> dict[str, int]:
     """Return the bytes that imports which were interrupted keep for --resume, by the name of the cache."""
     found: dict[str, int] = {}
-    for folder in _folders(paths.staging):
+    for folder in _folders(paths, paths.staging):
         cache, token = cache_name_of_folder(folder.name), folder.name.partition("~")[2]
         if not cache or not paths.staged(cache, token).journal.exists():
             continue
@@ -127,15 +150,18 @@ def _dead_folders(paths: Paths, cache: str, spared: Sequence[str | None]) -> lis
     stored = [spec for spec in Catalog(paths).stored() if spec.name == cache]
     staged = [
         f
-        for f in _folders(paths.staging)
+        for f in _folders(paths, paths.staging)
         if cache_name_of_folder(f.name) == cache
         and f.name.partition("~")[2] not in spared
         and not is_of_another_host(f)
     ]
     stores = [
-        s for node in _folders(paths.nodes) for s in _folders(node) if cache_name_of_folder(s.name) == cache
+        s
+        for node in _folders(paths, paths.nodes)
+        for s in _folders(paths, node)
+        if cache_name_of_folder(s.name) == cache
     ]
-    versions = (version for store in stores for version in _folders(store))
+    versions = (version for store in stores for version in _folders(paths, store))
     return [*staged, *(version for version in versions if is_leftover(paths, version, stored))]
 
 
@@ -150,5 +176,41 @@ def is_of_another_host(staged: Path) -> bool:
     return bool(dash) and len(mark) == 8 and mark != host_mark()
 
 
-def _folders(parent: Path) -> list[Path]:
-    return [p for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+def _folders(paths: Paths, parent: Path) -> list[Path]:
+    """Return the folders in a folder of the home, without what others' links lead to: that isn't insitu's."""
+    return list_folders(paths.home, parent)
+
+
+def list_staged_imports(paths: Paths) -> list[StagedImport]:
+    """Return the imports that have brought something to this home and weren't ended."""
+    found = []
+    for folder in sorted(_folders(paths, paths.staging)):
+        cache, token = cache_name_of_folder(folder.name), folder.name.partition("~")[2]
+        if cache and token:
+            found.append(StagedImport(cache, token, read_prepared(StagedPaths(folder))))
+    return found
+
+
+def find_ended_imports(paths: Paths, staged: Sequence[StagedImport]) -> list[tuple[StagedImport, bool]]:
+    """Return which of the imports that an agent has named have ended, and whether each was published.
+
+    `paths` is the home of the head, where imports run and hold the lock on their caches. A token is drawn
+    under that lock: so where the lock is free, the import that has drawn it is over for good. Raises
+    GridError where the catalogue can't be read.
+    """
+    ended = []
+    for each in staged:
+        if is_of_another_host(Path(f"~{each.token}")):
+            continue  # its lock may not be seen here
+        with contextlib.suppress(CacheBusy), cache_locks(paths, [each.cache], seconds=0.0):
+            known = each.version is not None and Catalog(paths).find(each.cache, each.version) is not None
+            ended.append((each, known))
+    return ended
+
+
+def read_prepared(staged: StagedPaths) -> int | None:
+    """Return the version that the partitions of an import have become; None: they are staged, or partly."""
+    try:
+        return int(staged.prepared.read_text())
+    except (OSError, ValueError):
+        return None

@@ -12,7 +12,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -94,13 +94,15 @@ def prepare_manifest(paths: Paths, node: NodeId, cache: CacheSpec, path: Path) -
 
 
 def commit_manifests(paths: Paths, versions: Iterable[CacheSpec]) -> None:
-    """Mark the manifests of versions that the catalogue has now.
+    """Mark the manifests of versions that the catalogue has now, of the stores in this home.
 
     A version stands without that. A manifest that can't be marked is a warning.
     """
     for cache in versions:
         for node in {owner for p in cache.partitions for owner in p.owners}:
             path = paths.manifest(node, cache.name, cache.version)
+            if not path.parent.exists():
+                continue  # the store is another host's
             try:
                 commit_manifest(paths, path)
             except (OSError, CorruptManifest) as error:
@@ -130,19 +132,42 @@ def add_to_manifest(paths: Paths, node: NodeId, cache: CacheSpec, partition: int
     A manifest that is damaged is left for `insitu repair`. Raises OSError.
     """
     path = paths.manifest(node, cache.name, cache.version)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with manifest_lock(path.parent), _damage_logged():
         if not path.exists():
             old = Manifest(cache, make_store_id(paths, node), (), "committed")
         else:
             old = read_manifest(path)
         held = tuple(sorted({*old.held, partition}))
         write_manifest(paths.home, path, replace(old, held=held, state="committed"))
+
+
+def remove_from_manifest(paths: Paths, node: NodeId, name: str, version: int, partition: int) -> None:
+    """Note that `node` doesn't hold a partition any more. A manifest that is damaged is left for `insitu
+    repair`. Raises OSError."""
+    path = paths.manifest(node, name, version)
+    with manifest_lock(path.parent), _damage_logged():
+        old = read_manifest(path)
+        held = tuple(index for index in old.held if index != partition)
+        write_manifest(paths.home, path, replace(old, held=held))
+
+
+@contextlib.contextmanager
+def manifest_lock(folder: Path) -> Iterator[None]:
+    """Keep others from changing the manifest in the folder of a version, and which copies lie there."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _damage_logged() -> Iterator[None]:
+    try:
+        yield
     except CorruptManifest as error:
         logger.warning("%s. `insitu repair` writes it again.", error)
-    finally:
-        os.close(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +220,16 @@ def find_unknown_versions(paths: Paths) -> list[tuple[str, int]]:
 
 
 def next_version(paths: Paths, catalog: Catalog, cache: str) -> int:
-    """Return the number of the next version: above all that the catalogue has or that lie in a store."""
+    """Return the number of the next version: above all that the catalogue has or has had, or that lie in a
+    store of this home."""
     known = [spec.version for spec in catalog.stored() if spec.name == cache]
-    return max([0, *known, *(found.version for found in find_versions(paths, cache))]) + 1
+    deleted = catalog.deleted().get(cache, 0)
+    return max([next_stored_version(paths, cache), deleted + 1, *(version + 1 for version in known)])
+
+
+def next_stored_version(paths: Paths, cache: str) -> int:
+    """Return a number above those of all versions that lie in a store of this home."""
+    return max([0, *(found.version for found in find_versions(paths, cache))]) + 1
 
 
 def is_leftover(paths: Paths, folder: Path, stored: Sequence[CacheSpec]) -> bool:

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from insitu.access import file_mode
 from insitu.errors import CorruptCatalog, CorruptManifest, CorruptPartition, GridError
@@ -39,6 +40,9 @@ from insitu.grid.topology import load_topology
 from insitu.grid.verification import check_size, verify_file
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
+
+if TYPE_CHECKING:
+    from insitu.grid.transfer import RemoteStores
 
 Progress = Callable[[int, int], None]
 """Called with (folders of versions that were looked at, all of them)."""
@@ -85,16 +89,25 @@ class _Folder:
     manifest: Manifest | None
     #: Whether the manifest names the store that it lies in.
     at_home: bool
+    #: Of a store on another host, the partitions that its agent has found with the right size; None: it lies
+    #: in this home.
+    held: tuple[int, ...] | None = None
 
 
 def repair_catalog(
-    paths: Paths, *, dry_run: bool = False, with_unpublished: bool = False, progress: Progress | None = None
+    paths: Paths,
+    *,
+    dry_run: bool = False,
+    with_unpublished: bool = False,
+    progress: Progress | None = None,
+    remote: RemoteStores | None = None,
 ) -> RepairReport:
     """Rebuild what the catalogue lacks from the stores at hand; with `dry_run` only say what would be done.
 
-    `with_unpublished` publishes complete versions whose import died before it did. Raises CacheBusy during
-    an import, GridError where one store is a copy of another, CorruptCatalog for a catalogue of a newer
-    insitu, which is left as it is. An agent's copy isn't repaired: GridError.
+    `with_unpublished` publishes complete versions whose import died before it did. `remote` are agents whose
+    stores are looked through, too. Raises CacheBusy during an import, GridError where one store is a copy of
+    another, CorruptCatalog for a catalogue of a newer insitu, which is left as it is, TransferError where an
+    agent is lost. An agent's copy isn't repaired: GridError.
     """
     if not dry_run:
         refuse_copy(paths)
@@ -102,10 +115,12 @@ def repair_catalog(
     with home_errors(paths.home), full_disk_as_error(paths.home):
         stored = _read_catalog(paths, report)
         places = find_versions(paths)
-        names = sorted({place.name for place in places})
+        elsewhere = [] if remote is None else read_remote_folders(paths, remote, report)
+        names = sorted({place.name for place in (*places, *(folder.place for folder in elsewhere))})
         with contextlib.nullcontext() if dry_run else cache_locks(paths, names):
             stores = _identify_stores(paths, places, report, dry_run)
             folders = _read_folders(paths, places, stores, report, progress or (lambda done, total: None))
+            folders += elsewhere
             chosen = _choose_versions(folders, stored, with_unpublished, report)
             copies = _find_copies(paths, folders, chosen, report)
             _keep_complete(chosen, copies, stored, report)
@@ -115,9 +130,12 @@ def repair_catalog(
                 if report.restored:
                     Catalog(paths).restore(report.restored)
             _write_manifests(paths, copies, stores, folders, report, dry_run)
-            _list_nodes(paths, report, dry_run)
+            _list_nodes(paths, report, dry_run, () if remote is None else (*remote.nodes, *remote.here))
             if not dry_run:
                 update_stores(paths, (), make_catalog=bool(report.restored))
+                if remote is not None and paths.catalog.exists():
+                    found = {survey.store: node for node, survey in remote.survey(()).items()}
+                    Catalog(paths).note_stores(found, {})
     return report
 
 
@@ -125,7 +143,10 @@ def _read_catalog(paths: Paths, report: RepairReport) -> list[CacheSpec]:
     try:
         return Catalog(paths).stored()
     except CorruptCatalog:
-        with contextlib.suppress(sqlite3.DatabaseError), _opened(paths.catalog) as database:
+        with (
+            contextlib.suppress(sqlite3.DatabaseError, UnicodeDecodeError),
+            _opened(paths.catalog) as database,
+        ):
             if read_schema_version(database) > SCHEMA_VERSION:
                 raise
         report.set_aside = paths.catalog.with_name(f"{paths.catalog.name}.damaged-{time.time_ns() // 10**9}")
@@ -139,7 +160,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _set_aside(paths: Paths, target: Path) -> None:
-    journal = paths.catalog.with_name(f"{paths.catalog.name}-journal")
+    journal = paths.catalog_journal
     with contextlib.suppress(FileNotFoundError):
         journal.rename(target.with_name(f"{target.name}-journal"))
     os.rename(paths.catalog, target)
@@ -208,6 +229,33 @@ def _read_folders(
     return folders
 
 
+def read_remote_folders(paths: Paths, remote: RemoteStores, report: RepairReport) -> list[_Folder]:
+    """Return what agents say about their stores. Copies that were fetched for jobs don't count. Raises
+    TransferError."""
+    folders = []
+    for node, survey in sorted(remote.survey(()).items()):
+        for name, version in remote.list_versions(node):
+            place = StoredVersion(node, name, version, paths.version(node, name, version))
+            found = remote.read_manifest(node, name, version)
+            try:
+                if "problem" in found:
+                    raise ValueError(found["problem"])
+                manifest = Manifest.from_json(found["manifest"])
+                if (manifest.cache.name, manifest.cache.version, manifest.store) != (
+                    name,
+                    version,
+                    survey.store,
+                ):
+                    raise ValueError("its manifest is of another version or store")
+                held = tuple(sorted(set(found["held"]) - set(found["fetched"])))
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                report.problems.append(f"{name} version {version} on {node}: {error}")
+                folders.append(_Folder(place, None, False, ()))
+                continue
+            folders.append(_Folder(place, manifest, True, held))
+    return folders
+
+
 def _choose_versions(
     folders: Sequence[_Folder], stored: Sequence[CacheSpec], with_unpublished: bool, report: RepairReport
 ) -> dict[tuple[str, int], CacheSpec]:
@@ -258,6 +306,9 @@ def _find_copies(
         place = folder.place
         cache = chosen.get((place.name, place.version))
         if cache is None:
+            continue
+        if folder.held is not None:
+            copies[place.name, place.version][place.node] = folder.held
             continue
         trusted = folder.at_home and folder.manifest is not None and _same_data(folder.manifest.cache, cache)
         expected = folder.manifest.held if trusted and folder.manifest else range(len(cache.partitions))
@@ -331,8 +382,8 @@ def _write_manifests(
     for folder in folders:
         place = folder.place
         cache = present.get((place.name, place.version))
-        if cache is None:
-            continue
+        if cache is None or folder.held is not None:
+            continue  # an agent marks its manifests when the head has the version
         held = copies[place.name, place.version].get(place.node, ())
         old = folder.manifest
         if old is not None and folder.at_home and (old.state, old.held) == ("committed", held):
@@ -344,17 +395,17 @@ def _write_manifests(
             write_manifest(paths.home, place.manifest, Manifest(spec, store, held, "committed"))
 
 
-def _list_nodes(paths: Paths, report: RepairReport, dry_run: bool) -> None:
-    """Write the list of nodes again where it is lost or lacks owners."""
+def _list_nodes(paths: Paths, report: RepairReport, dry_run: bool, agents: Sequence[NodeId]) -> None:
+    """Write the list of nodes again where it is lost or lacks owners. Nodes with agents aren't in it."""
     try:
         listed = set(load_topology(paths).nodes)
     except GridError as error:
         report.problems.append(str(error))
         listed = set()
-    owners = {node for cache in report.restored for p in cache.partitions for node in p.owners}
+    owners = {node for cache in report.restored for p in cache.partitions for node in p.owners} - {*agents}
     if listed and owners <= listed:
         return
-    nodes = sorted(listed | owners | set(list_nodes_with_stores(paths)))
+    nodes = sorted((listed | owners | set(list_nodes_with_stores(paths))) - set(agents))
     report.nodes_listed = nodes
     if nodes and not dry_run:
         publish_file(paths.topology, json.dumps({"nodes": nodes}).encode(), file_mode(paths.home))

@@ -5,27 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from insitu.access import file_mode
 from insitu.durable import staged_file, sync_folder
-from insitu.errors import CorruptPartition
+from insitu.errors import CorruptPartition, TransferError
 from insitu.grid.files import full_disk_as_error
 from insitu.grid.partitions import Partition, file_checksum, make_corrupt_error, open_block_reader
 from insitu.grid.quotas import check_quota
 from insitu.grid.store_settings import read_settings
-from insitu.grid.tiers import find_slow, lies_in_tier
+from insitu.grid.tiers import find_slow, lies_in_tier, open_in_store, open_in_tier
 from insitu.grid.verification import verify_file
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
 
+if TYPE_CHECKING:
+    from insitu.grid.transfer import RemoteStores
+
 OnRead = Callable[[int], None]
 """Called with the number of bytes that have just been read."""
+_COPIED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +75,97 @@ def scrub_cache(
     repair: bool = False,
     rate: float | None = None,
     on_read: OnRead = lambda size: None,
+    remote: RemoteStores | None = None,
 ) -> list[CopyCheck]:
     """Read every copy of every partition of a cache whole, whatever was verified before.
 
     `repair`: put a good copy in the place of each damaged one, where there is one. `rate`: bytes a second to
-    read at most. Raises StorageFull.
+    read at most on each host. `remote` are the agents that read what lies on other hosts. Raises StorageFull,
+    and TransferError where one of them is lost.
     """
     pace = Pace(rate, on_read)
+    elsewhere = {} if remote is None else _check_elsewhere(paths, cache, remote, rate, on_read)
     checks = []
     for info in cache.partitions:
-        found = [_check_copy(paths, cache, info, owner, pace) for owner in info.owners]
-        good = next((check for check in found if check.problem is None), None)
-        if repair and good is not None:
-            found = [check if check.problem is None else _repair(paths, info, check, good) for check in found]
+        found = [
+            elsewhere.get((info.index, owner)) or check_copy(paths, cache, info, owner, pace)
+            for owner in info.owners
+        ]
+        good = [check for check in found if check.problem is None]
+        if repair and good:
+            found = [
+                check if check.problem is None else _repair_from(paths, cache, check, good, remote)
+                for check in found
+            ]
         checks += found
     return checks
 
 
-def _check_copy(paths: Paths, cache: CacheSpec, info: PartitionInfo, owner: NodeId, pace: Pace) -> CopyCheck:
+def _check_elsewhere(
+    paths: Paths, cache: CacheSpec, remote: RemoteStores, rate: float | None, on_read: OnRead
+) -> dict[tuple[int, NodeId], CopyCheck]:
+    """Have agents read the copies on other hosts, all at the same time."""
+    wanted: dict[NodeId, list[int]] = {}
+    lost: dict[tuple[int, NodeId], CopyCheck] = {}
+    for index, owner in ((info.index, owner) for info in cache.partitions for owner in info.owners):
+        if owner in remote.nodes:
+            wanted.setdefault(owner, []).append(index)
+        elif not paths.node(owner).exists():
+            path = paths.partition(owner, cache.name, cache.version, index)
+            why = f"Partition {index} of {cache.name} can't be read on {owner}: its agent isn't alive"
+            lost[index, owner] = CopyCheck(index, owner, path, CorruptPartition(why))
+    read: dict[NodeId, int] = {}
+    lock = threading.Lock()
+
+    def count(node: NodeId, done: int, total: int) -> None:
+        with lock:
+            on_read(done - read.get(node, 0))
+            read[node] = done
+
+    return lost | {
+        (each.partition, each.node): CopyCheck(
+            each.partition,
+            each.node,
+            Path(each.path),
+            None if each.problem is None else CorruptPartition(f"{each.node}: {each.problem}"),
+            each.blocks,
+        )
+        for each in remote.verify(cache, wanted, rate, count)
+    }
+
+
+def _repair_from(
+    paths: Paths, cache: CacheSpec, damaged: CopyCheck, good: Sequence[CopyCheck], remote: RemoteStores | None
+) -> CopyCheck:
+    """Put a good copy in the place of the damaged one, across hosts where that is needed.
+
+    Raises StorageFull.
+    """
+    elsewhere = () if remote is None else remote.nodes
+    here = [check for check in good if check.node not in elsewhere]
+    if here and damaged.node not in elsewhere:
+        return _repair(paths, cache.partitions[damaged.partition], damaged, here[0])
+    if remote is None:
+        return damaged
+    only_good = with_owners(cache, damaged.partition, [check.node for check in good])
+    try:
+        if damaged.node in elsewhere:
+            remote.fetch(only_good, {damaged.node: [damaged.partition]}, marked=False)
+        else:
+            remote.fetch_here(paths, damaged.node, only_good, [damaged.partition])
+    except TransferError as error:
+        return replace(damaged, problem=CorruptPartition(f"{damaged.problem}. It isn't repaired: {error}"))
+    return replace(damaged, repaired=True)
+
+
+def with_owners(cache: CacheSpec, partition: int, owners: Sequence[NodeId]) -> CacheSpec:
+    """Return a version as if one of its partitions had these owners."""
+    infos = [replace(p, owners=tuple(owners)) if p.index == partition else p for p in cache.partitions]
+    return replace(cache, partitions=tuple(infos))
+
+
+def check_copy(paths: Paths, cache: CacheSpec, info: PartitionInfo, owner: NodeId, pace: Pace) -> CopyCheck:
+    """Read one copy whole, whatever was verified before. Returns what is wrong with it, if anything is."""
     path = paths.partition(owner, cache.name, cache.version, info.index)
     check = CopyCheck(info.index, owner, path)
     try:
@@ -129,26 +208,33 @@ def _repair(paths: Paths, info: PartitionInfo, damaged: CopyCheck, good: CopyChe
     one lies there, or in the store where the second path is lost. Raises StorageFull."""
     place = find_slow(damaged.path)
     tier = read_settings(paths, damaged.node).tier
-    if place is None or not lies_in_tier(tier, place):
+    if tier is not None and place is not None and lies_in_tier(tier, place):
+        opening = open_in_tier(tier, place.parent)
+    else:
         place = damaged.path
         held = place.stat().st_size if place.is_file() and not place.is_symlink() else 0
         check_quota(paths, damaged.node, info.bytes - held)
-    with full_disk_as_error(paths.home), staged_file(place) as staged:
-        shutil.copyfile(good.path, staged)
-        os.chmod(staged, file_mode(paths.home))
-        with staged.open("rb") as file:
-            os.fsync(file.fileno())
+        opening = open_in_store(paths, place.parent)
+    with full_disk_as_error(paths.home), opening as opened, staged_file(opened / place.name) as staged:
+        with good.path.open("rb") as old, staged.open("xb") as new:
+            shutil.copyfileobj(old, new, _COPIED_BYTES)
+            new.flush()
+            os.fchmod(new.fileno(), file_mode(paths.home))
+            os.fsync(new.fileno())
         if file_checksum(staged) != info.checksum:
             return damaged
-        os.replace(staged, place)
-    with contextlib.suppress(OSError):
-        sync_folder(place.parent)
+        os.replace(staged, opened / place.name)
+        with contextlib.suppress(OSError):
+            sync_folder(opened)
     return replace(damaged, repaired=True)
 
 
-def verify_copies(paths: Paths, cache: CacheSpec) -> list[tuple[int, NodeId, CorruptPartition | None]]:
+def verify_copies(
+    paths: Paths, cache: CacheSpec, remote: RemoteStores | None = None
+) -> list[tuple[int, NodeId, CorruptPartition | None]]:
     """Return (partition, owner, what is wrong with the copy or None) for every copy of a version of a cache.
 
     Reads every file, whatever has been verified before.
     """
-    return [(check.partition, check.node, check.problem) for check in scrub_cache(paths, cache)]
+    checks = scrub_cache(paths, cache, remote=remote)
+    return [(check.partition, check.node, check.problem) for check in checks]

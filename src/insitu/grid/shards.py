@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from pathlib import Path
 
 from insitu.context import Context
+from insitu.durable import replace_file
 from insitu.errors import GridError, UnknownCache
 from insitu.grid.catalog import Catalog
+from insitu.grid.catalog_copy import is_catalog_copy
 from insitu.grid.files import publish_first
 from insitu.grid.layout import shard_partitions
 from insitu.grid.topology import load_topology
@@ -15,6 +19,10 @@ from insitu.paths import JobPaths, Paths
 from insitu.spec import CacheSpec, NodeId, ShardMap
 
 _ATTEMPTS = 5
+_AGREEMENT_SECONDS = 900.0
+"""Seconds in which the shards of another cache are agreed upon, and its partitions brought to where they are
+read."""
+_LOOK_SECONDS = 0.05
 
 
 def shard_map_to_json(shard_map: ShardMap, homes: tuple[NodeId, ...]) -> str:
@@ -42,22 +50,28 @@ def read_shard_map(path: Path) -> tuple[ShardMap, tuple[NodeId, ...]] | None:
         raise GridError(f"The shard map at {path} can't be read ({error}). Start the job again") from error
 
 
-def resolve(name: str, paths: Paths, context: Context) -> tuple[CacheSpec, ShardMap]:
+def resolve(
+    name: str, paths: Paths, context: Context, version: int | None = None
+) -> tuple[CacheSpec, ShardMap]:
     """Return the version of cache `name` that this process reads, and its shards.
 
     In a job all incarnations of all tasks get the same answer: `start` wrote it down for the job's own cache,
     and for another one the first task that asks does, for the version that is then the latest, and pins it.
+    Outside a job it is `version`, by default the latest.
     Raises UnknownCache, GridError.
     """
     catalog = Catalog(paths)
-    if context.job is None or context.job_id is None:
-        cache = catalog.get(name)
+    if context.job is None:
+        cache = catalog.get(name, version)
         homes = _homes_in_turn(paths, context.num_shards)
         return cache, ShardMap(name, cache.version, shard_partitions(cache.partitions, homes))
     path = context.job.shard_map(name)
     found = read_shard_map(path)
     if found is None:
-        _agree(name, paths, context, context.job, context.job_id)
+        if is_catalog_copy(paths):
+            _ask_for_agreement(name, paths, context.job)
+        else:
+            agree_on_shards(name, paths, context.job, context.cache, context.num_shards)
         found = read_shard_map(path)
     if found is None:
         raise GridError(f"The shard map at {path} is missing. Start the job again")
@@ -70,20 +84,49 @@ def resolve(name: str, paths: Paths, context: Context) -> tuple[CacheSpec, Shard
     return catalog.get(name, shard_map.version), shard_map
 
 
-def _agree(name: str, paths: Paths, context: Context, job: JobPaths, job_id: str) -> None:
-    own = read_shard_map(job.shard_map(context.cache)) if context.cache else None
-    homes = own[1] if own else _homes_in_turn(paths, context.num_shards)
+def agree_on_shards(name: str, paths: Paths, job: JobPaths, own_cache: str | None, shards: int) -> None:
+    """Write down which version of another cache than its own a job reads, and its shards; pin that version.
+
+    The first process that asks decides. `own_cache`: the cache that the job was started on.
+    Raises UnknownCache.
+    """
+    own = read_shard_map(job.shard_map(own_cache)) if own_cache else None
+    homes = own[1] if own else _homes_in_turn(paths, shards)
     catalog = Catalog(paths)
     for attempt in range(_ATTEMPTS):
         cache = catalog.get(name)
         try:
-            catalog.pin(name, cache.version, job_id)
+            catalog.pin(name, cache.version, job.root.name)
             break
         except UnknownCache:  # replaced by a newer version in this very moment
             if attempt == _ATTEMPTS - 1:
                 raise
     shard_map = ShardMap(name, cache.version, shard_partitions(cache.partitions, homes))
     publish_first(job.shard_map(name), shard_map_to_json(shard_map, homes).encode())
+
+
+def _ask_for_agreement(name: str, paths: Paths, job: JobPaths) -> None:
+    """Wait until the job's supervisor has agreed on the shards of a cache for tasks on all hosts.
+
+    Only there the catalogue can be changed. Raises UnknownCache, GridError.
+    """
+    Catalog(paths).get(name)
+    path, refused = job.shard_map(name), job.refused_shards(name)
+    refused.unlink(missing_ok=True)
+    replace_file(job.wanted_shards(name), name.encode())
+    deadline = time.monotonic() + _AGREEMENT_SECONDS
+    while time.monotonic() < deadline:
+        if (found := read_shard_map(path)) is not None:
+            with contextlib.suppress(UnknownCache):  # its copy of the catalogue comes
+                Catalog(paths).get(name, found[0].version)
+                return
+        elif refused.exists():
+            raise GridError(refused.read_text())
+        time.sleep(_LOOK_SECONDS)
+    raise GridError(
+        f"The shards of {name} must come from the head's machine within {_AGREEMENT_SECONDS:g} s. Received: "
+        f"nothing. See whether the job's supervisor runs there"
+    )
 
 
 def _homes_in_turn(paths: Paths, shards: int) -> tuple[NodeId, ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from insitu.errors import CorruptPartition
 from insitu.grid.block_copies import BlockCopies, make_no_copy_error
+from insitu.grid.copies_here import find_copies
 from insitu.grid.partitions import BlockReader, Partition, open_block_reader
 from insitu.grid.verification import check_size, verify_once
 from insitu.paths import Paths
@@ -46,11 +47,12 @@ def open_copy(
 ) -> Copy:
     """Open the best copy of a partition: that on `node` if there is one, else its owners' first good one.
 
-    Outside a job `node` is None, and every copy counts as local. Raises CorruptPartition where no copy can
-    be trusted, with what is wrong with each.
+    A copy on `node` may have been fetched there, without being an owner's. Outside a job `node` is None, and
+    every copy counts as local. Raises CorruptPartition where no copy can be trusted, with what is wrong with
+    each.
     """
     info = cache.partitions[index]
-    owners = sorted(info.owners, key=lambda owner: owner != node)
+    owners = find_copies(paths, cache, index, node)
     failures: list[CorruptPartition] = []
     for owner in owners:
         path = paths.partition(owner, cache.name, cache.version, index)
@@ -72,7 +74,7 @@ def announce_opening(paths: Paths, cache: CacheSpec, indices: Sequence[int], nod
     """Have the system read what opening these partitions looks at, of all of them at the same time."""
     for index in indices:
         info = cache.partitions[index]
-        owner = min(info.owners, key=lambda owner: owner != node)
+        owner = find_copies(paths, cache, index, node)[0]
         path, start = (
             paths.partition(owner, cache.name, cache.version, index),
             max(0, info.bytes - _TAIL_BYTES),

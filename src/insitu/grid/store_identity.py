@@ -15,6 +15,7 @@ from insitu.durable import sync_folder
 from insitu.errors import GridError
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import publish_first
+from insitu.guarded_paths import list_folders
 from insitu.paths import Paths
 from insitu.spec import NodeId, is_simple_name
 
@@ -59,11 +60,19 @@ def make_store_id(paths: Paths, node: NodeId, store: str | None = None) -> str:
 
 
 def list_nodes_with_stores(paths: Paths) -> list[NodeId]:
-    """Return the nodes that have a folder on this machine, by name."""
-    if not paths.nodes.is_dir():
-        return []
-    names = [folder.name for folder in paths.nodes.iterdir() if folder.is_dir()]
+    """Return the nodes that have a folder on this machine, by name.
+
+    A link to a folder counts where this user, root or the home's owner has made it.
+    """
+    names = [folder.name for folder in list_folders(paths.home, paths.nodes)]
     return [NodeId(name) for name in sorted(names) if is_simple_name(name)]
+
+
+def is_home_of_agent(paths: Paths) -> bool:
+    """Return whether the stores of this home belong to agents whose head has another home."""
+    if paths.head.exists():
+        return False
+    return any(paths.agent(node).exists() for node in list_nodes_with_stores(paths))
 
 
 def read_stores(paths: Paths) -> dict[NodeId, str]:

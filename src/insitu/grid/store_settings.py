@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from insitu.access import STICKY, file_mode, folder_mode, is_shared, make_folder
+from insitu.access import STICKY, folder_mode, is_shared, make_folder, owner_file_mode
 from insitu.durable import replace_file, seal, sync_folder, unseal
 from insitu.errors import GridError, InputError
+from insitu.guarded_paths import open_folder, read_guarded
 from insitu.paths import Paths, TierPaths, tier_folder
 from insitu.spec import NodeId
 
 _FORMAT = 1
+_TIER_NAME = re.compile(r"insitu-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +35,52 @@ class StoreSettings:
 
 
 def read_settings(paths: Paths, node: NodeId) -> StoreSettings:
-    """Return what was set for the store of a node. Raises GridError where that can't be read."""
+    """Return what was set for the store of a node.
+
+    Raises GridError where that can't be read, also where another member of a shared home has written it.
+    """
     path = paths.store_settings(node)
     try:
-        state = unseal(path.read_bytes())
+        state = unseal(read_guarded(paths.home, path))
         if state["format"] != _FORMAT:
             raise ValueError(f"its format is {state['format']}, this insitu knows {_FORMAT}")
         quota, tier = state["quota"], state["tier"]
-        return StoreSettings(
-            None if quota is None else int(quota), None if tier is None else TierPaths(Path(tier))
-        )
+        return StoreSettings(None if quota is None else int(quota), _check_place(tier))
     except FileNotFoundError:
         return StoreSettings()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except InputError as error:
+        raise GridError(error.message) from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise GridError(
             f"The settings of a store must be readable. Received: {path} ({error}). Remove that file, then "
             f"set quota and second path again with `insitu up --quota SIZE --tier PATH`"
         ) from error
 
 
+def _check_place(tier: str | None) -> TierPaths | None:
+    """Return the folder of a store on its second path. Raises ValueError for one that insitu doesn't make."""
+    if tier is None:
+        return None
+    place = Path(tier)
+    if not place.is_absolute() or ".." in place.parts or not _TIER_NAME.fullmatch(place.name):
+        raise ValueError(f"its second path, {tier!r:.200}, is none that insitu makes")
+    return TierPaths(place)
+
+
 def write_settings(paths: Paths, node: NodeId, settings: StoreSettings) -> None:
-    """Replace what was set for a store; it survives a power cut. Raises OSError."""
+    """Replace what was set for a store; it survives a power cut.
+
+    Raises InputError for a user whose settings don't count in this home, OSError.
+    """
+    if os.geteuid() != 0 and is_shared(paths.home) and paths.home.stat().st_uid != os.geteuid():
+        raise InputError(
+            f"The owner of a shared home sets quotas and second paths of its stores. Received: user "
+            f"{os.geteuid()} for {paths.home} of user {paths.home.stat().st_uid}. Ask that user"
+        )
     make_folder(paths.home, paths.node(node))
     tier = None if settings.tier is None else str(settings.tier.root)
     state = {"format": _FORMAT, "quota": settings.quota, "tier": tier}
-    replace_file(paths.store_settings(node), seal(state), sync=True, mode=file_mode(paths.home))
+    replace_file(paths.store_settings(node), seal(state), sync=True, mode=owner_file_mode(paths.home))
 
 
 def set_quota(paths: Paths, node: NodeId, quota: int | None) -> None:
@@ -73,14 +97,21 @@ def set_tier(paths: Paths, node: NodeId, tier: TierPaths | None) -> None:
     """
     old = read_settings(paths, node)
     if tier is not None:
-        tier.root.mkdir(exist_ok=True)
-        tier.root.chmod(folder_mode(paths.home))
-        if is_shared(paths.home):
-            os.chown(tier.root, -1, paths.home.stat().st_gid)
-        sync_folder(tier.root.parent)
+        _make_root(paths, tier)
     write_settings(paths, node, replace(old, tier=tier))
     if old.tier is not None and old.tier != tier:
         remove_empty_folders(old.tier)
+
+
+def _make_root(paths: Paths, tier: TierPaths) -> None:
+    """Make the folder of a store on a second path, where others may have put something else. Raises
+    OSError."""
+    tier.root.mkdir(exist_ok=True)
+    with open_folder(tier.root.parent, tier.root) as opened:
+        if is_shared(paths.home):
+            os.chown(opened, -1, paths.home.stat().st_gid)
+        opened.chmod(folder_mode(paths.home))
+    sync_folder(tier.root.parent)
 
 
 def check_tier(paths: Paths, node: NodeId, path: Path | None, store_id: str) -> TierPaths | None:
@@ -139,16 +170,22 @@ def count_links(paths: Paths, node: NodeId, tier: TierPaths) -> int:
 
 def remove_empty_folders(tier: TierPaths) -> None:
     """Remove the folders on a second path that hold no file."""
-    for folder, _, _ in os.walk(tier.root, topdown=False):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
+    with contextlib.suppress(OSError):
+        for _, folders, _, opened in os.fwalk(tier.root, topdown=False):
+            for folder in folders:
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder, dir_fd=opened)
+        tier.root.rmdir()
 
 
 def remove_slow_version(paths: Paths, node: NodeId, cache: str, version: int) -> None:
     """Remove what the store of a node has of a version on its second path."""
-    with contextlib.suppress(GridError):
+    with contextlib.suppress(GridError, OSError):
         tier = read_settings(paths, node).tier
-        if tier is not None and not tier.cache_store(cache).is_symlink():
-            shutil.rmtree(tier.version(cache, version), ignore_errors=True)
-            with contextlib.suppress(OSError):
-                tier.cache_store(cache).rmdir()
+        if tier is None:
+            return
+        store = tier.cache_store(cache)
+        with open_folder(tier.root.parent, store) as opened:
+            shutil.rmtree(opened / tier.version(cache, version).name, ignore_errors=True)
+        with open_folder(tier.root.parent, tier.root) as opened:
+            (opened / store.name).rmdir()

@@ -181,7 +181,7 @@ def move_cache(
         with cache_locks(paths, [name]):
             versions = [cache for cache in catalog.stored() if cache.name == name]
             owners = sorted({owner for cache in versions for p in cache.partitions for owner in p.owners})
-            chosen = _choose_nodes(name, owners, nodes)
+            chosen = _choose_nodes(paths, name, owners, nodes)
             tiers = {node: read_settings(paths, node).tier for node in chosen}
             _check_moves(paths, versions, tiers, to)
             moves = []
@@ -209,14 +209,22 @@ def measure_move(paths: Paths, name: str, to: Tier, nodes: Sequence[NodeId] = ()
     return total
 
 
-def _choose_nodes(name: str, owners: Sequence[NodeId], nodes: Sequence[NodeId]) -> list[NodeId]:
+def _choose_nodes(paths: Paths, name: str, owners: Sequence[NodeId], nodes: Sequence[NodeId]) -> list[NodeId]:
     wrong = sorted(set(nodes) - set(owners))
     if wrong:
         raise InputError(
             f"--node names a node that holds partitions of {name}: {', '.join(owners)}. Received: "
             f"{', '.join(wrong)}"
         )
-    return [node for node in owners if not nodes or node in nodes]
+    chosen = [node for node in owners if not nodes or node in nodes]
+    elsewhere = [node for node in chosen if not paths.node(node).exists()]
+    if elsewhere:
+        raise InputError(
+            f"Partitions move between the disks of this machine. Received: {name}, of which "
+            f"{', '.join(elsewhere)} hold some on other hosts. Name nodes of this machine by --node; stores "
+            f"of other hosts have no second path"
+        )
+    return chosen
 
 
 def _check_moves(

@@ -7,12 +7,14 @@ was there. A move that is killed before the last step leaves the partition where
 nothing links to, which `sweep_tier` removes. A process that moves or sweeps holds the lock on the cache.
 
 A process that has the old file open reads on in it. Its room is free when the last one has closed it.
+
+Members of a shared home may write to these folders. So a folder is opened first, and what is written, renamed
+and removed in it is named by its descriptor: a link that takes its place meanwhile leads nowhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -27,6 +29,7 @@ from insitu.errors import GridError
 from insitu.grid.files import full_disk_as_error
 from insitu.grid.partitions import checksum_text, file_checksum, make_corrupt_error
 from insitu.grid.verification import check_size, record_written
+from insitu.guarded_paths import open_folder
 from insitu.paths import Paths, TierPaths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
 
@@ -101,17 +104,20 @@ def move_to_slow(
         make_tier_folder(paths, tier, target.parent)
         key = _inode(path)
         known = moved.get(key)
-        if known is not None:
-            link_file(known, target)
-        else:
-            with moving_file(target) as staged:
-                copy_verified(path, staged, info, file_mode(paths.home), on_read)
-                staged.replace(target)
-        sync_folder(target.parent)
-        put_link(path, target)
-        sync_folder(path.parent)
+        with open_in_tier(tier, target.parent) as there:
+            if known is not None:
+                link_file(known, there / target.name)
+            else:
+                with moving_file(there / target.name) as staged:
+                    copy_verified(path, staged, info, file_mode(paths.home), on_read)
+                    staged.replace(there / target.name)
+            sync_folder(there)
+        with open_in_store(paths, path.parent) as here:
+            put_link(here / path.name, target)
+            sync_folder(here)
+            record = paths.verified(node, cache.name, cache.version, info.index)
+            record_written(here / path.name, info, here / record.name)
     moved[key] = target
-    record_written(path, info, paths.verified(node, cache.name, cache.version, info.index))
     return info.bytes
 
 
@@ -135,20 +141,33 @@ def move_to_fast(
     check_size(path, info)
     with full_disk_as_error(path, "What was moved before stays moved; the rest lies where it was"):
         key = _inode(source)
-        with moving_file(path) as staged:
+        with open_in_store(paths, path.parent) as here, moving_file(here / path.name) as staged:
             known = moved.get(key)
             if known is not None:
                 link_file(known, staged)
             else:
                 copy_verified(source, staged, info, file_mode(paths.home), on_read)
-            staged.replace(path)
-        sync_folder(path.parent)
+            staged.replace(here / path.name)
+            sync_folder(here)
+            record = paths.verified(node, cache.name, cache.version, info.index)
+            record_written(here / path.name, info, here / record.name)
     moved[key] = path
-    record_written(path, info, paths.verified(node, cache.name, cache.version, info.index))
     if lies_in_tier(tier, source):
-        with contextlib.suppress(OSError):  # a leftover then
-            source.unlink()
+        # A leftover if it can't be removed.
+        with contextlib.suppress(OSError), open_in_tier(tier, source.parent) as there:
+            (there / source.name).unlink()
     return info.bytes
+
+
+def open_in_tier(tier: TierPaths, folder: Path) -> contextlib.AbstractContextManager[Path]:
+    """Yield a path to a folder on a second path, where nothing may be a link. Raises OSError."""
+    return open_folder(tier.root.parent, folder)
+
+
+def open_in_store(paths: Paths, folder: Path) -> contextlib.AbstractContextManager[Path]:
+    """Yield a path to a folder of a store. Links of this user and of the home's owner are followed, as from a
+    home to a larger disk, others' aren't. Raises OSError."""
+    return open_folder(paths.home, folder, follow=True)
 
 
 @contextlib.contextmanager
@@ -175,7 +194,10 @@ def copy_verified(source: Path, target: Path, info: PartitionInfo, mode: int, on
     crc32 = done = 0
     room = memoryview(bytearray(_SLICE_BYTES))
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-    with source.open("rb", buffering=0) as old, os.fdopen(os.open(target, flags, 0o600), "wb", 0) as new:
+    with (
+        open(source, "rb", 0, opener=_open_itself) as old,
+        os.fdopen(os.open(target, flags, 0o600), "wb", 0) as new,
+    ):
         while size := read_into(old, room, source):
             crc32 = zlib.crc32(room[:size], crc32)
             write_all(new.fileno(), room[:size])
@@ -194,8 +216,13 @@ def copy_verified(source: Path, target: Path, info: PartitionInfo, mode: int, on
     if file_checksum(target, lambda size: None) != info.checksum:
         raise GridError(
             f"A disk must give back what was written to it. Received: other bytes than those of {source} "
-            f"from {target.parent}. The partition stays where it was. Replace that disk"
+            f"from {target.parent.resolve()}. The partition stays where it was. Replace that disk"
         )
+
+
+def _open_itself(name: str, flags: int) -> int:
+    """Open a file, not what a link in its place leads to."""
+    return os.open(name, flags | os.O_NOFOLLOW)
 
 
 def read_into(file: IO[bytes], room: memoryview, path: Path) -> int:
@@ -250,25 +277,26 @@ def moving_file(path: Path) -> Iterator[Path]:
 
 def make_tier_folder(paths: Paths, tier: TierPaths, folder: Path) -> None:
     """Make a folder on a second path, and those between, with the modes of the home. Raises OSError."""
-    here = tier.root
+    here, mode = tier.root, folder_mode(paths.home)
     for name in folder.relative_to(tier.root).parts:
+        with open_in_tier(tier, here) as opened:
+            try:
+                (opened / name).mkdir(mode=mode)
+            except FileExistsError:
+                pass
+            else:
+                with open_folder(opened, opened / name) as made:
+                    made.chmod(mode)
+                sync_folder(opened)
         here = here / name
-        with contextlib.suppress(FileExistsError):
-            here.mkdir(mode=folder_mode(paths.home))
-            here.chmod(folder_mode(paths.home))
-            sync_folder(here.parent)
-        if not _is_folder(here):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(here))
+    with open_in_tier(tier, here):
+        pass
 
 
 def open_tier(paths: Paths, tier: TierPaths) -> None:
     """Give what lies on a second path the group and the modes of the home. Raises OSError."""
-    if is_shared(paths.home):
-        group = paths.home.stat().st_gid
-        for parent, _, names in os.walk(tier.root):
-            for path in (parent, *(os.path.join(parent, name) for name in names)):
-                os.chown(path, -1, group, follow_symlinks=False)
-    apply_modes(paths.home, tier.root)
+    group = paths.home.stat().st_gid if is_shared(paths.home) else None
+    apply_modes(paths.home, tier.root, group=group)
 
 
 def find_leftovers(paths: Paths, tier: TierPaths, node: NodeId, cache: str) -> list[Path]:
@@ -292,13 +320,15 @@ def sweep_tier(paths: Paths, tier: TierPaths, node: NodeId, cache: str) -> int:
     """
     removed = 0
     for file in find_leftovers(paths, tier, node, cache):
-        with contextlib.suppress(OSError):
-            size = file.lstat().st_size
-            file.unlink()
+        is_slow = file.is_relative_to(tier.root)
+        opening = open_in_tier(tier, file.parent) if is_slow else open_in_store(paths, file.parent)
+        with contextlib.suppress(OSError), opening as opened:
+            size = (opened / file.name).lstat().st_size
+            (opened / file.name).unlink()
             removed += size
     for folder in (*_list(tier.cache_store(cache)), tier.cache_store(cache)):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        with contextlib.suppress(OSError), open_in_tier(tier, folder.parent) as opened:
+            (opened / folder.name).rmdir()
     return removed
 
 

@@ -20,7 +20,12 @@ from insitu.grid.catalog import Catalog
 from insitu.grid.catalog_copy import refuse_copy
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors, publish_file
 from insitu.grid.leftovers import list_resumable, sweep
-from insitu.grid.store_identity import list_nodes_with_stores, make_store_id, update_stores
+from insitu.grid.store_identity import (
+    is_home_of_agent,
+    list_nodes_with_stores,
+    make_store_id,
+    update_stores,
+)
 from insitu.grid.store_settings import check_tier, read_settings, set_quota, set_tier
 from insitu.paths import Paths, TierPaths
 from insitu.spec import NodeId, Topology
@@ -41,6 +46,14 @@ def load_topology(paths: Paths) -> Topology:
             f"The list of nodes at {paths.topology} can't be read ({error}). Write it again with "
             f"`insitu up --nodes N`, after removing that file"
         ) from error
+
+
+def list_local_nodes(paths: Paths) -> tuple[NodeId, ...]:
+    """Return the nodes whose stores lie in this home: those of agents, or the nodes that were brought up."""
+    agents = [node for node in list_nodes_with_stores(paths) if paths.agent(node).exists()]
+    if is_home_of_agent(paths):
+        return tuple(agents)
+    return tuple(dict.fromkeys((*load_topology(paths).nodes, *agents)))
 
 
 def bring_up(paths: Paths, nodes: int) -> Topology:
@@ -139,11 +152,11 @@ def set_up_stores(
     Raises InputError for a node that there isn't, for a path that can't be used, and where partitions lie on
     the second path that is taken away or changed.
     """
-    unknown = sorted(set(nodes) - set(load_topology(paths).nodes))
+    known = list_local_nodes(paths)
+    unknown = sorted(set(nodes) - set(known))
     if unknown:
         raise InputError(
-            f"A quota is that of a node that is up: {', '.join(load_topology(paths).nodes)}. Received: "
-            f"{', '.join(unknown)}"
+            f"A quota is that of a node that is up: {', '.join(known)}. Received: {', '.join(unknown)}"
         )
     with home_errors(paths.home), full_disk_as_error(paths.home):
         for node in nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from insitu.grid.layout import ShuffledPlan, WindowedOrder
 from insitu.grid.partitions import Partition
 from insitu.grid.reads import READS
 from insitu.paths import Paths
-from insitu.spec import ShardMap
+from insitu.spec import NodeId, ShardMap
 
 
 @pytest.fixture
@@ -55,6 +56,18 @@ def test_a_probe_counts_as_no_read(reader: CacheReader) -> None:
     before = READS.reads
     (features, label), rows = reader.probe()
     assert rows == 2 and len(features["id"]) == len(label) == 2 and READS.reads == before
+
+
+def test_a_probe_reads_what_lies_on_this_host(paths: Paths, cache: str) -> None:
+    found = Catalog(paths).get(cache)
+    away = replace(found.partitions[0], owners=(NodeId("elsewhere"),))
+    found = replace(found, partitions=(away, *found.partitions[1:]))
+    paths.partition("node-0", cache, 1, 0).unlink()
+    shard_map = ShardMap(cache, 1, ((0, 2, 4), (1, 3, 5)))
+    reader = CacheReader(paths, found, shard_map, (1,), NodeId("node-0"), ("id",), None)
+    ids, rows = reader.probe()
+    first = reader.read_ranges(1, [(0, 0, 2)])[0]
+    assert rows == 2 and ids.tolist() == first.tolist()
 
 
 def test_pages_read_in_order_are_mapped_once_ahead(

@@ -140,3 +140,12 @@ def test_a_catalogue_that_cannot_be_made_is_named(
     monkeypatch.setattr("insitu.grid.catalog.make_file", refuse)
     with pytest.raises(kind, match=r"catalog\.sqlite can't be opened"):
         Catalog(paths).pin("a", 1, "j")
+
+
+@pytest.mark.parametrize("damaged", [b"\xffqlite_autoindex", b"sqlite_autoinde\xff"])
+def test_a_catalogue_with_a_damaged_name_is_named(paths: Paths, damaged: bytes) -> None:
+    """SQLite says which index is damaged, in bytes that are no text: it ended in a UnicodeDecodeError."""
+    Catalog(paths).publish([spec()])
+    paths.catalog.write_bytes(paths.catalog.read_bytes().replace(b"sqlite_autoindex", damaged))
+    with pytest.raises(CorruptCatalog, match="can't be read"):
+        Catalog(paths).stored()

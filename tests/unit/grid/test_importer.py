@@ -283,7 +283,7 @@ def test_two_imports_at_once_are_refused(paths: Paths, images: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
-@pytest.mark.parametrize("step", ["_write_all", "column_sums", "copyfile", "_move_into_stores"])
+@pytest.mark.parametrize("step", ["_write_all", "column_sums", "copyfile", "put_in_place"])
 def test_a_full_disk_leaves_the_old_version(
     step: str, code: int, paths: Paths, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +296,10 @@ def test_a_full_disk_leaves_the_old_version(
         calls.append(step)
         raise OSError(code, os.strerror(code))
 
-    modules = {"copyfile": "insitu.grid.importer.shutil", "_move_into_stores": "insitu.grid.importer"}
+    modules = {
+        "copyfile": "insitu.grid.import_owners.shutil",
+        "put_in_place": "insitu.grid.importer.ImportOwners",
+    }
     monkeypatch.setattr(f"{modules.get(step, 'insitu.grid.partitions.writer')}.{step}", full)
     words = "disk must take what is written to" if code == errno.EIO else "No room is left.*INSITU_HOME"
     with pytest.raises(GridError if code == errno.EIO else StorageFull, match=words):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from store_hosts import StoreHosts
 
 from insitu.context import Context
 from insitu.durable import seal, unseal
@@ -18,7 +22,7 @@ from insitu.grid.leftovers import sweep
 from insitu.grid.manifests import read_manifest
 from insitu.grid.store_identity import read_stores
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId
+from insitu.spec import CacheSpec, NodeId, Topology
 
 A, B, C = (NodeId(f"node-{i}") for i in range(3))
 
@@ -97,7 +101,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         raise SystemExit(9)
 
     monkeypatch.setattr(f"insitu.grid.importer.{name}", end)
-    monkeypatch.setattr("insitu.grid.importer._remove_unpublished", lambda *_: None)
+    monkeypatch.setattr("insitu.grid.importer.remove_unpublished", lambda *_: None)
 
 
 def test_a_version_that_was_never_published_is_named_and_left_out(
@@ -214,3 +218,56 @@ def test_a_copy_of_a_disk_is_refused(paths: Paths, cache: CacheSpec):
 def test_nothing_is_no_problem(paths: Paths):
     report = repair_catalog(paths)
     assert report.complete and not report.restored and not paths.catalog.exists()
+
+
+@pytest.fixture
+def hosts(paths: Paths, tmp_path: Path) -> Iterator[StoreHosts]:
+    """Three hosts with a cache `h` on them; each partition is on two."""
+    np.save(tmp_path / "h.npy", np.arange(3000))
+    paths.home.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.closing(StoreHosts(tmp_path, "a", "b", "c")) as found:
+        source = [str(tmp_path / "h.npy")]
+        import_cache(paths, "h", source, partitions=6, backups=1, remote=found.remote())
+        yield found
+
+
+def test_a_lost_catalogue_is_put_together_from_the_manifests_of_agents(
+    paths: Paths, hosts: StoreHosts
+) -> None:
+    cache = Catalog(paths).get("h")
+    stores = Catalog(paths).stores()
+    paths.catalog.unlink()
+    # What was fetched for a job is no owner's copy.
+    (index,) = (p.index for p in cache.partitions[:2] if "c" not in p.owners)
+    hosts.remote().fetch(cache, {NodeId("c"): [index]})
+    hosts.stop("a")
+    report = repair_catalog(paths, dry_run=True, remote=hosts.remote())
+    assert report.complete and not paths.catalog.exists()
+    report = repair_catalog(paths, remote=hosts.remote())
+    assert report.complete and not report.problems
+    found = Catalog(paths).get("h")
+    for old, new in zip(cache.partitions, found.partitions, strict=True):
+        assert new == replace(old, owners=tuple(node for node in old.owners if node != "a"))
+    assert Catalog(paths).stores() == {store: node for store, node in stores.items() if node != "a"}
+    assert load_topology(paths) == Topology()
+
+
+def test_what_no_agent_has_is_left_out_until_it_is_back(paths: Paths, hosts: StoreHosts) -> None:
+    cache = Catalog(paths).get("h")
+    paths.catalog.unlink()
+    addresses = [hosts.stop(name) for name in ("a", "b")]
+    report = repair_catalog(paths, remote=hosts.remote())
+    assert [(name, version) for name, version, _ in report.incomplete] == [("h", 1)]
+    assert "2 partition(s) are missing" in report.incomplete[0][2] and Catalog(paths).find("h") is None
+    assert len(addresses) == 2
+    hosts.start("a")
+    assert repair_catalog(paths, remote=hosts.remote()).complete
+    assert Catalog(paths).get("h").rows == cache.rows
+
+
+def test_damage_on_a_host_is_passed_over(paths: Paths, hosts: StoreHosts) -> None:
+    paths.catalog.unlink()
+    hosts.paths[NodeId("b")].manifest("b", "h", 1).write_bytes(b"x")
+    report = repair_catalog(paths, remote=hosts.remote())
+    assert report.complete and "h version 1 on b: " in report.problems[0]
+    assert all("b" not in p.owners for p in Catalog(paths).get("h").partitions)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from grid_jobs import ROWS, job_context, write_own_map
 
-from insitu.errors import GridError
-from insitu.grid import Catalog, bring_up, dataset, import_cache
-from insitu.grid.shards import read_shard_map
+from insitu.errors import GridError, UnknownCache
+from insitu.grid import Catalog, CatalogWatch, bring_up, dataset, import_cache, install_catalog_copy
+from insitu.grid.shards import agree_on_shards, read_shard_map
 from insitu.paths import Paths
 
 
@@ -45,3 +47,48 @@ def test_a_damaged_shard_map_is_named(paths: Paths, cache: str) -> None:
     paths.job("job-1").shard_map("a").write_text("{}")
     with pytest.raises(GridError, match=r"shard map at .* can't be read"):
         dataset("a", context=job_context(paths))
+
+
+def answer_there(there: Paths, here: Paths | None) -> threading.Thread:
+    """Do as the job's supervisor for one question of a task on another host; `here` None: refuse."""
+    asked, job = there.job("job-1").wanted_shards("b"), there.job("job-1")
+
+    def answer() -> None:
+        deadline = time.monotonic() + 60
+        while not asked.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        asked.unlink()
+        if here is None:
+            job.refused_shards("b").write_text("no room is left")
+            return
+        agree_on_shards("b", here, here.job("job-1"), "a", 2)
+        job.shard_map("b").write_text(here.job("job-1").shard_map("b").read_text())
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+def test_on_another_host_the_supervisor_agrees(paths: Paths, source: Path, tmp_path: Path) -> None:
+    import_cache(paths, "a", [str(source)], partitions=4)
+    import_cache(paths, "b", [str(source)], partitions=5)
+    there = Paths(tmp_path / "there")
+    there.home.mkdir()
+    there.nodes.symlink_to(paths.nodes)
+    watch = CatalogWatch(paths)
+    watch.poll()
+    assert watch.data is not None
+    install_catalog_copy(there, watch.data)
+    for home in (paths, there):
+        write_own_map(home, ("node-0", "node-0"), ((1, 3), (0, 2)))
+    refusing = answer_there(there, None)
+    with pytest.raises(GridError, match="no room is left"):
+        dataset("b", context=job_context(there, num_shards=2))
+    refusing.join()
+    with pytest.raises(UnknownCache):  # nobody needs to be asked for that
+        dataset("nothing", context=job_context(there, num_shards=2))
+    agreeing = answer_there(there, paths)
+    found = dataset("b", context=job_context(there, num_shards=2))
+    agreeing.join()
+    assert found.cache.version == 1 and Catalog(paths).pinned_by("b", 1) == ["job-1"]
+    assert found.shard_map == dataset("b", context=job_context(paths, num_shards=2)).shard_map

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from insitu.durable import seal
 from insitu.errors import GridError, InputError
 from insitu.grid import apply_tier_modes, bring_up, set_up_stores
 from insitu.grid.store_identity import make_store_id
-from insitu.grid.store_settings import check_tier_path, read_settings
+from insitu.grid.store_settings import StoreSettings, check_tier_path, read_settings, write_settings
 from insitu.paths import Paths
 from insitu.spec import NodeId
 
@@ -98,3 +99,48 @@ def test_a_second_path_takes_the_modes_of_the_home(paths: Paths, slow: Path) -> 
     paths.home.chmod(0o2770)
     apply_tier_modes(paths)
     assert [os.stat(p).st_mode & 0o7777 for p in (tier.root, tier.root / "file")] == [0o2770, 0o660]
+
+
+def test_what_other_members_of_a_shared_home_write_is_not_taken(paths: Paths, slow: Path) -> None:
+    """They could have had the victim give any folder of its own to the group, or remove from it."""
+    bring_up(paths, 1)
+    paths.home.chmod(0o2770)
+    set_up_stores(paths, [NODE], tier=slow)
+    path = paths.store_settings(NODE)
+    assert path.stat().st_mode & 0o777 == 0o640
+    path.chmod(0o660)
+    with pytest.raises(GridError, match=r"store.json says is acted upon.*Received: mode 660"):
+        read_settings(paths, NODE)
+    (private := slow / "private").mkdir(mode=0o700)
+    state = {"format": 1, "quota": None, "tier": str(private)}
+    path.write_bytes(seal(state))
+    apply_tier_modes(paths)
+    assert private.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("place", ["/home/victim", "insitu-" + "0" * 32, "/x/../insitu-" + "0" * 32, 5, "/"])
+def test_a_second_path_is_one_that_insitu_makes(paths: Paths, place: object) -> None:
+    bring_up(paths, 1)
+    paths.store_settings(NODE).write_bytes(seal({"format": 1, "quota": None, "tier": place}))
+    paths.store_settings(NODE).chmod(0o600)
+    with pytest.raises(GridError, match=r"settings of a store must be readable"):
+        read_settings(paths, NODE)
+
+
+def test_the_owner_of_a_shared_home_sets_quotas(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring_up(paths, 1)
+    paths.home.chmod(0o2770)
+    other = paths.home.stat().st_uid + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(InputError, match=rf"The owner of a shared home.*Received: user {other}"):
+        write_settings(paths, NODE, StoreSettings(quota=1))
+
+
+def test_a_link_in_the_place_of_a_new_second_path_is_not_followed(paths: Paths, slow: Path) -> None:
+    bring_up(paths, 1)
+    private = slow / "private"
+    private.mkdir(mode=0o755)
+    (slow / f"insitu-{make_store_id(paths, NODE)}").symlink_to(private)
+    with pytest.raises(NotADirectoryError):
+        set_up_stores(paths, [NODE], tier=slow)
+    assert private.stat().st_mode & 0o777 == 0o755

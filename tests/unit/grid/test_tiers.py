@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from foreign_user import NOBODY, needs_root
 
 from insitu.context import Context
 from insitu.errors import CacheBusy, CorruptPartition, GridError, InputError, StorageFull, UnknownCache
@@ -34,6 +36,7 @@ from insitu.grid import (
 from insitu.grid import tiers as module
 from insitu.grid.files import cache_locks
 from insitu.grid.partitions import file_checksum
+from insitu.grid.store_identity import list_nodes_with_stores
 from insitu.grid.store_settings import read_settings, remove_slow_version
 from insitu.grid.tiers import find_leftovers, find_slow
 from insitu.grid.verification import is_verified
@@ -287,7 +290,7 @@ def test_an_import_that_was_cut_off_while_it_shared_goes_on(
     move_cache(paths, "a/b", "slow")
     np.save(tmp_path / "more.npy", np.full((10, 2), 7))
     with monkeypatch.context() as patch:
-        patch.setattr("insitu.grid.importer.prepare_manifest", lambda *_: 1 / 0)
+        patch.setattr("insitu.grid.import_owners.prepare_manifest", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             import_cache(paths, "a/b", [str(tmp_path / "more.npy")], append=True, resume=True)
     sweep(paths)
@@ -377,11 +380,11 @@ def test_errors_of_a_second_path_name_it_and_leave_partitions_whole(
 ) -> None:
     original = getattr(os, call)
 
-    def refuse(where: int | str, *arguments: Any) -> Any:
-        named = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else os.fspath(where)
+    def refuse(where: int | str, *arguments: Any, **options: Any) -> Any:
+        named = os.path.realpath(f"/proc/self/fd/{where}" if isinstance(where, int) else os.fspath(where))
         if "/slow/" in named:
             raise OSError(number, os.strerror(number))
-        return original(where, *arguments)
+        return original(where, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, refuse)
@@ -500,14 +503,150 @@ def test_sharing_a_second_path_leaves_what_links_lead_to(
 ) -> None:
     move_cache(paths, "a/b", "slow")
     other = tmp_path / "other"
-    other.write_text("mine")
-    (tier_of(paths).cache_store("a/b") / "v1" / "link").symlink_to(other)
+    other.touch(mode=0o600)
+    folder = tier_of(paths).cache_store("a/b") / "v1"
+    (folder / "link").symlink_to(other)
     paths.home.chmod(0o2770)
-    changed: list[Path] = []
+    changed: list[str] = []
 
-    def change_owner(path: str, user: int, group: int, *, follow_symlinks: bool = True) -> None:
-        changed.append(Path(path).resolve() if follow_symlinks else Path(path))
+    def change_owner(path: str, *_: object, dir_fd: int, follow_symlinks: bool) -> None:
+        assert not follow_symlinks
+        changed.append(path)
 
     monkeypatch.setattr(os, "chown", change_owner)
     module.open_tier(paths, tier_of(paths))
-    assert changed and other not in changed
+    assert "link" in changed and other.stat().st_mode & 0o777 == 0o600
+    assert all(path.stat().st_mode & 0o777 == 0o660 for path in folder.glob("*.arrow"))
+
+
+def swap(folder: Path, private: Path) -> None:
+    """Do what another member of a shared home does between two steps of a victim's process."""
+    folder.rename(folder.with_name(".away"))
+    folder.symlink_to(private)
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """A folder of the victim with a file that is named as a partition is."""
+    path = tmp_path / "private"
+    path.mkdir()
+    (path / "part-00000.arrow").write_text("mine")
+    return path
+
+
+def check_private(private: Path) -> None:
+    assert [file.name for file in private.iterdir()] == ["part-00000.arrow"]
+    assert (private / "part-00000.arrow").read_text() == "mine"
+
+
+def after(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[], object]) -> None:
+    """Call `then` after the first call of a function of the module."""
+    original, left = getattr(module, name), [then]
+
+    def wrapped(*arguments: Any) -> Any:
+        found = original(*arguments)
+        while left:
+            left.pop()()
+        return found
+
+    monkeypatch.setattr(module, name, wrapped)
+
+
+def test_a_link_that_comes_before_a_move_writes_gets_nothing(
+    paths: Paths, cache: CacheSpec, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tier_of(paths).version("a/b", 1)
+    after(monkeypatch, "make_tier_folder", lambda: swap(folder, private))
+    with pytest.raises(GridError, match="Not a directory"):
+        move_cache(paths, "a/b", "slow")
+    check_private(private)
+    check_whole(paths, cache)
+
+
+def test_a_link_that_comes_before_a_move_removes_loses_nothing(
+    paths: Paths, cache: CacheSpec, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move_cache(paths, "a/b", "slow")
+    folder = tier_of(paths).version("a/b", 1)
+    after(monkeypatch, "lies_in_tier", lambda: swap(folder, private))
+    with pytest.raises((GridError, CorruptPartition)):  # the second partition is away
+        move_cache(paths, "a/b", "fast")
+    check_private(private)
+
+
+def test_a_link_that_comes_before_a_sweep_removes_loses_nothing(
+    paths: Paths, cache: CacheSpec, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move_cache(paths, "a/b", "slow")
+    for path in files_of(paths, cache):
+        path.unlink()  # so that what lies on the second path is left over
+    folder = tier_of(paths).version("a/b", 1)
+    after(monkeypatch, "find_leftovers", lambda: swap(folder, private))
+    module.sweep_tier(paths, tier_of(paths), NODE, "a/b")
+    check_private(private)
+
+
+def test_a_store_whose_folder_is_swapped_is_not_left_by_a_move(
+    paths: Paths, cache: CacheSpec, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = paths.version(NODE, "a/b", 1)
+    move_cache(paths, "a/b", "slow")
+    original = module.copy_verified
+
+    def copy(*arguments: Any) -> None:
+        original(*arguments)
+        if not store.is_symlink():
+            swap(store, private)
+
+    monkeypatch.setattr(module, "copy_verified", copy)
+    with contextlib.suppress(GridError, CorruptPartition):
+        move_cache(paths, "a/b", "fast")
+    assert store.is_symlink()
+    check_private(private)
+
+
+@needs_root
+def test_what_links_of_others_in_a_store_lead_to_is_not_swept(
+    paths: Paths, cache: CacheSpec, source: Path, tmp_path: Path
+) -> None:
+    """A version that the catalogue doesn't know is removed: any folder of the victim that is called `v1`."""
+    victims = tmp_path / "photos"
+    (victims / "v1").mkdir(parents=True)
+    import_cache(paths, "photos", [str(source)])
+    import_cache(paths, "photos", [str(source)], overwrite=True)
+    (paths.nodes / "evil").mkdir()
+    for link in (paths.nodes / "evil" / "photos", paths.nodes / "other"):
+        link.symlink_to(victims if link.name == "photos" else tmp_path)
+        os.chown(link, NOBODY, -1, follow_symlinks=False)
+    sweep(paths)
+    assert (victims / "v1").exists()
+    assert "other" not in list_nodes_with_stores(paths)
+
+
+@needs_root
+def test_what_a_link_of_others_leads_to_is_not_removed_with_a_cache(
+    paths: Paths, cache: CacheSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "mine" / "v1").mkdir(parents=True)
+    store = paths.cache_store(NODE, "a/b")
+    store.rename(tmp_path / "away")
+    store.symlink_to(tmp_path / "mine")
+    os.chown(store, NOBODY, -1, follow_symlinks=False)
+    delete_cache(paths, "a/b")
+    assert (tmp_path / "mine" / "v1").exists()
+
+
+@needs_root
+def test_what_a_link_of_others_leads_to_is_not_appended(
+    paths: Paths, cache: CacheSpec, source: Path, tmp_path: Path
+) -> None:
+    """It would have been in the shared store then, for all members to read."""
+    path = files_of(paths, cache)[0]
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * path.stat().st_size)
+    path.unlink()
+    path.symlink_to(secret)
+    os.chown(path, NOBODY, -1, follow_symlinks=False)
+    with pytest.raises(GridError, match=rf"user {NOBODY} has made a link to .*secret"):
+        import_cache(paths, "a/b", [str(source)], append=True)
+    assert secret.stat().st_nlink == 1

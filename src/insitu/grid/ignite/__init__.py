@@ -12,27 +12,56 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.grid.ignite.address import is_ignite_address, parse_address
-    from insitu.grid.ignite.description import describe_ignite
+    from insitu.grid.ignite import encoding
+    from insitu.grid.ignite.address import (
+        COLUMN_OPTIONS,
+        cache_name_of,
+        is_ignite_address,
+        parse_address,
+        read_settings,
+    )
+    from insitu.grid.ignite.client_configuration import address_by_configuration
+    from insitu.grid.ignite.cluster import Cluster
+    from insitu.grid.ignite.description import describe_ignite, describe_moves
     from insitu.grid.ignite.fields import FieldOptions, parse_field_options
+    from insitu.grid.ignite.placing import ServerPlaces, count_moved
     from insitu.grid.ignite.source import IgniteSource, open_ignite
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "address": ("is_ignite_address", "parse_address"),
-        "description": ("describe_ignite",),
+        "address": (
+            "COLUMN_OPTIONS",
+            "cache_name_of",
+            "is_ignite_address",
+            "parse_address",
+            "read_settings",
+        ),
+        "client_configuration": ("address_by_configuration",),
+        "cluster": ("Cluster",),
+        "encoding": ("encoding",),
+        "description": ("describe_ignite", "describe_moves"),
         "fields": ("FieldOptions", "parse_field_options"),
+        "placing": ("ServerPlaces", "count_moved"),
         "source": ("IgniteSource", "open_ignite"),
     },
 )
 
 __all__ = [
+    "COLUMN_OPTIONS",
+    "Cluster",
     "FieldOptions",
     "IgniteSource",
+    "ServerPlaces",
+    "address_by_configuration",
+    "cache_name_of",
+    "count_moved",
     "describe_ignite",
+    "describe_moves",
+    "encoding",
     "is_ignite_address",
     "open_ignite",
     "parse_address",
     "parse_field_options",
+    "read_settings",
 ]

@@ -6,15 +6,19 @@ import os
 import re
 import ssl
 import stat
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
 from insitu.errors import InputError, SourceError
+from insitu.ports import format_address
 
 SCHEME = "ignite://"
 DEFAULT_PORT = 10800
+COLUMN_OPTIONS = ("tensor", "fill", "arrow", "without", "ragged")
+"""What is said of the columns of a cache, on the command line and to `insitu.dataset`."""
 DEFAULT_TIMEOUT = 30.0
 _FORM = f"{SCHEME}HOST[:PORT][,HOST...]/CACHE"
 _LONGEST_TIMEOUT = 3600.0
@@ -36,8 +40,7 @@ class Address:
 
 
 def format_server(server: HostPort) -> str:
-    host, port = server
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(*server)
 
 
 def is_ignite_address(text: str) -> bool:
@@ -57,6 +60,16 @@ def parse_address(text: str) -> Address:
     if not cache:
         raise InputError(f"An address has the form {_FORM}. Received: {text}, without a cache")
     return Address(tuple(_parse_server(host, text) for host in hosts.split(",")), unquote(cache))
+
+
+def cache_name_of(address: Address) -> str:
+    """Return the name of the cache of insitu that snapshots of a cache of Ignite are versions of."""
+    host, port = address.servers[0]
+    parts = [re.sub(r"[^A-Za-z0-9_.-]", "_", part).lstrip(".-")[:80] for part in (host, address.cache)]
+    whole = f"{host} {address.cache}"
+    # What was changed would else be one name with what needed no change.
+    mark = "" if whole == " ".join(parts) else f"-{zlib.crc32(whole.encode()):08x}"
+    return f"ignite/{parts[0] or 'host'}-{port}/{parts[1] or 'cache'}{mark}"
 
 
 def _parse_server(text: str, address: str) -> HostPort:

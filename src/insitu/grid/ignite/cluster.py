@@ -31,11 +31,14 @@ from insitu.grid.ignite.protocol import (
     GET_CONFIGURATION,
     GET_ENDPOINTS,
     GET_NAMES,
+    GET_OR_CREATE,
     GET_PARTITIONS,
     GET_SIZE,
     GET_TYPE,
     NEXT_PAGE,
+    PUT_TYPE,
     SCAN,
+    STREAM,
     BinaryType,
     CacheConfiguration,
     Endpoint,
@@ -52,12 +55,14 @@ from insitu.grid.ignite.protocol import (
     encode_cursor,
     encode_endpoints,
     encode_partitions,
+    encode_put_type,
     encode_scan,
     encode_size,
+    encode_stream,
     encode_type,
     name_list,
 )
-from insitu.grid.ignite.wire import Malformed, hash_name
+from insitu.grid.ignite.wire import Malformed, hash_name, pack_string
 
 logger = logging.getLogger("insitu.grid")
 Result = TypeVar("Result")
@@ -97,8 +102,8 @@ class ScannedPartition:
 
     #: Its pages.
     pages: tuple[Page, ...]
-    #: The server that they came from.
-    server: HostPort
+    #: The UUID of the node that they came from.
+    node: str
 
     @property
     def rows(self) -> int:
@@ -124,8 +129,6 @@ class Cluster:
         self._unreachable: set[str] = set()
         self._cache = hash_name(address.cache)
         self._closed = False
-        self.remote_bytes = 0
-        """Bytes of rows that another server than the primary node gave."""
 
     def __enter__(self) -> Cluster:
         return self
@@ -267,6 +270,26 @@ class Cluster:
             )
         return configuration
 
+    def make_cache(self) -> CacheConfiguration:
+        """Make the cache unless it is there, by the template of its name if there is one. Returns its
+        configuration. Raises SourceError."""
+        try:
+            return self.find_cache()
+        except SourceError:
+            self._ask(GET_OR_CREATE, pack_string(self.address.cache), lambda contents: None)
+            return self.find_cache()
+
+    def put_type(self, kind: BinaryType) -> None:
+        """Make a class known to the cluster."""
+        self._ask(PUT_TYPE, encode_put_type(kind), lambda contents: None)
+
+    def put_rows(self, rows: int, data: bytes) -> None:
+        """Put rows, keys and values in turn, over those that are there. They are there when it returns.
+
+        Where a server fails, another one is given all of them again.
+        """
+        self._ask(STREAM, encode_stream(self._cache, rows, data), lambda contents: None)
+
     def count_rows(self) -> int:
         """Return how many rows the cache has now."""
         return self._ask(GET_SIZE, encode_size(self._cache), decode_size)
@@ -330,7 +353,7 @@ class Cluster:
         for number in range(len(partitions)):
             partition, request = waiting.popleft()
             pages = self._pages(connection, request)
-            found[partition] = ScannedPartition(tuple(pages), connection.server)
+            found[partition] = ScannedPartition(tuple(pages), connection.handshake.node)
             waiting.extend(map(ask, partitions[number + _SCANS_AHEAD : number + _SCANS_AHEAD + 1]))
 
     def _scan_partition(self, partition: int, page_rows: int) -> ScannedPartition:
@@ -368,7 +391,7 @@ class Cluster:
             pages = self._pages(
                 connection, connection.send(SCAN, encode_scan(self._cache, page_rows, partition))
             )
-            return ScannedPartition(tuple(pages), connection.server)
+            return ScannedPartition(tuple(pages), connection.handshake.node)
 
         if endpoint is not None and node not in self._unreachable:
             try:
@@ -378,10 +401,7 @@ class Cluster:
                 self._unreachable.add(node)
                 logger.warning("Node %s: %s", node, failure)
                 raise
-        found = self._run(self._known_servers(), use)
-        with self._lock:
-            self.remote_bytes += found.bytes if node else 0
-        return found
+        return self._run(self._known_servers(), use)
 
     def _pages(self, connection: Connection, request: int) -> list[Page]:
         """Return all pages of a scan that was asked for. The next one is on its way while one is taken in."""

@@ -121,6 +121,10 @@ class Connection:
                 raise ConnectionFailed(
                     f"{error} at the handshake. If it speaks TLS, name its authority by INSITU_IGNITE_CA"
                 ) from None
+            if settings.tls is not None:  # a server of TLS 1.3 refuses a client after its own handshake
+                raise ConnectionFailed(
+                    f"{error} at the handshake. If it wants a certificate, name it by INSITU_IGNITE_CERT"
+                ) from None
             raise
         if answer.refusal:
             self._raise_refusal(answer, settings)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from insitu.grid.ignite.address import format_server
+from insitu.errors import InputError, SourceError
+from insitu.grid.ignite.address import format_server, parse_address, read_settings
+from insitu.grid.ignite.cluster import Cluster
 from insitu.grid.ignite.fields import FieldOptions
+from insitu.grid.ignite.placing import ServerPlaces, count_moved, find_places
 from insitu.grid.ignite.source import WHOLE_CACHE, IgniteSource, open_ignite
 from insitu.grid.ignite.values import Leaf
 from insitu.grid.ignite.wire import name_of_code
@@ -49,6 +54,20 @@ def describe_ignite(address: str, *, count_rows: bool) -> dict[str, Any]:
         ],
     }
     return found | (_count(source) if count_rows else {})
+
+
+def describe_moves(origin: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    """Return what has changed in Ignite since a snapshot was read: the topology version of now, and how many
+    of its partitions have another primary server; or why that can't be asked."""
+    before = ServerPlaces(tuple(origin["servers"]), tuple(origin["primaries"]))
+    try:
+        with Cluster(parse_address(origin["address"]), replace(read_settings(), timeout=timeout)) as cluster:
+            cluster.find_cache()
+            layout = cluster.find_layout()
+    except (InputError, SourceError) as error:
+        return {"topology": None, "moved": None, "problem": str(error)}
+    moved = count_moved(before, find_places(layout.primaries, layout.endpoints))
+    return {"topology": list(layout.topology), "moved": moved, "problem": None}
 
 
 def _name_of_type(leaf: Leaf) -> str:

@@ -72,6 +72,18 @@ class FieldOptions:
         named = {"--tensor": self.tensors, "--fill": self.fills, "--arrow": self.arrow}
         return " and ".join(name for name, value in (named | {"--without": self.without}).items() if value)
 
+    def to_json(self) -> dict[str, list[str]]:
+        """Return the options as the command line takes them, those of equal meaning alike."""
+        tensors = {
+            name: f"{dtype}[{','.join(map(str, shape))}]" for name, (dtype, shape) in self.tensors.items()
+        }
+        return {
+            "tensor": sorted(f"{name}={form}" for name, form in tensors.items()),
+            "fill": sorted(f"{name}={value}" for name, value in self.fills.items()),
+            "arrow": sorted(self.arrow),
+            "without": sorted(self.without),
+        }
+
 
 def parse_field_options(
     tensors: Sequence[str], fills: Sequence[str], arrow: Sequence[str], without: Sequence[str]

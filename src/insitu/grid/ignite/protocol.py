@@ -21,12 +21,15 @@ ENDPOINTS_FEATURE = 3
 GET_SIZE, GET_NAMES, GET_CONFIGURATION = 1020, 1050, 1055
 GET_PARTITIONS, GET_ENDPOINTS, GET_TYPE = 1101, 5102, 3002
 SCAN, NEXT_PAGE, CLOSE = 2000, 2001, 0
+GET_OR_CREATE, PUT_TYPE, STREAM = 1052, 3003, 8000
 
 NO_SUCH_CACHE, SECURITY_VIOLATION, AUTHENTICATION_FAILED, INVALID_NODE_STATE = 1000, 1012, 2000, 10
 """Statuses of responses."""
 _HANDSHAKE, _THIN_CLIENT = 1, 2
 _FAILED, _TOPOLOGY_CHANGED, _NOTIFICATION = 1, 2, 4
 _KEEP_BINARY = 1
+_OVERWRITE, _STREAM_BINARY, _FLUSH, _CLOSE_STREAM = 1, 4, 8, 16
+_SERVERS_CHOICE = -1
 _PRIMARY_ROWS = 2
 MOST_PARTITIONS = 65_000
 """The largest number of partitions of a cache of Ignite."""
@@ -295,6 +298,25 @@ def decode_type(contents: memoryview) -> BinaryType | None:
         schema = reader.read_int()
         schemas[schema] = tuple(reader.read_int() for _ in range(reader.read_count(4)))
     return BinaryType(number, name, tuple(fields), schemas, constants)
+
+
+def encode_put_type(kind: BinaryType) -> bytes:
+    """Return the contents of a request that makes a class, or adds its fields and schemas, known."""
+    found = [pack_int(kind.number), pack_string(kind.name), bytes([NULL]), pack_int(len(kind.fields))]
+    found += [pack_string(f.name) + pack_int(f.code) + pack_int(f.number) for f in kind.fields]
+    found += [bytes([False]), pack_int(len(kind.schemas))]
+    for schema, numbers in kind.schemas.items():
+        found += [pack_int(schema), pack_int(len(numbers)), *map(pack_int, numbers)]
+    return b"".join(found)
+
+
+def encode_stream(cache: int, rows: int, data: bytes) -> bytes:
+    """Return the contents of a request that puts rows, keys and values in turn, over those that are there,
+    and is answered when they are in the cache."""
+    flags = _OVERWRITE | _STREAM_BINARY | _FLUSH | _CLOSE_STREAM
+    buffers = pack_int(_SERVERS_CHOICE) + pack_int(_SERVERS_CHOICE)
+    head = pack_int(cache) + bytes([flags]) + buffers + bytes([NULL]) + pack_int(rows)
+    return head + data
 
 
 def decode_names(contents: memoryview) -> list[str]:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from insitu.grid.ignite.arrow_values import unpack_arrow
 from insitu.grid.ignite.cluster import COPIES_IN_MEMORY, Cluster, Layout
 from insitu.grid.ignite.fields import FieldOptions, RowFields, decode_rows, find_fields
 from insitu.grid.ignite.objects import UnknownSchema
+from insitu.grid.ignite.placing import ServerPlaces, find_places
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration, Page
 from insitu.grid.ignite.row_order import digest_rows, order_rows, take_rows
 from insitu.grid.ignite.rows import Positions, Rows, find_rows
@@ -89,8 +90,15 @@ class _Part:
     rows: int
     #: Their bytes, as Ignite sent them.
     bytes: int
+    #: Of these, those that came from another server than the one that was primary when the reading began.
+    remote_bytes: int
+    #: The partition of each row.
+    partitions: Positions
     #: (partition, rows in Ignite, digest) of each partition that has rows.
     digests: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+_EMPTY = _Part({}, 0, 0, 0, np.zeros(0, np.int64))
 
 
 class IgniteSource:
@@ -113,6 +121,7 @@ class IgniteSource:
     ) -> None:
         """With `partly` columns are left out that can't be imported: `fields.problems` names them."""
         self._settings = settings
+        self._options = options.to_json() | {"ragged": sorted(reading.ragged_columns)}
         self.origin: dict[str, Any] | None = None
         """What was read, after all blocks were: when, which topology version, a digest of each partition."""
         with Cluster(address, settings) as cluster:
@@ -148,6 +157,11 @@ class IgniteSource:
     def partitions(self) -> Sequence[int]:
         """The partitions of the cache in Ignite; WHOLE_CACHE alone where its servers don't say them."""
         return range(len(self.layout.primaries)) if self.layout.primaries else [WHOLE_CACHE]
+
+    @property
+    def places(self) -> ServerPlaces | None:
+        """Which server was primary for each partition when the source was made; None where it isn't known."""
+        return find_places(self.layout.primaries, self.layout.endpoints) if self.layout.primaries else None
 
     @property
     def expected_bytes(self) -> int:
@@ -192,21 +206,22 @@ class IgniteSource:
                 )
             reader = _PartitionReader(self, cluster, TypeBook(cluster, self._types))
             digests: list[tuple[int, int, str]] = []
-            done = sent = 0
+            done = sent = remote = 0
             with contextlib.closing(map_ordered(reader.read, self._groups(block_bytes))) as parts:
                 for part in parts:
                     digests += part.digests
-                    sent += part.bytes
+                    sent, remote = sent + part.bytes, remote + part.remote_bytes
                     pieces = max(1, part.bytes // block_bytes)
                     for rows in np.array_split(np.arange(part.rows), pieces):
                         if len(rows):
                             done += len(rows)
-                            cut = _cut(part.columns, slice(int(rows[0]), int(rows[-1]) + 1))
-                            yield Block(cut, len(rows), min(sent, self.expected_bytes), done)
+                            cut = slice(int(rows[0]), int(rows[-1]) + 1)
+                            columns, at = _cut(part.columns, cut), part.partitions[cut]
+                            yield Block(columns, len(rows), min(sent, self.expected_bytes), done, at)
             after = cluster.find_layout()
             self._check_loss(before, after, sum(rows for _, rows, _ in digests))
             self.origin = self._describe_origin(before, after, began, digests)
-            self.origin["remote_bytes"] = cluster.remote_bytes
+            self.origin |= {"local_bytes": sent - remote, "remote_bytes": remote}
 
     def _groups(self, block_bytes: int) -> Iterator[Sequence[int]]:
         """Yield partitions that follow each other, of about `block_bytes` together."""
@@ -248,6 +263,7 @@ class IgniteSource:
             "rows": sum(rows for _, rows, _ in digests),
             "digest": whole.hexdigest(),
             "partitions": [list(entry) for entry in digests],
+            "options": self._options,
         }
 
 
@@ -260,15 +276,16 @@ class _PartitionReader:
 
     def read(self, partitions: Sequence[int]) -> _Part:
         """Return all rows of these partitions in order."""
-        numbers, counts, pages = [], [], []
+        numbers, counts, pages, remote = [], [], [], 0
         found = self._cluster.scan(partitions, self._page_rows)
         for partition, scanned in zip(partitions, found, strict=True):
             if scanned.rows:
                 numbers.append(partition)
                 counts.append(scanned.rows)
                 pages += [page.data for page in scanned.pages]
+                remote += scanned.bytes if self._is_remote(partition, scanned.node) else 0
         if not numbers:
-            return _Part({}, 0, 0)
+            return _EMPTY
         data = pages[0] if len(pages) == 1 else b"".join(pages)
         pages.clear()
         found.clear()
@@ -276,7 +293,11 @@ class _PartitionReader:
             rows = find_rows(data, sum(counts))
             values = self._decode(rows)
             order = order_rows(rows, np.repeat(np.array(numbers), counts))
-        return self._arrange(values, order, numbers, counts, len(data))
+        return self._arrange(values, order, numbers, counts, (len(data), remote))
+
+    def _is_remote(self, partition: int, node: str) -> bool:
+        primaries = self._source.layout.primaries
+        return bool(primaries) and node != primaries[partition]
 
     def _decode(self, rows: Rows) -> dict[str, Any]:
         while True:
@@ -286,9 +307,14 @@ class _PartitionReader:
                 self._types.refresh(unknown.number)
 
     def _arrange(
-        self, values: dict[str, Any], order: Positions, numbers: list[int], counts: list[int], size: int
+        self,
+        values: dict[str, Any],
+        order: Positions,
+        numbers: list[int],
+        counts: list[int],
+        sizes: tuple[int, int],
     ) -> _Part:
-        """Return the rows in order, those of Arrow data one by one."""
+        """Return the rows in order, those of Arrow data one by one. `sizes` are all bytes and remote ones."""
         found = {name: take_rows(column, order) for name, column in values.items()}
         bounds = np.concatenate(([0], np.cumsum(counts)))
         for leaf in self._source.fields.leaves:
@@ -300,12 +326,13 @@ class _PartitionReader:
         rows = int(bounds[-1])
         names = [column.name for column in self._source.columns]
         if not rows:
-            return _Part({}, 0, size)
+            return replace(_EMPTY, bytes=sizes[0], remote_bytes=sizes[1])
         digests = digest_rows(names, found, bounds)
         return _Part(
             {name: found[name] for name in names},
             rows,
-            size,
+            *sizes,
+            np.repeat(np.array(numbers), np.diff(bounds)),
             list(zip(numbers, counts, digests, strict=True)),
         )
 

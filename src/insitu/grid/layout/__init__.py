@@ -15,7 +15,16 @@ from insitu.grid.layout.affinity import (
     splitmix64,
 )
 from insitu.grid.layout.copies import flip_copies, reconcile_copies
-from insitu.grid.layout.move_states import RebalanceState, advance, begin_rebalancing
+from insitu.grid.layout.move_states import (
+    Action,
+    Failed,
+    MoveStep,
+    RebalanceState,
+    Started,
+    Succeeded,
+    advance,
+    begin_rebalancing,
+)
 from insitu.grid.layout.order import (
     MOST_SORTED,
     BatchPlan,
@@ -42,16 +51,21 @@ from insitu.grid.layout.windows import (
 
 __all__ = [
     "MOST_SORTED",
+    "Action",
     "BatchPlan",
     "ChosenOrder",
+    "Failed",
     "FileOrder",
     "Move",
+    "MoveStep",
     "Order",
     "Permutation",
     "RebalancePlan",
     "RebalanceState",
     "Rows",
     "ShuffledPlan",
+    "Started",
+    "Succeeded",
     "WindowBlocks",
     "WindowOrder",
     "WindowedOrder",

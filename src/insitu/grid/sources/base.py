@@ -77,6 +77,8 @@ class Block:
     source_bytes: int
     #: What `Source.blocks` takes to begin with the row that follows.
     next_start: int
+    #: The partition that each row has in the system that it comes from; None: it has none.
+    partitions: npt.NDArray[np.int64] | None = None
 
 
 class Source(Protocol):

@@ -37,9 +37,6 @@ class Located:
     #: Of BYTES each value's [start, stop); of others ranges of values without anything between them.
     ranges: tuple[tuple[int, int], ...]
 
-    def __add__(self, other: Located) -> Located:
-        return Located(self.kind, self.ranges + other.ranges)
-
 
 def locate_features(record: bytes) -> dict[str, Located]:
     """Return where each feature of an Example, or of a SequenceExample's context and lists, lies.
@@ -73,29 +70,33 @@ def _locate_map(record: bytes, start: int, stop: int, locate: Any) -> Iterator[t
 
 def _locate_list(record: bytes, start: int, stop: int) -> Located | None:
     """Return where the values of a FeatureList lie, those of all steps in a row."""
-    whole: Located | None = None
+    kind: int | None = None
+    ranges: list[tuple[int, int]] = []
     for number, wire, begin, end in _fields(record, start, stop):
         if number != 1 or wire != _CHUNK:
             continue
         step = _locate_feature(record, begin, end)
         if step is None:
             continue
-        if whole is not None and whole.kind != step.kind:
-            raise Malformed(f"a feature list has steps of {KINDS[whole.kind]} and of {KINDS[step.kind]}")
-        whole = step if whole is None else whole + step
-    return whole
+        if kind is not None and kind != step.kind:
+            raise Malformed(f"a feature list has steps of {KINDS[kind]} and of {KINDS[step.kind]}")
+        kind = step.kind
+        ranges += step.ranges
+    return None if kind is None else Located(kind, tuple(ranges))
 
 
 def _locate_feature(record: bytes, start: int, stop: int) -> Located | None:
     """Return where the values of a Feature lie; None where it has no kind. Of several kinds the last
     counts."""
-    found: Located | None = None
+    kind: int | None = None
+    ranges: list[tuple[int, int]] = []
     for number, wire, begin, end in _fields(record, start, stop):
         if number not in KINDS or wire != _CHUNK:
             continue
-        values = Located(number, tuple(_ranges(record, begin, end, number)))
-        found = found + values if found is not None and found.kind == number else values
-    return found
+        if number != kind:
+            kind, ranges = number, []
+        ranges += _ranges(record, begin, end, number)
+    return None if kind is None else Located(kind, tuple(ranges))
 
 
 def _ranges(record: bytes, start: int, stop: int, kind: int) -> Iterator[tuple[int, int]]:

@@ -21,12 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.errors import SourceError
+from insitu.processes import read_available_bytes
 
 MOST_RECORD_BYTES = 2**31 - 1
 """A message of protobuf has no more."""
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _AROUND = _HEADER.size + _CHECKSUM.size
+_LARGE_BYTES = 64 << 20
+_COPIES = 4
+"""How often a record lies in memory at once: as it comes, as a chunk, while its checksum is computed, and as
+columns."""
 _PIECE_BYTES = 4 << 20
 """Bytes that are read at once: a false length of a record takes no memory before they have come."""
 
@@ -130,11 +135,24 @@ def _walk(
                 f"its format with --format"
             )
         if size - at < length + _AROUND:
+            _check_memory(length, path)
             break
         starts.append(at + _HEADER.size)
         lengths.append(length)
         at += length + _AROUND
     return starts, lengths, at
+
+
+def _check_memory(length: int, path: Path) -> None:
+    """Raise SourceError for a record that has no room in memory: 2 MB of gzip can hold one of 2 GB."""
+    if length <= _LARGE_BYTES:
+        return
+    room = read_available_bytes()
+    if length * _COPIES > room:
+        raise SourceError(
+            f"{path}: a record must fit into memory {_COPIES} times. Received: one of {length} bytes, where "
+            f"{room} are free. Write smaller records, or import on a machine with more memory"
+        )
 
 
 def _truncated(path: Path, packed: bool, rest: bytearray, first: int | None, start: int) -> SourceError:

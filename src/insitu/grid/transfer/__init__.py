@@ -8,14 +8,19 @@ goes over the wire.
 from insitu.grid.transfer.client import PartitionClient, ServerAddress
 from insitu.grid.transfer.fetching import fetch_partition
 from insitu.grid.transfer.rate_limit import RateLimit
+from insitu.grid.transfer.remote_stores import Fetched, RemoteCheck, RemoteStores, Survey
 from insitu.grid.transfer.sending import send_partition
 from insitu.grid.transfer.server import PartitionServer
 
 __all__ = [
+    "Fetched",
     "PartitionClient",
     "PartitionServer",
     "RateLimit",
+    "RemoteCheck",
+    "RemoteStores",
     "ServerAddress",
+    "Survey",
     "fetch_partition",
     "send_partition",
 ]

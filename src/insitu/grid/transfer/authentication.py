@@ -1,7 +1,8 @@
 """Who may read and write: processes that have the cluster's secret.
 
 The secret itself is never sent. What is sent, inside of TLS to the server whose certificate is pinned, is a
-token that follows from it.
+token that follows from it. Before that callers show a certificate that only who has the secret can make: a
+request is in the server's memory as a whole before it sees the token.
 """
 
 from __future__ import annotations
@@ -12,21 +13,33 @@ from typing import Any
 
 import pyarrow.flight as flight
 
+from insitu.certificates import Credentials, make_credentials
 from insitu.errors import InputError
 
 MIN_SECRET_BYTES = 16
 _PURPOSE = b"insitu transfer of partitions 1"
+_AUTHORITY_PURPOSE = b"insitu transfer of partitions 1, authority"
 _HEADER = "authorization"
 
 
 def derive_token(secret: bytes) -> str:
     """Return what callers send. Raises InputError for a secret that could be guessed."""
+    _check_secret(secret)
+    return hmac.new(secret, _PURPOSE, hashlib.sha256).hexdigest()
+
+
+def derive_credentials(secret: bytes) -> Credentials:
+    """Return what callers show in TLS, and servers ask for. Raises InputError as `derive_token` does."""
+    _check_secret(secret)
+    return make_credentials(hmac.new(secret, _AUTHORITY_PURPOSE, hashlib.sha256).digest())
+
+
+def _check_secret(secret: bytes) -> None:
     if len(secret) < MIN_SECRET_BYTES:
         raise InputError(
             f"The cluster's secret has {MIN_SECRET_BYTES} bytes at least. Received: {len(secret)}. Make one "
             f"with secrets.token_bytes(32)"
         )
-    return hmac.new(secret, _PURPOSE, hashlib.sha256).hexdigest()
 
 
 def make_headers(secret: bytes) -> list[tuple[bytes, bytes]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from insitu.errors import InputError, TransferError
-from insitu.grid.transfer.authentication import make_headers
+from insitu.grid.transfer.authentication import derive_credentials, make_headers
 from insitu.grid.transfer.requests import (
     SCHEMA,
     ReadRequest,
@@ -23,6 +24,8 @@ from insitu.grid.transfer.requests import (
     make_chunk,
 )
 
+_FLIGHT = re.compile(r"^Flight returned [a-z ]+, with message: ")
+"""What Flight puts before the words of a server."""
 SILENCE_SECONDS = 10.0
 """Seconds without a byte after which a server counts as lost."""
 _CERTIFICATE_NAME = "insitu"
@@ -42,6 +45,10 @@ class ServerAddress:
 
     def __str__(self) -> str:
         return format_location(self.host, self.port).removeprefix("grpc+tls://")
+
+
+class Refused(TransferError):
+    """The server has said why it doesn't do what was asked for."""
 
 
 class TimedOut(TransferError):
@@ -64,10 +71,19 @@ class PartitionClient:
         self.address = address
         self._options = flight.FlightCallOptions(timeout=silence, headers=make_headers(secret))
         self._silence = silence
+        own = derive_credentials(secret).own
         self._client = flight.connect(
             format_location(address.host, address.port),
             tls_root_certs=address.certificate,
+            cert_chain=own.pem,
+            private_key=own.key_pem,
             override_hostname=_CERTIFICATE_NAME,
+            # Without these a write to a host that vanished waits for the kernel to give up the connection,
+            # for a quarter of an hour. They set TCP_USER_TIMEOUT, too.
+            generic_options=[
+                ("grpc.keepalive_time_ms", int(silence * 1000)),
+                ("grpc.keepalive_timeout_ms", int(silence * 1000)),
+            ],
         )
 
     def __enter__(self) -> PartitionClient:
@@ -116,6 +132,13 @@ class PartitionClient:
                 raise InputError(f"A reply has the bytes that are there. Received: {have!r}")
             return have
 
+    def act(self, kind: str, fields: Mapping[str, Any]) -> Any:
+        """Have the server do something with its store, and return its answer. Raises TransferError."""
+        with self._failures_named():
+            action = flight.Action(kind, json.dumps(fields).encode())
+            (answer,) = self._client.do_action(action, self._options)
+            return json.loads(answer.body.to_pybytes())
+
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:
         try:
@@ -124,9 +147,13 @@ class PartitionClient:
             raise TimedOut(f"{self.address} said nothing for {self._silence:g} s") from None
         except flight.FlightUnauthenticatedError:
             raise TransferError(f"{self.address} refuses this cluster's secret") from None
+        except pa.ArrowInvalid as error:
+            raise Refused(f"{self.address} refuses: {_first_line(error)}") from None
         except (pa.ArrowException, InputError, OSError, ValueError, KeyError, TypeError) as error:
             raise TransferError(f"{self.address} failed: {_first_line(error)}") from None
 
 
 def _first_line(error: Any) -> str:
-    return str(error).split(". gRPC client debug", 1)[0].split("\n", 1)[0]
+    line = str(error).split(". gRPC client debug", 1)[0].split(". Detail: Python exception", 1)[0]
+    line = line.split("\n", 1)[0]
+    return _FLIGHT.sub("", line)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from insitu.errors import InputError
-from insitu.spec import check_cache_name, check_simple_name
+from insitu.spec import CacheSpec, check_cache_name, check_simple_name
 
 CHUNK_BYTES = 4 << 20
 """Bytes of a file in one message."""
@@ -30,15 +30,37 @@ SCHEMA = pa.schema([("data", pa.binary())])
 _CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}")
 
 
-def _check_number(name: str, value: Any, low: int, high: int) -> None:
+def check_number(name: str, value: Any, low: int, high: int) -> int:
+    """Return a whole number. Raises InputError for anything else, and outside of [low, high)."""
     if type(value) is not int or not low <= value < high:
-        raise InputError(f"{name} must be a whole number in [{low}, {high}). Received: {value!r}")
-
-
-def _check_text(name: str, value: Any) -> str:
-    if type(value) is not str:
-        raise InputError(f"{name} must be text. Received: {value!r}")
+        raise InputError(f"{name} must be a whole number in [{low}, {high}). Received: {value!r:.100}")
     return value
+
+
+def check_text(name: str, value: Any) -> str:
+    """Return a text. Raises InputError for anything else."""
+    if type(value) is not str:
+        raise InputError(f"{name} must be text. Received: {value!r:.100}")
+    return value
+
+
+def parse_spec(name: str, value: Any) -> CacheSpec:
+    """Return the version of a cache that another node describes. Raises InputError."""
+    try:
+        cache = CacheSpec.from_json(value)
+    except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+        raise InputError(f"{name} must describe a version of a cache. Received: {error}") from None
+    check_cache_name(check_text("name", cache.name))
+    check_number("version", cache.version, 1, MAX_VERSION)
+    check_number("partitions", len(cache.partitions), 1, MAX_PARTITION + 1)
+    for info in cache.partitions:
+        check_number("rows", info.rows, 0, MAX_FILE_BYTES)
+        check_number("bytes", info.bytes, 1, MAX_FILE_BYTES)
+        if not _CHECKSUM.fullmatch(check_text("checksum", info.checksum)):
+            raise InputError(f"checksum must be crc32: and 8 hex digits. Received: {info.checksum!r:.100}")
+        for owner in info.owners:
+            check_simple_name("A node's name", check_text("owner", owner))
+    return cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +79,11 @@ class ReadRequest:
     length: int
 
     def __post_init__(self) -> None:
-        check_cache_name(_check_text("cache", self.cache))
-        _check_number("version", self.version, 1, MAX_VERSION)
-        _check_number("partition", self.partition, 0, MAX_PARTITION)
-        _check_number("offset", self.offset, 0, MAX_FILE_BYTES)
-        _check_number("length", self.length, 1, MAX_LENGTH + 1)
+        check_cache_name(check_text("cache", self.cache))
+        check_number("version", self.version, 1, MAX_VERSION)
+        check_number("partition", self.partition, 0, MAX_PARTITION)
+        check_number("offset", self.offset, 0, MAX_FILE_BYTES)
+        check_number("length", self.length, 1, MAX_LENGTH + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +106,14 @@ class WriteRequest:
     length: int
 
     def __post_init__(self) -> None:
-        check_cache_name(_check_text("cache", self.cache))
-        check_simple_name("An import's token", _check_text("token", self.token))
-        _check_number("partition", self.partition, 0, MAX_PARTITION)
-        _check_number("bytes", self.bytes, 1, MAX_FILE_BYTES)
-        if not _CHECKSUM.fullmatch(_check_text("checksum", self.checksum)):
+        check_cache_name(check_text("cache", self.cache))
+        check_simple_name("An import's token", check_text("token", self.token))
+        check_number("partition", self.partition, 0, MAX_PARTITION)
+        check_number("bytes", self.bytes, 1, MAX_FILE_BYTES)
+        if not _CHECKSUM.fullmatch(check_text("checksum", self.checksum)):
             raise InputError(f"checksum must be crc32: and 8 hex digits. Received: {self.checksum!r}")
-        _check_number("offset", self.offset, 0, self.bytes + 1)
-        _check_number("length", self.length, 0, min(MAX_LENGTH, self.bytes - self.offset) + 1)
+        check_number("offset", self.offset, 0, self.bytes + 1)
+        check_number("length", self.length, 0, min(MAX_LENGTH, self.bytes - self.offset) + 1)
 
 
 Request = TypeVar("Request", ReadRequest, WriteRequest)

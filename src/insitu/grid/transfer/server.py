@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ import pyarrow.flight as flight
 from insitu.access import file_mode, make_folder
 from insitu.certificates import Certificate
 from insitu.durable import NO_ROOM, sync_folder
-from insitu.errors import InputError, StorageFull
+from insitu.errors import InputError, InsituError, StorageFull
 from insitu.grid.partitions import file_checksum
 from insitu.grid.quotas import check_quota
 from insitu.grid.store_settings import read_settings
-from insitu.grid.transfer.authentication import TokenCheck
+from insitu.grid.transfer.authentication import TokenCheck, derive_credentials
 from insitu.grid.transfer.client import ServerAddress, format_location
 from insitu.grid.transfer.requests import (
     CHUNK_BYTES,
@@ -32,9 +32,12 @@ from insitu.grid.transfer.requests import (
     decode_request,
     make_chunk,
 )
+from insitu.grid.transfer.store_actions import StoreActions
 from insitu.paths import Paths
 from insitu.spec import NodeId
 
+ACTIONS = 32
+"""Actions that a server does at the same time; further ones are refused, and tried again."""
 STREAMS = 16
 """Reads and writes that a server does at the same time; further ones are refused, and tried again."""
 
@@ -42,7 +45,8 @@ STREAMS = 16
 class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
     """A server for the store of `node`, which listens from its construction until `stop`.
 
-    Raises InputError for a secret that is too short.
+    `on_change` is called from a thread whenever the store has got something. Raises InputError for a secret
+    that is too short.
     """
 
     def __init__(
@@ -55,15 +59,21 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
         host: str = "127.0.0.1",
         port: int = 0,
         streams: int = STREAMS,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._paths = paths
         self._node = node
         self._streams = threading.BoundedSemaphore(streams)
         self._limit = streams
+        #: What it does with the store for others.
+        self.actions = StoreActions(paths, node, secret, on_change)
+        self._acting = threading.BoundedSemaphore(ACTIONS)
         pem = certificate.pem
         super().__init__(
             format_location(host, port),
             tls_certificates=[(pem.encode(), certificate.key_pem.encode())],
+            verify_client=True,
+            root_certificates=derive_credentials(secret).authority.encode(),
             middleware={"token": TokenCheck(secret)},
         )
         #: Where clients find this server.
@@ -122,6 +132,17 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
                         os.ftruncate(file, 0)
                     raise
                 _reply(writer, have)
+
+    def do_action(self, context: Any, action: Any) -> Any:
+        """Do something with the store. See `StoreActions`."""
+        if not self._acting.acquire(blocking=False):
+            raise flight.FlightUnavailableError(f"{ACTIONS} actions are under way already")
+        try:
+            with _failures_explained():
+                answer = self.actions.do(action.type, action.body.to_pybytes())
+        finally:
+            self._acting.release()
+        return [flight.Result(pa.py_buffer(answer))]
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -196,7 +217,7 @@ def _failures_explained() -> Iterator[None]:
     """Turn errors into those that Flight sends. None tells the caller a path."""
     try:
         yield
-    except InputError as error:
+    except InsituError as error:
         raise pa.ArrowInvalid(error.message) from None
     except FileNotFoundError:
         raise pa.ArrowKeyError("the store has no such partition") from None

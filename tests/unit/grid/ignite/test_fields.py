@@ -245,6 +245,20 @@ def test_arrow_data_gives_its_columns():
         read([pack_byte_array(b"no arrow")], options=FieldOptions(arrow=frozenset(["value"])))
 
 
+def test_arrow_data_whose_offsets_point_elsewhere_is_refused():
+    """Also where there are several batches, which are put together."""
+    batch = pa.record_batch({"text": ["ab", "cd"]})
+    target = io.BytesIO()
+    with pa.ipc.new_stream(target, batch.schema) as writer:
+        writer.write_batch(batch)
+        writer.write_batch(batch)
+    right, wrong = np.array([0, 2, 4], "<i4").tobytes(), np.array([0, 2, 1 << 30], "<i4").tobytes()
+    data = target.getvalue()
+    assert data.count(right) == 2
+    with pytest.raises(SourceError, match=r"must hold an Arrow IPC stream"):
+        read([pack_byte_array(data.replace(right, wrong))], options=FieldOptions(arrow=frozenset(["value"])))
+
+
 def test_all_that_cant_be_a_column_is_named_with_the_way_out():
     kind = binary_type("Bad", [("list", 24), ("names", 20), ("good", 3), ("gone", 103)])
     fields = [

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ignite_wire import (
     FakeCache,
-    FakeCluster,
     FakeServer,
     binary_object,
     binary_type,
+    cluster_of,
+    drawings,
     node_name,
     number,
 )
@@ -36,42 +37,17 @@ from insitu.grid.ignite.cluster import Cluster
 from insitu.grid.ignite.connection import MOST_MESSAGE_BYTES
 from insitu.grid.ignite.protocol import GET_ENDPOINTS, GET_TYPE, NEXT_PAGE, SCAN, BinaryType, Page
 from insitu.grid.ignite.source import TypeBook
-from insitu.grid.ignite.wire import pack_byte_array, pack_int, pack_string
+from insitu.grid.ignite.wire import pack_int, pack_string
 from insitu.paths import Paths
 from insitu.spec import CacheSpec
 
 HANDSHAKE = 1
-DRAWING = binary_type("example.Drawing", [("image", 12), ("label", 3)])
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "2")
     monkeypatch.setattr(cluster_module, "_PAUSES", (0.01,))
-
-
-def drawing(index: int) -> tuple[bytes, bytes]:
-    image = bytes((index + place) % 256 for place in range(12))
-    fields = [("image", pack_byte_array(image)), ("label", number(3, "i", index % 10))]
-    return number(4, "q", index), binary_object(DRAWING, fields)
-
-
-def drawings(rows: int, partitions: int = 5) -> FakeCache:
-    """A cache whose rows lie in their partitions in the reverse order of their keys."""
-    return FakeCache(
-        [[drawing(index) for index in reversed(range(p, rows, partitions))] for p in range(partitions)],
-        [DRAWING],
-    )
-
-
-def cluster_of(
-    servers: int, cache: FakeCache, behave: Any = None, tls: ssl.SSLContext | None = None
-) -> FakeCluster:
-    """Servers that hold the partitions in turn; `behave` is how the first one does."""
-    cluster = FakeCluster(cache, [p % servers for p in range(len(cache.partitions))])
-    for index in range(servers):
-        cluster.add(behave if index == 0 else None, tls)
-    return cluster
 
 
 def rows_of(paths: Paths, cache: CacheSpec) -> dict[str, Any]:
@@ -311,6 +287,24 @@ def server_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContex
     context.load_cert_chain(both)
     monkeypatch.setenv("INSITU_IGNITE_CA", str(both))
     return context
+
+
+def test_a_client_has_a_certificate_for_servers_that_want_one(
+    paths: Paths, server_tls: ssl.SSLContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = make_certificate("client")
+    (tmp_path / "client.pem").write_text(made.pem)
+    (tmp_path / "client.key").write_text(made.key_pem)
+    server_tls.verify_mode = ssl.CERT_REQUIRED
+    server_tls.load_verify_locations(tmp_path / "client.pem")
+    monkeypatch.setenv("INSITU_IGNITE_SERVER_NAME", "localhost")
+    with cluster_of(1, drawings(10), tls=server_tls) as cluster:
+        with pytest.raises(SourceError, match=r"If it wants a certificate, name it by INSITU_IGNITE_CERT"):
+            import_cache(paths, "digits", [cluster.address()])
+        monkeypatch.setenv("INSITU_IGNITE_CERT", str(tmp_path / "client.pem"))
+        monkeypatch.setenv("INSITU_IGNITE_KEY", str(tmp_path / "client.key"))
+        (cache,) = import_cache(paths, "digits", [cluster.address()])
+    assert cache.rows == 10
 
 
 def test_a_certificate_for_another_name_is_refused(paths: Paths, server_tls: ssl.SSLContext):

@@ -76,7 +76,8 @@ def test_each_changed_byte_names_the_place(tmp_path: Path, byte: int):
         read(path, 1000)
 
 
-def test_a_false_length_takes_no_memory(tmp_path: Path):
+def test_a_false_length_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("insitu.grid.sources.record_files.read_available_bytes", lambda: 1 << 33)
     path = tmp_path / "a.tfrecord"
     path.write_bytes(frame(b"")[:0] + _framed_length(1 << 62))
     with pytest.raises(SourceError, match="damaged, or the file is no TFRecord file"):
@@ -93,3 +94,12 @@ def _framed_length(length: int) -> bytes:
 
     raw = struct.pack("<Q", length)
     return raw + struct.pack("<I", mask_checksum(google_crc32c.value(raw))) + bytes(10)
+
+
+def test_a_record_that_memory_has_no_room_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """2 MB of gzip can hold a record of 2 GB, which lies in memory four times."""
+    path = tmp_path / "a.tfrecord.gz"
+    path.write_bytes(gzip.compress(_framed_length(1 << 30), mtime=0))
+    monkeypatch.setattr("insitu.grid.sources.record_files.read_available_bytes", lambda: 1 << 31)
+    with pytest.raises(SourceError, match=r"must fit into memory 4 times. Received: one of 1073741824 bytes"):
+        read(path, 100)

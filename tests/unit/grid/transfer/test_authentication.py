@@ -11,7 +11,9 @@ from partition_servers import SECRET
 from insitu.certificates import make_certificate
 from insitu.errors import InputError, TransferError
 from insitu.grid.transfer import PartitionClient, PartitionServer, ServerAddress
-from insitu.grid.transfer.authentication import TokenCheck, derive_token
+from insitu.grid.transfer import client as client_module
+from insitu.grid.transfer.authentication import TokenCheck, derive_credentials, derive_token
+from insitu.grid.transfer.client import format_location
 from insitu.grid.transfer.requests import ReadRequest, WriteRequest
 
 READ = ReadRequest("a/b", 1, 0, 0, 10)
@@ -45,15 +47,37 @@ def test_the_token_says_nothing_about_the_secret():
 
 
 def test_a_stranger_reads_and_writes_nothing(
-    server: PartitionServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    server: PartitionServer,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    with caplog.at_level(logging.DEBUG), PartitionClient(server.address, b"x" * 16) as client:
-        with pytest.raises(TransferError, match="refuses this cluster's secret"):
-            list(client.read(READ))
-        with pytest.raises(TransferError, match="refuses this cluster's secret"):
-            client.write(WRITE, [])
+    refusals = {
+        derive_credentials(b"x" * 16): "failed: ",
+        derive_credentials(SECRET): "refuses this cluster's",
+    }
+    for credentials, words in refusals.items():  # in TLS, and by the token
+        monkeypatch.setattr(client_module, "derive_credentials", lambda secret, found=credentials: found)
+        with caplog.at_level(logging.DEBUG), PartitionClient(server.address, b"x" * 16) as client:
+            with pytest.raises(TransferError, match=words):
+                list(client.read(READ))
+            with pytest.raises(TransferError, match=words):
+                client.write(WRITE, [])
     said = caplog.text + "".join(capfd.readouterr())
     assert derive_token(SECRET) not in said and derive_token(b"x" * 16) not in said
+
+
+@pytest.mark.parametrize("member", [False, True])
+def test_who_is_no_member_of_the_cluster_gets_no_request_to_a_server(server: PartitionServer, member: bool):
+    """A server had a request in memory, 2 GB if need be, before it saw that the caller had no token."""
+    own = derive_credentials(b"x" * 16).own
+    options = {"cert_chain": own.pem, "private_key": own.key_pem} if member else {}
+    address = format_location(server.address.host, server.address.port)
+    with (
+        flight.connect(address, disable_server_verification=True, **options) as client,
+        pytest.raises(flight.FlightUnavailableError),
+    ):
+        client.do_get(flight.Ticket(b"x"), flight.FlightCallOptions(timeout=30)).read_all()
 
 
 def test_a_server_with_another_certificate_is_not_asked(server: PartitionServer):

@@ -13,7 +13,7 @@ from partition_servers import SECRET, certificate
 
 from insitu.errors import TransferError
 from insitu.grid.transfer import PartitionClient, PartitionServer
-from insitu.grid.transfer.authentication import make_headers
+from insitu.grid.transfer.authentication import derive_credentials, make_headers
 from insitu.grid.transfer.client import format_location
 from insitu.grid.transfer.requests import SCHEMA, ReadRequest, WriteRequest
 from insitu.paths import Paths
@@ -47,7 +47,14 @@ def test_requests_that_lead_out_of_the_store_are_refused(server: PartitionServer
     address = server.address
     options = flight.FlightCallOptions(timeout=30, headers=make_headers(SECRET))
     location = format_location(address.host, address.port)
-    with flight.connect(location, tls_root_certs=address.certificate, override_hostname="insitu") as client:
+    own = derive_credentials(SECRET).own
+    with flight.connect(
+        location,
+        tls_root_certs=address.certificate,
+        cert_chain=own.pem,
+        private_key=own.key_pem,
+        override_hostname="insitu",
+    ) as client:
         with pytest.raises(Exception, match="Received"):
             client.do_get(flight.Ticket(json.dumps(fields).encode()), options).read_all()
         descriptor = flight.FlightDescriptor.for_command(json.dumps(fields).encode())

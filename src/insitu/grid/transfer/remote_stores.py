@@ -1,0 +1,355 @@
+"""The stores of nodes on other hosts, as commands and imports use them: through the servers of their agents.
+
+Each call ends soon after a server is dead or can't be reached, and names the node.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from insitu.errors import TransferError
+from insitu.grid.transfer.client import SILENCE_SECONDS, PartitionClient, Refused, ServerAddress
+from insitu.grid.transfer.fetching import fetch_partition
+from insitu.grid.transfer.sending import send_partition
+from insitu.paths import Paths
+from insitu.spec import CacheSpec, NodeId
+
+ATTEMPTS = 3
+"""How often in a row a server may not answer."""
+_PAUSES = (0.02, 0.5)
+"""The first and the longest pause between two questions how far a task is."""
+_AT_ONCE = 32
+_FETCHES = 4
+"""Partitions that are fetched to this machine at the same time."""
+
+Progress = Callable[[NodeId, int, int], None]
+"""Called with (node, bytes done there, all of them)."""
+R = TypeVar("R")
+
+
+class _Stopped(Exception):
+    """What is sent or fetched isn't needed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a store says before an import."""
+
+    #: Its id.
+    store: str
+    #: Bytes that are free on its disk.
+    disk_free: int
+    #: Bytes that its quota allows; None: it has none.
+    quota_free: int | None
+    #: By cache, a number above those of all versions that it holds.
+    next: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a node has got."""
+
+    #: Partitions that it has now, of those it was to have.
+    partitions: int
+    #: Bytes that have moved for that; those that were there already don't count.
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCheck:
+    """What has become of one copy of a partition on another host."""
+
+    #: The partition's number.
+    partition: int
+    #: The node.
+    node: NodeId
+    #: The file, on that node's host.
+    path: str
+    #: What is wrong with it; None: nothing.
+    problem: str | None
+    #: The blocks that are damaged, where that is known.
+    blocks: tuple[int, ...]
+
+
+class RemoteStores:
+    """The stores of the agents that are alive."""
+
+    def __init__(
+        self,
+        addresses: Mapping[NodeId, ServerAddress],
+        secret: bytes,
+        *,
+        here: Iterable[NodeId] = (),
+        silence: float = SILENCE_SECONDS,
+    ) -> None:
+        """`here` are agents of this home, whose stores need no server."""
+        self._addresses = dict(addresses)
+        self._secret = secret
+        self._silence = silence
+        #: Nodes with agents whose stores lie in this home.
+        self.here: tuple[NodeId, ...] = tuple(sorted(here))
+        #: Bytes that were sent to each node. Written by `send`.
+        self.sent: Counter[NodeId] = Counter()
+        self._counting = threading.Lock()
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The nodes whose stores lie in other homes, by name."""
+        return tuple(sorted(self._addresses.keys() - set(self.here)))
+
+    def survey(self, caches: Iterable[str]) -> dict[NodeId, Survey]:
+        """Ask all stores how much room they have, and what they hold of some caches. Raises TransferError."""
+        fields = {"caches": list(caches)}
+
+        def ask(node: NodeId) -> Survey:
+            answer = self._ask(node, "survey", fields)
+            room = answer["quota_free"]
+            return Survey(str(answer["store"]), int(answer["disk_free"]), room, dict(answer["next"]))
+
+        return run_on_all(self.nodes, ask, threading.Event())
+
+    def send(
+        self,
+        path: Path,
+        cache: str,
+        token: str,
+        index: int,
+        checksum: str,
+        node: NodeId,
+        stopped: threading.Event,
+    ) -> None:
+        """Send a staged partition to its owner, unless `stopped` is set. Raises TransferError, OSError."""
+        before = 0
+
+        def count(done: int, total: int) -> None:
+            nonlocal before
+            if stopped.is_set():
+                raise _Stopped
+            with self._counting:
+                self.sent[node] += done - before
+            before = done
+
+        where = (cache, token, index, checksum, self._addresses[node], self._secret)
+        try:
+            send_partition(path, *where, silence=self._silence, progress=count)
+        except TransferError as error:
+            raise TransferError(f"{node}: {error.message}") from error
+        except _Stopped:
+            raise TransferError(f"{node}: it was stopped") from None
+
+    def prepare(self, nodes: Iterable[NodeId], cache: CacheSpec, token: str, base: CacheSpec | None) -> None:
+        """Have stores put what they got of a version in its place, where nobody reads it yet.
+
+        `base`: the version whose partitions it shares. Raises TransferError.
+        """
+        fields = {
+            "cache": cache.to_json(),
+            "token": token,
+            "base": None if base is None else base.to_json(),
+        }
+        self._run(dict.fromkeys(nodes, fields), "prepare")
+
+    def end_import(
+        self, nodes: Iterable[NodeId], cache: str, token: str, *, published: bool
+    ) -> dict[NodeId, str]:
+        """Have stores mark what an import brought as published, or remove it. Returns why, by node, where it
+        isn't known to be done."""
+        fields = {"cache": cache, "token": token, "published": published}
+
+        def end(node: NodeId) -> str:
+            try:
+                self._run({node: fields}, "end")
+            except TransferError as error:
+                return error.message
+            return ""
+
+        return {node: why for node, why in run_on_all(nodes, end, threading.Event()).items() if why}
+
+    def fetch(
+        self,
+        cache: CacheSpec,
+        wanted: Mapping[NodeId, Collection[int]],
+        progress: Progress = lambda node, done, total: None,
+        *,
+        marked: bool = True,
+        rate: float | None = None,
+    ) -> dict[NodeId, Fetched]:
+        """Have each node of `wanted` get these partitions of `cache` from their owners, all at the same time.
+
+        With `marked` the copies go when no job has the version pinned any more. `rate`: bytes a second that
+        each node receives at most. Returns what each node has
+        got. What has come stays for the next call. Raises TransferError, which names node and reason.
+        """
+        described = cache.to_json()
+        requests = {
+            node: {
+                "cache": described,
+                "partitions": sorted(indices),
+                "sources": self._find_sources(cache, indices),
+                "marked": marked,
+                "rate": rate,
+            }
+            for node, indices in wanted.items()
+            if indices
+        }
+        answers = self._run(requests, "fetch", progress)
+        return {node: Fetched(len(wanted[node]), int(answer["moved"])) for node, answer in answers.items()}
+
+    def fetch_here(
+        self,
+        paths: Paths,
+        node: NodeId,
+        cache: CacheSpec,
+        indices: Collection[int],
+        progress: Progress = lambda node, done, total: None,
+    ) -> Fetched:
+        """Fetch partitions into the store of a node in this home. Raises TransferError, StorageFull."""
+        total = sum(cache.partitions[index].bytes for index in indices)
+        counts = Counter[str]()
+        stopped = threading.Event()
+
+        def fetch(index: int) -> None:
+            before = -1
+
+            def count(done: int, _: int) -> None:
+                nonlocal before
+                if stopped.is_set():
+                    raise _Stopped
+                with self._counting:
+                    counts["moved"] += 0 if before < 0 else done - before
+                    counts["done"] += done - max(0, before)
+                    progress(node, counts["done"], total)
+                before = done
+
+            owners = cache.partitions[index].owners
+            sources = [self._addresses[owner] for owner in owners if owner in self._addresses]
+            fetch_partition(
+                paths, node, cache, index, sources, self._secret, silence=self._silence, progress=count
+            )
+
+        with ThreadPoolExecutor(_FETCHES) as threads:
+            futures = [threads.submit(fetch, index) for index in indices]
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                stopped.set()
+                threads.shutdown(cancel_futures=True)
+            for future in done:
+                future.result()
+        return Fetched(len(indices), counts["moved"])
+
+    def _find_sources(self, cache: CacheSpec, indices: Collection[int]) -> dict[str, Any]:
+        owners = {owner for index in indices for owner in cache.partitions[index].owners}
+        return {owner: asdict(self._addresses[owner]) for owner in owners if owner in self._addresses}
+
+    def verify(
+        self,
+        cache: CacheSpec,
+        wanted: Mapping[NodeId, Collection[int]],
+        rate: float | None = None,
+        progress: Progress = lambda node, done, total: None,
+    ) -> list[RemoteCheck]:
+        """Have nodes read their copies whole. `rate`: bytes a second each of them reads at most.
+
+        Raises TransferError.
+        """
+        described = cache.to_json()
+        requests = {
+            node: {"cache": described, "partitions": sorted(indices), "rate": rate}
+            for node, indices in wanted.items()
+        }
+        answers = self._run(requests, "verify", progress)
+        return [
+            RemoteCheck(int(index), node, str(path), problem, tuple(blocks))
+            for node, answer in answers.items()
+            for index, path, problem, blocks in answer["results"]
+        ]
+
+    def release(self, node: NodeId, cache: CacheSpec, indices: Collection[int]) -> None:
+        """Have a node remove copies that it doesn't own any more, when no job has the version pinned. Raises
+        TransferError."""
+        self._ask(node, "release", {"cache": cache.to_json(), "partitions": sorted(indices)})
+
+    def list_versions(self, node: NodeId) -> list[tuple[str, int]]:
+        """Return (cache, version) of what a store holds. Raises TransferError."""
+        return [(str(cache), int(version)) for cache, version in self._ask(node, "manifests", {})]
+
+    def read_manifest(self, node: NodeId, cache: str, version: int) -> dict[str, Any]:
+        """Return the manifest of a version as JSON with the partitions that are there. Raises
+        TransferError."""
+        return dict(self._ask(node, "manifest", {"cache": cache, "version": version}))
+
+    def _run(
+        self,
+        requests: Mapping[NodeId, Mapping[str, Any]],
+        kind: str,
+        progress: Progress = lambda node, done, total: None,
+    ) -> dict[NodeId, Mapping[str, Any]]:
+        """Have several nodes do a task each, and wait for all. Raises TransferError for the first failure."""
+        stopped = threading.Event()
+
+        def run(node: NodeId) -> Mapping[str, Any]:
+            return self._run_task(node, kind, requests[node], progress, stopped)
+
+        return run_on_all(requests, run, stopped)
+
+    def _run_task(
+        self,
+        node: NodeId,
+        kind: str,
+        fields: Mapping[str, Any],
+        progress: Progress,
+        stopped: threading.Event,
+    ) -> Mapping[str, Any]:
+        name = self._ask(node, kind, fields)["task"]
+        pause = _PAUSES[0]
+        while not stopped.wait(pause):
+            pause = min(2 * pause, _PAUSES[1])
+            found: Mapping[str, Any] = self._ask(node, "task", {"task": name})
+            if not found["known"]:
+                raise TransferError(f"{node}: its agent was started again in the middle. Try again")
+            progress(node, int(found["done"]), int(found["total"]))
+            if found["problem"]:
+                raise TransferError(f"{node}: {found['problem']}")
+            if found["ended"]:
+                return found
+        raise TransferError(f"{node}: it was stopped")
+
+    def _ask(self, node: NodeId, kind: str, fields: Mapping[str, Any]) -> Any:
+        if node not in self._addresses:
+            raise TransferError(f"{node}: no agent of this name is alive. `insitu nodes` shows all")
+        for attempt in range(ATTEMPTS):
+            try:
+                with PartitionClient(self._addresses[node], self._secret, silence=self._silence) as client:
+                    return client.act(kind, fields)
+            except Refused as error:
+                raise TransferError(f"{node}: {error.message}") from error
+            except TransferError as error:
+                if attempt + 1 == ATTEMPTS:
+                    raise TransferError(f"{node}: {error.message}") from error
+
+
+def run_on_all(
+    nodes: Iterable[NodeId], run: Callable[[NodeId], R], stopped: threading.Event
+) -> dict[NodeId, R]:
+    """Run something for each node in a thread of its own. The first failure stops all, and is raised."""
+    listed = list(nodes)
+    if not listed:
+        return {}
+    with ThreadPoolExecutor(min(_AT_ONCE, len(listed))) as threads:
+        futures = {node: threads.submit(run, node) for node in listed}
+        try:
+            done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
+            failed = [future for future in done if future.exception() is not None]
+        finally:
+            stopped.set()
+            threads.shutdown(cancel_futures=True)
+        for future in failed:
+            future.result()
+        return {node: future.result() for node, future in futures.items()}
