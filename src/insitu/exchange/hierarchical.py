@@ -213,7 +213,8 @@ class HierarchicalTransport:
         if root_host != topology.own_host:
             with self._within_host():
                 self._local.broadcast(copy, 0, label)
-        data[...] = copy
+        if data.flags.writeable:  # the root's own may not be
+            data[...] = copy
 
     def close(self) -> None:
         """See Transport."""

@@ -14,6 +14,7 @@ from readiness import wait_readable
 
 from insitu.errors import ExchangeError
 from insitu.exchange import memory, memory_passing
+from tests.support.descriptors import count_descriptors
 
 pytestmark = pytest.mark.skipif(not memory.is_supported(), reason="no shared memory")
 
@@ -75,10 +76,10 @@ def test_anything_but_one_descriptor_is_refused_and_closed(count: int) -> None:
         there.setblocking(False)
         files = list(os.pipe())[:count]
         socket.send_fds(here, [b"abc"], files)
-        before = len(os.listdir("/proc/self/fd"))
+        before = count_descriptors()
         with pytest.raises(ExchangeError, match="one descriptor"):
             memory_passing.receive(there, 3)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert count_descriptors() == before
         for file in files:
             os.close(file)
 
