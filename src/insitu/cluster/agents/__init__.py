@@ -22,11 +22,21 @@ if TYPE_CHECKING:
         read_nodes,
         start_agent,
         stop_report,
-        take_down_hosts,
     )
+    from insitu.cluster.agents.hosts_engine import open_hosts_engine
     from insitu.cluster.agents.launching import SSH, Outcome
-    from insitu.cluster.agents.options import AgentOptions
-    from insitu.cluster.agents.records import read_head, read_token
+    from insitu.cluster.agents.options import HOSTS_ENGINE, AgentOptions
+    from insitu.cluster.agents.ray_hosts import RayRequest, bring_up_ray, take_down_cluster
+    from insitu.cluster.agents.records import (
+        find_head_of_agents,
+        read_head,
+        read_token,
+        read_token_file,
+    )
+    from insitu.cluster.agents.relays import CLUSTER_ENV, RELAYED, TOKEN_FILE_ENV
+    from insitu.cluster.agents.remote import run_at_head
+    from insitu.cluster.agents.stores import find_owners, find_stores
+    from insitu.cluster.agents.tied import identify_parent
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -42,30 +52,48 @@ __getattr__, __dir__ = lazy_door(
             "read_nodes",
             "start_agent",
             "stop_report",
-            "take_down_hosts",
         ),
+        "hosts_engine": ("open_hosts_engine",),
         "launching": ("SSH", "Outcome"),
-        "options": ("AgentOptions",),
-        "records": ("read_head", "read_token"),
+        "options": ("HOSTS_ENGINE", "AgentOptions"),
+        "ray_hosts": ("RayRequest", "bring_up_ray", "take_down_cluster"),
+        "stores": ("find_owners", "find_stores"),
+        "records": ("find_head_of_agents", "read_head", "read_token", "read_token_file"),
+        "relays": ("CLUSTER_ENV", "RELAYED", "TOKEN_FILE_ENV"),
+        "remote": ("run_at_head",),
+        "tied": ("identify_parent",),
     },
 )
 
 __all__ = [
+    "CLUSTER_ENV",
+    "HOSTS_ENGINE",
+    "RELAYED",
     "SSH",
+    "TOKEN_FILE_ENV",
     "AgentOptions",
     "DownReport",
     "HostRequest",
     "Outcome",
+    "RayRequest",
     "bring_up_hosts",
+    "bring_up_ray",
     "delete_store",
+    "find_head_of_agents",
+    "find_owners",
     "find_separated",
+    "find_stores",
+    "identify_parent",
+    "open_hosts_engine",
     "read_head",
     "read_hosts_file",
     "read_nodes",
     "read_token",
+    "read_token_file",
     "run_agent",
+    "run_at_head",
     "start_agent",
     "stop_agents",
     "stop_report",
-    "take_down_hosts",
+    "take_down_cluster",
 ]

@@ -15,11 +15,6 @@ _ANY_PORT = 9
 """Nothing is sent there: the system only chooses the route."""
 
 
-def format_address(host: str, port: int) -> str:
-    """Return `host:port`, with brackets around a number of IPv6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def family_of(host: str) -> socket.AddressFamily:
     """Return the family of a numeric address."""
     return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET

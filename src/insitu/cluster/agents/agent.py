@@ -29,12 +29,19 @@ from typing import Any, NoReturn
 
 from insitu.access import make_folder
 from insitu.certificates import make_certificate
-from insitu.cluster.agents.addresses import family_of, format_address, resolve_interface
+from insitu.cluster.agents.addresses import family_of, resolve_interface
 from insitu.cluster.agents.connection import HeadConnection, dial_head
 from insitu.cluster.agents.detached import report_ready
 from insitu.cluster.agents.facts import gather_facts, measure_load
 from insitu.cluster.agents.home import check_home, choose_node, remove_new_store, set_aside_store
-from insitu.cluster.agents.messages import CatalogParts, Message, encode_inventory, parse_members
+from insitu.cluster.agents.messages import (
+    CatalogParts,
+    Message,
+    encode_imports,
+    encode_inventory,
+    parse_end,
+    parse_members,
+)
 from insitu.cluster.agents.options import JOIN_SECONDS, AgentOptions
 from insitu.cluster.agents.reachability import find_unreachable
 from insitu.cluster.agents.records import (
@@ -45,13 +52,17 @@ from insitu.cluster.agents.records import (
     write_agent,
     write_token,
 )
+from insitu.cluster.agents.task_servers import TaskServers, sweep_jobs
+from insitu.cluster.agents.tied import tie_to
+from insitu.cluster.agents.upkeep import StoreUpkeep
 from insitu.cluster.decide import Member, membership
 from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
 from insitu.errors import ClusterError, InputError, InsituError
 from insitu.grid import find_unknown_versions, install_catalog_copy, list_held
 from insitu.grid.transfer import PartitionServer
 from insitu.paths import Paths
-from insitu.processes import identify_process
+from insitu.ports import format_address
+from insitu.processes import ProcessIdentity, identify_process
 from insitu.spec import NodeId
 from insitu.unauthenticated import is_loopback
 
@@ -98,9 +109,14 @@ class Agent:
             )
         self._lock = lock
         self._certificate = make_certificate()
+        sweep_jobs(paths, self.node)
+        self._task_servers = TaskServers(paths, self.node, self._token)
         self._server: PartitionServer | None = None
         self._connection: HeadConnection | None = None
         self._catalog = CatalogParts()
+        self._upkeep = StoreUpkeep(paths, self.node)
+        #: Set by the server: the head is to hear what the store holds.
+        self._store_changed = threading.Event()
         self._unknown_versions = 0
         #: The agents of the cluster, by node; the head sends them.
         self.members: dict[NodeId, Member] = {}
@@ -230,6 +246,7 @@ class Agent:
                 self._certificate,
                 host=host,
                 port=self._options.port,
+                on_change=self._store_changed.set,
             )
         except OSError as error:
             raise ClusterError(
@@ -311,6 +328,12 @@ class Agent:
                 if now >= beat_at:
                     channel.send({"do": "alive", "load": self._measure()})
                     beat_at = now + _HEARTBEAT_SECONDS
+                    if self._store_changed.is_set():
+                        self._store_changed.clear()
+                        self._report_store(connection)
+                    if staged := self._upkeep.list_imports(now):
+                        channel.send(encode_imports(staged))
+                    self._upkeep.tidy(now)
                 while not self._checks.empty():
                     channel.send(self._checks.get())
                 poll = select.poll()
@@ -341,15 +364,28 @@ class Agent:
                 data = self._catalog.add(message)
                 if data is not None:
                     self._take_catalog(data)
+            case "end_import" if self._server is not None:
+                self._upkeep.end_import(self._server, *parse_end(message), then=self._store_changed.set)
             case "members":
                 self.members = parse_members(message.get("members"))
             case "check":
                 number = message.get("number")
                 threading.Thread(target=self._check_others, args=(number,), daemon=True).start()
+            case "engine":
+                self._start_tasks(message)
             case "stop":
                 logger.info("the head ends this agent")
                 self._stopping = True
                 self._deletes = message.get("delete") is True
+
+    def _start_tasks(self, message: Message) -> None:
+        """Start what runs the tasks of a job here. The job's supervisor learns by itself what comes of it."""
+        if self._server is None:
+            return
+        try:
+            self._task_servers.start(message, self._server.address.host)
+        except (InsituError, OSError) as error:
+            logger.warning("no task of a job can run here: %s", error)
 
     def _check_others(self, number: object) -> None:
         """Find out which agents can't be reached from here; the heartbeat tells the head."""
@@ -361,12 +397,14 @@ class Agent:
         try:
             if not self._paths.head.exists():
                 install_catalog_copy(self._paths, data)
+                self._upkeep.tidy_soon()
             self._unknown_versions = len(find_unknown_versions(self._paths))
         except (InsituError, OSError) as error:
             logger.warning("the copy of the catalogue stays as it is: %s", error)
 
     def _close(self) -> None:
         """End the server, say so, and let go of the store."""
+        self._task_servers.close()
         if self._server is not None:
             ending = threading.Thread(target=self._server.stop, daemon=True)
             ending.start()
@@ -404,6 +442,10 @@ def run_agent(
 ) -> None:
     """Be the agent until the head or a signal ends it. Raises InsituError where it can't join."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # Else each stranger at the port of the store's server makes a line, and who comes again and again a full
+    # disk.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    tie_to(ProcessIdentity(*each) for each in options.tied_to)
     Agent(paths, options, token).run(report)
 
 

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from insitu.cluster.agents.addresses import family_of, format_address
+from insitu.cluster.agents.addresses import family_of
 from insitu.cluster.agents.messages import MAX_LINE_BYTES, Message
 from insitu.cluster.engines import Channel, ChannelClosed
 from insitu.errors import AuthenticationError, ClusterError, ExchangeError, InputError
 from insitu.exchange import PeerInfo, SocketHandshake, connect_within, parse_address, read_tls_settings
+from insitu.ports import format_address
 
 ROOM = "agents"
 """What both sides name in the handshake, so that a task of a job isn't taken for a head."""
@@ -50,41 +51,50 @@ def dial_head(address: str, token: str, role: str, seconds: float = CONNECT_SECO
 
     Raises InputError for what is no address, and ClusterError where no head answers or the token is another.
     """
+    return dial(address, token, {"role": role}, "head", seconds)
+
+
+def dial(
+    address: str, token: str, own_info: PeerInfo, expected: str, seconds: float = CONNECT_SECONDS
+) -> HeadConnection:
+    """Connect to the process at `address` whose role is `expected`, and tell it `own_info`, with a role.
+
+    Raises InputError, ClusterError; see `dial_head`.
+    """
     host, port = parse_address(address)
     try:
         connection = connect_within(host, port, seconds)
     except OSError as error:
         raise ClusterError(
-            f"The head must be reachable from this machine. Received: {address} ({error.strerror or error}). "
-            f"Check the name, the port, and that the head runs: `insitu nodes` on its machine"
+            f"The {expected} must be reachable from this machine. Received: {address} "
+            f"({error.strerror or error}). Check the name, the port, and that the head runs: `insitu nodes` "
+            f"on its machine"
         ) from error
     own_host = str(connection.getsockname()[0])
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     settings = dataclasses.replace(read_tls_settings(), mode="always")
     deadline = time.monotonic() + HANDSHAKE_SECONDS
-    own_info = {"room": ROOM, "role": role}
-    handshake = SocketHandshake(
-        connection, token.encode(), own_info, settings, dialled=True, deadline=deadline
-    )
+    info: PeerInfo = {"room": ROOM, **own_info}
+    handshake = SocketHandshake(connection, token.encode(), info, settings, dialled=True, deadline=deadline)
     try:
         _complete(handshake)
     except AuthenticationError as error:
         handshake.socket.close()
         raise ClusterError(
-            f"The head at {address} has another token than this machine. Copy the file `token` of the head's "
-            f"INSITU_HOME, with mode 0600"
+            f"The {expected} at {address} has another token than this machine. Copy the file `token` of the "
+            f"head's INSITU_HOME, with mode 0600"
         ) from error
     except (OSError, ExchangeError, ValueError) as error:
         handshake.socket.close()
         raise ClusterError(
-            f"A head of this version of insitu must listen at {address}. Received: {error}. Check the "
+            f"A {expected} of this version of insitu must listen at {address}. Received: {error}. Check the "
             f"address and the version of insitu there"
         ) from error
     head = handshake.peer_info or {}
-    if head.get("room") != ROOM or head.get("role") != "head":
+    if head.get("room") != ROOM or head.get("role") != expected:
         handshake.socket.close()
-        raise ClusterError(f"A head must listen at {address}. Received: {head.get('role')!r}")
+        raise ClusterError(f"A {expected} must listen at {address}. Received: {head.get('role')!r}")
     return HeadConnection(Channel(handshake.socket, MAX_LINE_BYTES), head, own_host)
 
 

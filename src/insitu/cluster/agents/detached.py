@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from insitu.access import make_folder
 from insitu.errors import ClusterError
@@ -37,7 +39,7 @@ def start_detached(
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts if part)
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
-        with open(log, "ab", opener=_open_private) as output, open_input(given) as source:
+        with open_log(log) as output, open_input(given) as source:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments, str(writer)],
                 stdin=source,
@@ -68,6 +70,16 @@ def start_detached(
     return answer
 
 
+def open_log(log: Path) -> IO[bytes]:
+    """Open a log of this user's for appending. Raises ClusterError where it can't be."""
+    try:
+        return open(log, "ab", opener=_open_private)
+    except OSError as error:
+        raise ClusterError(
+            f"A log is a file of the user who runs insitu. Received: {log} ({error.strerror}). Remove it"
+        ) from error
+
+
 @contextlib.contextmanager
 def open_input(given: str) -> Iterator[int]:
     """Yield a descriptor from which a process reads `given`: memory, never on a disk. A pipe whose reader
@@ -82,7 +94,14 @@ def open_input(given: str) -> Iterator[int]:
 
 
 def _open_private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
+    """Open a log. In a shared home others may have put a link there, or a file of their own, to be written
+    to."""
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(file)
+        raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", name)
+    return file
 
 
 def _read_answer(reader: int, seconds: float) -> dict[str, Any]:

@@ -13,19 +13,21 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from insitu.access import file_mode
-from insitu.cluster.agents.addresses import format_address
+from insitu.access import owner_file_mode
 from insitu.cluster.agents.connection import Acceptor, check_role, open_listener
 from insitu.cluster.agents.detached import report_ready
 from insitu.cluster.agents.facts import read_versions
 from insitu.cluster.agents.messages import (
     Message,
+    encode_end,
     encode_members,
     parse_facts,
+    parse_imports,
     parse_inventory,
     parse_load,
     parse_members,
@@ -42,13 +44,16 @@ from insitu.cluster.agents.records import (
     take_process_lock,
     write_head,
 )
+from insitu.cluster.agents.relays import Relays
 from insitu.cluster.decide import Member, Membership, membership
 from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
 from insitu.durable import replace_file, seal, unseal
-from insitu.errors import ClusterError, InputError, InsituError
+from insitu.errors import ClusterError, GridError, InputError, InsituError
 from insitu.exchange import PeerInfo
-from insitu.grid import Catalog, CatalogWatch, read_stores, reconcile_store
+from insitu.grid import Catalog, CatalogWatch, find_ended_imports, read_stores, reconcile_store
+from insitu.guarded_paths import read_guarded
 from insitu.paths import Paths
+from insitu.ports import format_address
 from insitu.processes import identify_process
 from insitu.spec import NodeId
 
@@ -56,6 +61,9 @@ logger = logging.getLogger("insitu")
 TICK_SECONDS = 0.5
 DOWN_SECONDS = 10.0
 """Seconds in which agents that are asked to end do so."""
+JOINED_SECONDS = 60.0
+"""Seconds for which a connection may stay that isn't a member's: an agent's that doesn't join, one whose
+place another has taken, or a command's that asks nothing."""
 _MAX_UNSENT_BYTES = 64 << 20
 """An agent that doesn't read so much is disconnected."""
 
@@ -75,6 +83,10 @@ class _Caller:
         self.leaving = False
         #: True: close once everything has been sent.
         self.closing = False
+        #: True once a client has asked something: it may wait long for the answer.
+        self.has_asked = False
+        #: When it began, or was last a member's, on the monotonic clock.
+        self.used_at = time.monotonic()
 
 
 class _Check:
@@ -107,6 +119,7 @@ class Head:
         #: Who waits for the end of the agents, and until when.
         self._down: tuple[list[_Caller], float] | None = None
         self._checks: list[_Check] = []
+        self._relays = Relays(paths)
         self._stopping = False
         self._wakeup = Wakeup(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -122,6 +135,7 @@ class Head:
                     tick_at = time.monotonic() + TICK_SECONDS
                     self._tick()
         finally:
+            self._relays.close()
             for caller in list(self._callers.values()):
                 with contextlib.suppress(ChannelClosed):
                     caller.channel.flush()
@@ -138,6 +152,9 @@ class Head:
         by_descriptor = {caller.channel.fileno(): caller for caller in self._callers.values()}
         for descriptor, caller in by_descriptor.items():
             poll.register(descriptor, select.POLLIN | (select.POLLOUT if caller.channel.unsent_bytes else 0))
+        relayed = self._relays.list_descriptors(lambda number: self._callers[number].channel.unsent_bytes)
+        for descriptor in relayed:
+            poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll(seconds * 1000):
             if descriptor == self._acceptor.fileno():
                 self._acceptor.accept()
@@ -145,6 +162,8 @@ class Head:
                 self._advance(descriptor)
             elif descriptor in by_descriptor:
                 self._receive(by_descriptor[descriptor])
+            elif (asking := self._callers.get(relayed.get(descriptor, 0))) is not None:
+                self._send(asking, *self._relays.advance(asking.number))
 
     def _advance(self, descriptor: int) -> None:
         found = self._acceptor.advance(descriptor)
@@ -178,6 +197,7 @@ class Head:
     def _end(self, caller: _Caller) -> None:
         if self._callers.pop(caller.number, None) is None:
             return
+        self._relays.end(caller.number)
         caller.channel.close()
         self._decide(membership.Ended(caller.number, caller.leaving))
 
@@ -192,6 +212,7 @@ class Head:
 
     def _handle(self, caller: _Caller, message: Message) -> None:
         if caller.role == "client":
+            caller.has_asked = True
             self._answer(caller, message)
             return
         match message.get("do"):
@@ -207,7 +228,11 @@ class Head:
                 cache, version, partitions = parse_inventory(message)
                 caller.inventory[cache, version] = partitions
             case "inventory_end":
-                self._reconcile(caller)
+                with _damage_logged():
+                    self._reconcile(caller)
+            case "imports":
+                for staged, published in find_ended_imports(self._paths, parse_imports(message)):
+                    self._send(caller, encode_end(staged, published))
             case "checked":
                 unreachable = parse_texts("unreachable", message.get("unreachable"))
                 self._note_check(caller, message.get("number"), unreachable)
@@ -235,7 +260,8 @@ class Head:
             case membership.Admit() if caller is not None:
                 member = self._membership.members[action.node]
                 logger.info("%s has joined from %s", action.node, member.facts.address)
-                self._note_store(member, action.formerly)
+                with _damage_logged():
+                    self._note_store(member, action.formerly)
                 self._send(caller, {"do": "welcome", "node": action.node})
                 self._send(caller, *self._list_catalog())
             case membership.Refuse() if caller is not None:
@@ -258,7 +284,7 @@ class Head:
     def _save_members(self) -> None:
         data = seal(encode_members(self._membership))
         try:
-            replace_file(self._paths.members, data, sync=True, mode=file_mode(self._paths.home))
+            replace_file(self._paths.members, data, sync=True, mode=owner_file_mode(self._paths.home))
         except OSError as error:
             logger.warning("the list of nodes can't be saved: %s", error)
 
@@ -291,6 +317,7 @@ class Head:
         for descriptor in self._acceptor.list_late():
             self._acceptor.drop(descriptor)
         self._decide(membership.Tick())
+        self._end_idle()
         try:
             changed = self._catalog.poll()
         except InsituError as error:
@@ -302,6 +329,17 @@ class Head:
         self._answer_checks()
         if self._down is not None:
             self._advance_down()
+
+    def _end_idle(self) -> None:
+        """Close connections that take no part: who knows the token, but doesn't join, would hold them."""
+        now = time.monotonic()
+        joined = {caller.number for caller in self._agents()}
+        for caller in list(self._callers.values()):
+            if (caller.number in joined or caller.has_asked) and not caller.closing:
+                caller.used_at = now
+            elif now - caller.used_at > JOINED_SECONDS:
+                logger.warning("connection %d is closed: it took no part", caller.number)
+                self._end(caller)
 
     # The command line
 
@@ -316,6 +354,13 @@ class Head:
                 self._checks.append(_Check(self._next_number, caller, agents))
                 for each in self._agents():
                     self._send(each, {"do": "check", "number": self._next_number})
+            case "engine":
+                self._forward_engine(caller, message)
+            case "run":
+                try:
+                    self._relays.start(caller.number, message)
+                except ClusterError as error:
+                    self._send(caller, {"error": str(error)})
             case "down":
                 waiting = self._down[0] if self._down else []
                 self._down = ([*waiting, caller], time.monotonic() + DOWN_SECONDS)
@@ -323,8 +368,22 @@ class Head:
                     self._send(agent, {"do": "stop", "delete": message.get("delete") is True})
             case other:
                 self._send(
-                    caller, {"error": f"The head knows nodes, check and down. Received: {other!r:.100}"}
+                    caller,
+                    {"error": f"The head knows nodes, check, engine, run and down. Received: {other!r:.80}"},
                 )
+
+    def _forward_engine(self, caller: _Caller, message: Message) -> None:
+        """Have the agent of a node start a server for the tasks of a job."""
+        node = message.get("node")
+        agent = next((each for each in self._agents() if self._node_of(each) == node), None)
+        if agent is None:
+            member = self._membership.members.get(NodeId(str(node)))
+            state = member.state if member is not None else "unknown"
+            self._send(caller, {"error": f"the agent of {node!r:.100} is {state} to the head"})
+            return
+        order = {"do": "engine", **{name: message.get(name) for name in ("job", "address")}}
+        self._send(agent, order)
+        self._send(caller, {"do": "engine"})
 
     def _node_of(self, caller: _Caller) -> NodeId:
         member = self._membership.find(caller.number)
@@ -365,13 +424,22 @@ class Head:
         self._stopping = True
 
 
+@contextlib.contextmanager
+def _damage_logged() -> Iterator[None]:
+    """Let agents join although the catalogue can't be read: `insitu repair` needs them."""
+    try:
+        yield
+    except GridError as error:
+        logger.warning("%s", error)
+
+
 def _load_members(paths: Paths, empty: Membership) -> Membership:
     """Return the membership that the head before has saved. A file that can't be read counts as none."""
     try:
-        members = parse_members(unseal(paths.members.read_bytes()))
+        members = parse_members(unseal(read_guarded(paths.home, paths.members)))
     except FileNotFoundError:
         return empty
-    except (OSError, ValueError, KeyError, TypeError, ClusterError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, InsituError) as error:
         logger.warning("the list of nodes can't be read, and is made again: %s", error)
         return empty
     return membership.resume_membership(Membership(empty.versions, members), time.monotonic())

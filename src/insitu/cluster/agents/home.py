@@ -13,11 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster.agents.records import AgentRecord, is_locked, list_agents, read_agent, read_head
+from insitu.cluster.agents.records import (
+    AgentRecord,
+    LockHolder,
+    is_locked,
+    list_agents,
+    open_holder,
+    read_agent,
+    read_head,
+    read_holder,
+)
+from insitu.cluster.agents.task_servers import end_servers
 from insitu.errors import ClusterError, InputError
 from insitu.grid import Catalog, is_catalog_copy, list_nodes_with_stores
 from insitu.paths import Paths
-from insitu.processes import ProcessIdentity, open_process
 from insitu.spec import NodeId, check_simple_name, is_simple_name
 
 STOP_SECONDS = 15.0
@@ -121,18 +130,33 @@ def remove_new_store(paths: Paths, node: NodeId) -> None:
 
 
 def find_running(paths: Paths) -> dict[NodeId, AgentRecord]:
-    """Return the records of the agents of this home that run, on any host that sees it."""
-    found = list_agents(paths)
-    return {node: record for node, record in found.items() if is_locked(paths.agent_lock(node))}
+    """Return the records of the agents of this home that run, on any host that sees it, without those of
+    other users."""
+    running = {}
+    for node, record in list_agents(paths).items():
+        with contextlib.suppress(InputError):
+            if is_locked(paths.agent_lock(node)):
+                running[node] = record
+    return running
 
 
 def stop_agents(paths: Paths) -> list[NodeId]:
-    """End the agents of this home that run on this host. Returns their nodes. Raises ClusterError."""
-    stopped = []
-    for node, record in find_running(paths).items():
-        if record.host != socket.gethostname():
+    """End the agents of this home that run on this host. Returns their nodes.
+
+    Which process that is, the agent itself has written into its lock, which nobody else may write: in a
+    shared home others may put any record into the store. Raises ClusterError, and InputError for the lock of
+    another user, after the others have been ended.
+    """
+    stopped, refused = [], None
+    for node in list_nodes_with_stores(paths):
+        try:
+            holder = _find_holder(paths, node)
+            process = open_holder(holder) if holder is not None and holder.is_here else None
+        except InputError as error:
+            refused = error
             continue
-        process = open_process(ProcessIdentity(record.pid, record.start))
+        if holder is None or not holder.is_here:
+            continue
         if process is not None:
             try:
                 end_process(process)
@@ -140,7 +164,26 @@ def stop_agents(paths: Paths) -> list[NodeId]:
                 os.close(process)
         _wait_for_lock(paths, node)
         stopped.append(node)
+    for node in list_nodes_with_stores(paths):
+        end_servers(paths, node)  # of an agent that was killed
+    if refused is not None:
+        raise refused
     return stopped
+
+
+def _find_holder(paths: Paths, node: NodeId) -> LockHolder | None:
+    """Return who serves a store; None where nobody does. Raises InputError, and ClusterError where who holds
+    the lock doesn't say who it is."""
+    path = paths.agent_lock(node)
+    deadline = time.monotonic() + STOP_SECONDS
+    while (holder := read_holder(path)) is None and is_locked(path):
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"The agent of {node} writes into its lock who it is. Received: nothing in {path}. `fuser "
+                f"{path}` names the process; end it"
+            )
+        time.sleep(0.05)
+    return holder
 
 
 def end_process(process: int) -> None:

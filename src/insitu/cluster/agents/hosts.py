@@ -38,9 +38,10 @@ from insitu.cluster.agents.records import (
 )
 from insitu.cluster.decide import Member
 from insitu.durable import unseal
-from insitu.errors import ClusterError, InputError
+from insitu.errors import ClusterError, InputError, InsituError
 from insitu.exchange import parse_address
 from insitu.grid import list_nodes_with_stores
+from insitu.guarded_paths import read_guarded
 from insitu.paths import Paths
 from insitu.processes import ProcessIdentity, open_process
 from insitu.spec import NodeId
@@ -80,9 +81,9 @@ def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[
     lines = parse_hosts(request.text, request.name)
     check_launcher(request.launcher)
     check_record_owner(paths)
-    _check_home(paths)
+    check_head_home(paths)
     token = make_token(paths)
-    address = start_head(paths, request, lines)
+    address = start_head(paths, request.interface, request.port, [line.address for line in lines])
     stops = {_name(line): make_stop_command(line, request.insitu) for line in lines}
     before = read_head(paths)
     hosts = {**((before and before.hosts) or {}), **stops}
@@ -106,7 +107,7 @@ def _name(line: HostLine) -> str:
     return f"{line.host} {line.home}".strip()
 
 
-def _check_home(paths: Paths) -> None:
+def check_head_home(paths: Paths) -> None:
     """Raise InputError where the home is that of an agent of another head."""
     if read_head(paths) is not None:
         return
@@ -118,27 +119,30 @@ def _check_home(paths: Paths) -> None:
         )
 
 
-def start_head(paths: Paths, request: HostRequest, lines: list[HostLine]) -> str:
-    """Return the address of the head of this home, which is started unless it runs."""
+def start_head(paths: Paths, interface: str, port: int, hosts: list[str]) -> str:
+    """Return the address of the head of this home, which is started unless it runs.
+
+    `interface` is where it listens; empty: where all `hosts` reach it. `port` 0: that of the last time.
+    """
     record = read_head(paths)
-    host = resolve_interface(request.interface) if request.interface else ""
+    host = resolve_interface(interface) if interface else ""
     if is_locked(paths.head_lock):
         record = _wait_for_record(paths)
         found = parse_address(record.address)
-        if (host and host != found[0]) or (request.port and request.port != found[1]):
+        if (host and host != found[0]) or (port and port != found[1]):
             raise InputError(
                 f"A home has one head. Received: another address than {record.address}, where it runs. End "
                 f"it first with `insitu down`, or leave out --interface and --port"
             )
         return record.address
-    host = host or choose_head_address([line.address for line in lines])
-    port = request.port
+    host = host or choose_head_address(hosts)
+    wanted = port
     if not port and record is not None and record.address and parse_address(record.address)[0] == host:
         port = parse_address(record.address)[1]  # where agents that are still there look for it
     try:
         return _start_head(paths, host, port)
     except ClusterError:
-        if request.port or not port:
+        if wanted or not port:
             raise
     return _start_head(paths, host, 0)
 
@@ -175,10 +179,10 @@ def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport
 
     What can't be reached is named, and tried again by the next call. Raises ClusterError, InputError.
     """
+    check_record_owner(paths)
     record = read_head(paths)
     if record is None:
         return DownReport((), {})
-    check_record_owner(paths)
     ended: set[str] = set()
     missed: set[str] = set()
     if is_locked(paths.head_lock):
@@ -252,10 +256,13 @@ def read_nodes(paths: Paths) -> tuple[list[Member], str]:
     if record is not None:
         if is_locked(paths.head_lock):
             return _ask_for_nodes(_wait_for_record(paths).address, read_token(paths)), ""
-        notice = "The head doesn't run, so the states of nodes are old. `insitu up --hosts FILE` starts it."
+        notice = (
+            "The head doesn't run, so the states of nodes are old. `insitu up` with --hosts or --engine, as "
+            "before, starts it."
+        )
         try:
-            known = parse_members(unseal(paths.members.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, ClusterError):
+            known = parse_members(unseal(read_guarded(paths.home, paths.members)))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, InsituError):
             return [], ""
         return [replace(member, connection=None) for member in known.values()], notice if known else ""
     for found in list_agents(paths).values():
@@ -277,7 +284,10 @@ def find_separated(paths: Paths) -> list[tuple[str, str, str]]:
     addresses = [found.head for found in list_agents(paths).values()]
     if record is not None:
         if not is_locked(paths.head_lock):
-            raise ClusterError("A head must run to check its nodes. `insitu up --hosts FILE` starts it")
+            raise ClusterError(
+                "A head must run to check its nodes. `insitu up` with --hosts or --engine, as before, starts "
+                "it"
+            )
         addresses = [_wait_for_record(paths).address]
     if not addresses:
         return []

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from insitu.cluster.decide import AgentFacts, AgentLoad, Member, Membership, membership
 from insitu.errors import ClusterError, InputError
+from insitu.exchange import parse_address
+from insitu.grid import StagedImport
 from insitu.spec import NodeId, check_cache_name, check_simple_name
 
 MAX_LINE_BYTES = 4 << 20
@@ -22,6 +24,7 @@ _PART_BYTES = 1 << 20
 _MAX_TEXT, _MAX_NUMBER = 4096, 1 << 62
 _MAX_SECONDS = 1e15
 _MAX_LISTED = 1024
+_MAX_COLUMNS = 10_000
 _MAX_CERTIFICATE = 16 << 10
 _MAX_PARTITIONS = 1 << 16
 
@@ -58,6 +61,19 @@ def parse_texts(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or len(value) > _MAX_PARTITIONS:
         raise ClusterError(f"{name} must be an object of texts. Received: {value!r:.100}")
     return {_text(name, key): _text(name, text) for key, text in value.items()}
+
+
+def parse_arguments(value: Any) -> list[str]:
+    """Return the arguments of a command. Raises ClusterError for what can't be any."""
+    found = list(_texts("arguments", value))
+    if any("\0" in each for each in found):
+        raise ClusterError("arguments must be texts without a zero. Received: one with it")
+    return found
+
+
+def parse_columns(value: Any) -> int:
+    """Return the width of a caller's terminal. Raises ClusterError for anything else."""
+    return _number("columns", value, _MAX_COLUMNS)
 
 
 def parse_versions(value: Any) -> dict[str, str]:
@@ -141,6 +157,17 @@ def encode_members(members: Membership) -> list[Message]:
     return [asdict(member) for _, member in sorted(members.members.items())]
 
 
+def parse_job_order(message: Message) -> tuple[str, str]:
+    """Return (job, address of its supervisor). Raises ClusterError."""
+    try:
+        job = check_simple_name("A job's id", _text("job", message.get("job")))
+        address = _text("address", message.get("address"))
+        parse_address(address)
+    except InputError as error:
+        raise ClusterError(error.message) from None
+    return job, address
+
+
 def encode_inventory(cache: str, version: int, partitions: Mapping[int, tuple[int, str]]) -> Message:
     """Say what a store holds of a version: {partition: (bytes, checksum)}."""
     listed = [[index, size, checksum] for index, (size, checksum) in sorted(partitions.items())]
@@ -163,6 +190,44 @@ def parse_inventory(message: Message) -> tuple[str, int, dict[int, tuple[int, st
         index = _number("partition", each[0], _MAX_PARTITIONS)
         found[index] = (_number("bytes", each[1]), _text("checksum", each[2], 100))
     return cache, _number("version", message.get("version"), 1 << 31), found
+
+
+def encode_imports(staged: Sequence[StagedImport]) -> Message:
+    """Name the imports that have brought something to a store and weren't ended there."""
+    return {"do": "imports", "imports": [[each.cache, each.token, each.version] for each in staged]}
+
+
+def parse_imports(message: Message) -> list[StagedImport]:
+    """Return what `encode_imports` was given. Raises ClusterError."""
+    listed = message.get("imports")
+    if not isinstance(listed, list) or len(listed) > _MAX_LISTED:
+        raise ClusterError(f"imports must be a list. Received: {listed!r:.100}")
+    return [_parse_import(each) for each in listed]
+
+
+def _parse_import(value: Any) -> StagedImport:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ClusterError(f"an import must be cache, token and version. Received: {value!r:.100}")
+    cache, token, version = value
+    try:
+        check_cache_name(_text("cache", cache))
+        check_simple_name("An import's token", _text("token", token))
+    except InputError as error:
+        raise ClusterError(error.message) from None
+    return StagedImport(cache, token, None if version is None else _number("version", version, 1 << 31))
+
+
+def encode_end(staged: StagedImport, published: bool) -> Message:
+    """Have an agent end an import that is over."""
+    return {"do": "end_import", "import": [staged.cache, staged.token, None], "published": published}
+
+
+def parse_end(message: Message) -> tuple[StagedImport, bool]:
+    """Return what `encode_end` was given. Raises ClusterError."""
+    published = message.get("published")
+    if type(published) is not bool:
+        raise ClusterError(f"published must be true or false. Received: {published!r:.100}")
+    return _parse_import(message.get("import")), published
 
 
 def split_catalog(data: bytes) -> Iterator[Message]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+HOSTS_ENGINE = "hosts"
+"""The name of the engine that runs tasks on hosts, in a job's specification."""
 CHECK_SECONDS = 20.0
 """Seconds in which agents say whom they can't reach: longer than they try."""
 JOIN_SECONDS = 20.0
@@ -23,3 +25,5 @@ class AgentOptions:
     interface: str = ""
     #: The port to serve at; 0: the system chooses.
     port: int = 0
+    #: The processes with which the agent ends: the number and the start of each, in clock ticks.
+    tied_to: tuple[tuple[int, int], ...] = ()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import secrets
 import stat
@@ -12,16 +14,19 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from insitu.access import PRIVATE_FILE, file_mode, make_folder
+from insitu.access import PRIVATE_FILE, make_folder, owner_file_mode
 from insitu.durable import replace_file
 from insitu.errors import ClusterError, InputError
 from insitu.grid import list_nodes_with_stores, publish_file
+from insitu.guarded_paths import check_written_by, read_guarded
 from insitu.paths import Paths
+from insitu.processes import ProcessIdentity, identify_process, open_process, read_boot, read_host
 from insitu.spec import NodeId
 
+logger = logging.getLogger("insitu")
 TOKEN_BYTES = 32
 _MIN_TOKEN_BYTES = 16
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LOCK_BYTES = _MOST_TOKEN_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,20 @@ class HeadRecord:
     #: The hosts whose agents `insitu up` has started and `insitu down` hasn't ended yet, with the command for
     #: each that ends its agent.
     hosts: Mapping[str, str] | None = None
+    #: The Ray cluster, as host:port, whose agents `insitu down` hasn't ended yet; empty: none.
+    ray: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """Who holds a lock, as it has written itself into the lock's file, which it alone may write."""
+
+    #: The process.
+    process: ProcessIdentity
+    #: The user whose file and process it is.
+    user: int
+    #: True: it runs on this host.
+    is_here: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +89,14 @@ class AgentRecord:
 Record = TypeVar("Record", HeadRecord, AgentRecord)
 
 
-def _read(kind: type[Record], path: Path) -> Record | None:
+def _read(kind: type[Record], home: Path, path: Path) -> Record | None:
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_guarded(home, path))
         known = {field.name for field in fields(kind)}
         return kind(**{name: value for name, value in values.items() if name in known})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ClusterError(
             f"{path} must say which cluster this is, as JSON. Received: what can't be read ({error}). Remove "
             f"it, and the cluster's hosts get an identity again with `insitu up --hosts`"
@@ -85,29 +104,36 @@ def _read(kind: type[Record], path: Path) -> Record | None:
 
 
 def read_head(paths: Paths) -> HeadRecord | None:
-    """Return the record of the head whose home this is; None where it is none. Raises ClusterError."""
-    return _read(HeadRecord, paths.head)
+    """Return the record of the head whose home this is; None where it is none.
+
+    Raises ClusterError, and InputError for one that a stranger may have written.
+    """
+    return _read(HeadRecord, paths.home, paths.head)
 
 
 def write_head(paths: Paths, record: HeadRecord) -> None:
     make_folder(paths.home, paths.home)
     # It holds commands that the owner runs, so nobody else may write it, in a shared home either.
-    mode = file_mode(paths.home) & ~_WRITABLE_BY_OTHERS
-    publish_file(paths.head, json.dumps(asdict(record)).encode(), mode)
+    publish_file(paths.head, json.dumps(asdict(record)).encode(), owner_file_mode(paths.home))
 
 
 def check_record_owner(paths: Paths) -> None:
-    """Raise InputError where another user could have written the head's record, whose commands are run."""
+    """Raise InputError where another user has written the head's record, whose commands are run.
+
+    Nobody else can put another one in the place of this user's: the folder of a shared home is sticky.
+    """
     try:
         found = paths.head.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _WRITABLE_BY_OTHERS:
+    try:
+        check_written_by(paths.head, found, {os.geteuid()})
+    except InputError as error:
         raise InputError(
             f"The record of a head holds commands, so only its own user may write it, who alone brings hosts "
             f"up and down. Received: {paths.head} of user {found.st_uid} with mode "
             f"{stat.S_IMODE(found.st_mode):o}. Remove it, or set INSITU_HOME to another folder"
-        )
+        ) from error
 
 
 def change_head(paths: Paths, **values: Any) -> HeadRecord:
@@ -123,41 +149,152 @@ def change_head(paths: Paths, **values: Any) -> HeadRecord:
 
 
 def read_agent(paths: Paths, node: NodeId) -> AgentRecord | None:
-    """Return the record of a store's agent; None where none has served it. Raises ClusterError."""
-    return _read(AgentRecord, paths.agent(node))
+    """Return the record of a store's agent; None where none has served it.
+
+    Raises ClusterError, and InputError for one that a stranger may have written.
+    """
+    return _read(AgentRecord, paths.home, paths.agent(node))
 
 
 def list_agents(paths: Paths) -> dict[NodeId, AgentRecord]:
-    """Return the records of all stores in this home. Raises ClusterError."""
-    found = {node: read_agent(paths, node) for node in list_nodes_with_stores(paths)}
-    return {node: record for node, record in found.items() if record is not None}
+    """Return the records of all stores in this home, without those that a stranger may have written. Raises
+    ClusterError."""
+    found = {}
+    for node in list_nodes_with_stores(paths):
+        try:
+            record = read_agent(paths, node)
+        except InputError as error:
+            logger.warning("the agent of %s isn't known: %s", node, error)
+            continue
+        if record is not None:
+            found[node] = record
+    return found
+
+
+def find_head_of_agents(paths: Paths) -> str:
+    """Return the address of the head that the agents of this home obey; empty where there are none."""
+    if read_head(paths) is not None:
+        return ""
+    return next((record.head for record in list_agents(paths).values()), "")
 
 
 def write_agent(paths: Paths, node: NodeId, record: AgentRecord) -> None:
-    replace_file(
-        paths.agent(node), json.dumps(asdict(record)).encode(), sync=True, mode=file_mode(paths.home)
-    )
+    data = json.dumps(asdict(record)).encode()
+    replace_file(paths.agent(node), data, sync=True, mode=owner_file_mode(paths.home))
 
 
-def take_process_lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock until it is closed; None where another process has it."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
+def _open_lock(path: Path, flags: int = 0) -> int:
+    """Open a lock's file. Raises FileNotFoundError, OSError, and InputError for one of another user."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, PRIVATE_FILE)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ELOOP):
+            raise
+        check_written_by(path, path.lstat(), {os.geteuid()})
+        raise
+    try:
+        found = os.fstat(file)
+        # Root acts for the user whose file it is: `open_holder` looks at the process, too.
+        check_written_by(path, found, {os.geteuid()} if os.geteuid() else {0, found.st_uid})
+    except BaseException:
         os.close(file)
-        return None
+        raise
     return file
 
 
-def is_locked(path: Path) -> bool:
-    """Return whether a process has the lock."""
-    if not path.exists():
-        return False
-    file = take_process_lock(path)
-    if file is not None:
+def take_process_lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock until it is closed; None where another process has it.
+
+    This process writes itself into the file. Raises InputError for the file of another user.
+    """
+    file = _open_lock(path, os.O_CREAT)
+    if not _lock(file):
         os.close(file)
-    return file is None
+        return None
+    own = identify_process(os.getpid())
+    record = {
+        "path": str(path.resolve()),
+        "host": read_host(),
+        "boot": read_boot(),
+        "pid": os.getpid(),
+        "start": own.start if own else 0,
+    }
+    data = json.dumps(record).encode()
+    os.pwrite(file, data, 0)
+    os.ftruncate(file, len(data))
+    return file
+
+
+def _lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process has the lock. Raises InputError for the file of another user."""
+    try:
+        file = _open_lock(path)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _lock(file)
+    finally:
+        os.close(file)
+
+
+def read_holder(path: Path) -> LockHolder | None:
+    """Return who holds a lock; None where nobody does, or hasn't written itself into the file yet.
+
+    What it returns was written by a process of the user whose file it is: nobody else may write there. Raises
+    InputError for a file of another user, or one that was put at `path` from elsewhere.
+    """
+    try:
+        file = _open_lock(path)
+    except FileNotFoundError:
+        return None
+    try:
+        if _lock(file):
+            return None
+        user = os.fstat(file).st_uid
+        record = json.loads(os.pread(file, _MOST_LOCK_BYTES, 0))
+        identity = ProcessIdentity(int(record["pid"]), int(record["start"]))
+        place, host, boot = record["path"], record["host"], record["boot"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    finally:
+        os.close(file)
+    if place != str(path.resolve()):
+        raise InputError(
+            f"A lock's file says where it lies. Received: {path}, which is the lock {place!r:.200}: somebody "
+            f"has put it there. Remove it"
+        )
+    is_here = bool(boot and boot == read_boot()) or host == read_host()
+    return LockHolder(identity, user, is_here)
+
+
+def open_holder(holder: LockHolder) -> int | None:
+    """Return a descriptor by which the holder of a lock can be signalled; None where it has ended.
+
+    Raises InputError where the process is of another user than the lock: the record isn't its own then.
+    """
+    process = open_process(holder.process)
+    if process is None:
+        return None
+    try:
+        user = os.stat(f"/proc/{holder.process.pid}").st_uid
+    except OSError:
+        os.close(process)
+        return None
+    if user != holder.user:
+        os.close(process)
+        raise InputError(
+            f"The holder of a lock is of the lock's own user, {holder.user}. Received: process "
+            f"{holder.process.pid} of user {user}. Nothing was signalled. Remove the lock's file"
+        )
+    return process
 
 
 def make_token(paths: Paths) -> str:
@@ -176,20 +313,42 @@ def write_token(paths: Paths, token: str) -> None:
 
 def read_token(paths: Paths) -> str:
     """Return the cluster's token. Raises InputError where it isn't there, or others may read it."""
+    return _read_token(paths.token, paths.home)
+
+
+def read_token_file(path: Path) -> str:
+    """Return the token in a file that the user names, maybe by a link, as a mounted secret is. Raises as
+    `read_token`."""
+    return _read_token(path, None)
+
+
+def _read_token(path: Path, home: Path | None) -> str:
+    """Return the token in a file of this user, or else of who owns `home`; None: of the system."""
     try:
-        found = paths.token.stat()
-        text = paths.token.read_text(errors="replace").strip()
+        with open(path, "rb", opener=_open_itself if home else None) as file:
+            found = os.fstat(file.fileno())
+            text = file.read(_MOST_TOKEN_BYTES).decode(errors="replace").strip()
     except OSError as error:
         raise InputError(
-            f"The cluster's token must be in {paths.token}. Received: {error.strerror}. Copy the file of "
+            f"The cluster's token must be in {path}. Received: {error.strerror}. Copy the file of "
             f"that name from the head, with mode 0600"
         ) from error
-    if found.st_mode & 0o077:
+    if found.st_mode & 0o077 or found.st_uid not in {os.geteuid(), _owner(home) if home else 0}:
         raise InputError(
-            f"Only its owner may read the cluster's token. Received: {paths.token} with mode "
-            f"{stat.S_IMODE(found.st_mode):o}. Give it mode 0600"
+            f"Only its owner may read the cluster's token. Received: {path} of user {found.st_uid} "
+            f"with mode {stat.S_IMODE(found.st_mode):o}. Give it mode 0600, or have that user remove it"
         )
     return check_token(text)
+
+
+def _open_itself(name: str, flags: int) -> int:
+    """Open a file, not what a link in its place leads to, and don't wait for a writer of a pipe."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _owner(home: Path) -> int:
+    """Return the user whose home it is: root may act for that user."""
+    return home.stat().st_uid
 
 
 def check_token(token: str) -> str:

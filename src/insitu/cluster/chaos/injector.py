@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from insitu.cluster.agents import HOSTS_ENGINE
 from insitu.cluster.chaos.fault_injection import blackhole_connections, drop_connections, simulate_full_disk
-from insitu.cluster.client import read_exit_code, scale_job
+from insitu.cluster.client import read_exit_code, scale_job, signal_task
 from insitu.cluster.decide import ENDED, EpochStep, JobState, TaskState, find_furthest
 from insitu.cluster.job_files import (
     Journal,
@@ -38,6 +39,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_KINDS: tuple[Kind, ...] = ("kill", "kill", "stop", "delay", "controller", "checkpoint")
 """The kinds that faults are drawn from by default; the others need rights or copies that a job may lack."""
 WITHOUT_TASK: tuple[Kind, ...] = ("controller", "checkpoint", "disk", "scale")
+_OF_THIS_MACHINE: tuple[Kind, ...] = ("drop", "half-open", "disk", "node")
+"""The kinds that act on processes and files where they are."""
+_SIGNALS = {"kill": signal.SIGKILL, "suspend": signal.SIGSTOP}
 SUSPEND_SECONDS = 0.5
 """Seconds for which `delay` suspends a task and `disk` fills the disk."""
 _POLL_INTERVAL = 0.01
@@ -131,6 +135,7 @@ class FaultInjector:
         self._job = job
         self._timeout = timeout
         self._journal = Journal(job.journal)
+        self._on_hosts = read_spec(job).engine == HOSTS_ENGINE
         self._last_position = (-1, -1)
 
     def run(self, faults: Sequence[Fault], report: Callable[[InjectedFault], None]) -> list[InjectedFault]:
@@ -182,12 +187,22 @@ class FaultInjector:
         return moves >= fault.steps
 
     def _inject(self, fault: Fault) -> str:
-        """Inject the fault. Returns what was hit. Raises ClusterError, OSError."""
+        """Inject the fault. Returns what was hit. Raises InsituError, OSError."""
+        if self._on_hosts and fault.kind in _OF_THIS_MACHINE:
+            raise ClusterError(
+                f"a fault of kind {fault.kind} is for tasks of this machine, not of other hosts"
+            )
         match fault.kind:
             case "kill":
-                return self._signal(fault, signal.SIGKILL)
+                return self._signal(fault, "kill")
             case "stop":
-                return self._signal(fault, signal.SIGSTOP)
+                return self._signal(fault, "suspend")
+            case "delay" if self._on_hosts:
+                victim = self._find_victim(fault)
+                signal_task(self._job, victim.task, "suspend")
+                time.sleep(SUSPEND_SECONDS)
+                signal_task(self._job, victim.task, "continue")
+                return _format_victim(victim)
             case "delay":
                 victim = self._find_victim(fault)
                 with _opened(self._job, victim) as process:
@@ -234,10 +249,13 @@ class FaultInjector:
             raise ClusterError(f"{fault.task} doesn't run just now; give the fault a later EPOCH.STEP")
         return victim
 
-    def _signal(self, fault: Fault, number: int) -> str:
+    def _signal(self, fault: Fault, name: Literal["kill", "suspend"]) -> str:
         victim = self._find_victim(fault)
-        with _opened(self._job, victim) as process:
-            signal.pidfd_send_signal(process, number)
+        if self._on_hosts:
+            signal_task(self._job, victim.task, name)
+        else:
+            with _opened(self._job, victim) as process:
+                signal.pidfd_send_signal(process, _SIGNALS[name])
         return _format_victim(victim)
 
     def _corrupt_checkpoint(self) -> str:

@@ -11,7 +11,18 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.client.deletion import delete_job
-    from insitu.cluster.client.job_requests import end_job, resume_job, scale_job, stop_job
+    from insitu.cluster.client.exports import copy_export, find_export
+    from insitu.cluster.client.job_requests import end_job, resume_job, scale_job, signal_task, stop_job
+    from insitu.cluster.client.numbers import (
+        CurvePoint,
+        Goodput,
+        Rates,
+        find_newest,
+        measure_goodput,
+        read_curve,
+        read_rates,
+        summarize_metrics,
+    )
     from insitu.cluster.client.status import (
         BrokenJob,
         JobStatus,
@@ -29,7 +40,18 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "deletion": ("delete_job",),
-        "job_requests": ("end_job", "resume_job", "scale_job", "stop_job"),
+        "exports": ("copy_export", "find_export"),
+        "job_requests": ("end_job", "resume_job", "scale_job", "signal_task", "stop_job"),
+        "numbers": (
+            "CurvePoint",
+            "Goodput",
+            "Rates",
+            "find_newest",
+            "measure_goodput",
+            "read_curve",
+            "read_rates",
+            "summarize_metrics",
+        ),
         "status": (
             "BrokenJob",
             "JobStatus",
@@ -47,20 +69,31 @@ __getattr__, __dir__ = lazy_door(
 
 __all__ = [
     "BrokenJob",
+    "CurvePoint",
+    "Goodput",
     "JobStatus",
+    "Rates",
     "Request",
+    "copy_export",
     "delete_job",
     "end_job",
+    "find_export",
     "find_inherited_settings",
     "find_job",
+    "find_newest",
     "is_running",
     "list_job_ids",
     "list_jobs",
+    "measure_goodput",
+    "read_curve",
     "read_exit_code",
+    "read_rates",
     "read_status",
     "resume_job",
     "scale_job",
+    "signal_task",
     "stop_job",
     "submit",
+    "summarize_metrics",
     "watch_stragglers",
 ]

@@ -14,7 +14,7 @@ from insitu.cluster.client.status import read_status
 from insitu.cluster.client.submission import start_supervisor
 from insitu.cluster.control import finalize_job
 from insitu.cluster.decide import ENDED, ControllerLostEvent, advance
-from insitu.cluster.engines import Channel, ChannelClosed, Message
+from insitu.cluster.engines import Channel, ChannelClosed, Message, SignalName
 from insitu.cluster.job_files import (
     Journal,
     connect_for_requests,
@@ -31,7 +31,7 @@ from insitu.errors import ClusterError, InputError, JobEnded
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
 from insitu.processes import is_stopped, open_process
-from insitu.spec import NO_CACHE
+from insitu.spec import NO_CACHE, TaskId
 
 REPLY_TIMEOUT = 60.0
 """Seconds within which a controller replies, on any machine."""
@@ -94,6 +94,11 @@ def scale_job(job: JobPaths, workers: int) -> str:
             f"Received: {workers}"
         )
     return _request(job, {"do": "scale", "workers": workers})
+
+
+def signal_task(job: JobPaths, task: TaskId, name: SignalName) -> None:
+    """Have a signal sent to a task of the job, on whichever host it runs. Raises JobEnded, ClusterError."""
+    _request(job, {"do": "signal", "task": str(task), "name": name})
 
 
 def stop_job(job: JobPaths, notify: Notify = lambda text: None) -> None:

@@ -16,12 +16,21 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from insitu.access import make_sticky_folder
+from insitu.cluster.agents import HOSTS_ENGINE
+from insitu.cluster.client.host_nodes import (
+    HostNodes,
+    check_processors,
+    check_reach,
+    choose_host_threads,
+    find_host_nodes,
+    prefer_live_owners,
+)
 from insitu.cluster.client.job_code import copy_code
 from insitu.cluster.client.roles import assign_roles, imports_insitu
 from insitu.cluster.control import clean_up, staged_folder
@@ -38,9 +47,17 @@ from insitu.cluster.task import resolve_command
 from insitu.config import DeviceSettings, read_settings
 from insitu.durable import sync_folder, sync_tree
 from insitu.errors import ClusterError, JobSpecError, StorageFull
-from insitu.grid import Catalog, load_topology
+from insitu.grid import Catalog, check_here, load_topology
 from insitu.paths import JobPaths, Paths
-from insitu.spec import NO_CACHE, CacheSpec, JobSpec, Placement, Topology, check_simple_name
+from insitu.spec import (
+    NO_CACHE,
+    CacheSpec,
+    JobSpec,
+    NodeId,
+    Placement,
+    Topology,
+    check_simple_name,
+)
 from insitu.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
 
 SECRET_BYTES = 32
@@ -72,8 +89,8 @@ class Request:
     evaluator: bool = False
     #: Seconds that the evaluator has to end once training is over; None: a default for the script.
     evaluator_grace: float | None = None
-    #: What runs the tasks.
-    engine: str = "local"
+    #: What runs the tasks: local or hosts; "": hosts where this home has agents on some.
+    engine: str = ""
     #: Beginning of the job's id; None: the last part of the cache's name, without a cache that of the folder.
     name: str | None = None
     #: Failures after which the job isn't tried again.
@@ -92,6 +109,8 @@ class Request:
     standby: int | None = None
     #: Whether tasks keep checkpoints in memory, too.
     memory_checkpoint: bool = False
+    #: Whether tasks that train together may run on hosts with different processors.
+    allow_mixed_processors: bool = False
     #: Whether libraries without authentication may connect tasks of several hosts.
     allow_unauthenticated: bool = False
 
@@ -103,8 +122,10 @@ def submit(paths: Paths, request: Request) -> str:
     """
     has_cache = request.cache != NO_CACHE
     cache = Catalog(paths).get(request.cache) if has_cache else None
-    topology = load_topology(paths)
-    spec = _spec(request, cache, topology)
+    hosts = find_host_nodes(paths, request.engine, cache)
+    topology = load_topology(paths) if hosts is None else hosts.topology
+    cache = _choose_copies(paths, cache, hosts)
+    spec = _spec(request, cache, topology, hosts)
     clean_up(paths, request.cache)
     job = paths.job(spec.job_id)
     lock = -1
@@ -120,7 +141,10 @@ def submit(paths: Paths, request: Request) -> str:
                 cores=_count_cores() if request.threads is None else None,
             )
             cache = cache or stand_in_for_cache(spec.shards, topology)
-            _write(staged, spec, place_tasks(spec, cache, topology), cache)
+            placement = place_tasks(spec, cache, topology)
+            spec = _fit_to_hosts(paths, request, spec, placement, hosts)
+            everywhere = topology.nodes if hosts is not None and not has_cache else ()
+            _write(staged, spec, placement, cache, everywhere)
             sync_tree(staged.root)
             if has_cache:
                 Catalog(paths).pin(cache.name, cache.version, spec.job_id)
@@ -144,9 +168,38 @@ def submit(paths: Paths, request: Request) -> str:
     return spec.job_id
 
 
-def _spec(request: Request, cache: CacheSpec | None, topology: Topology) -> JobSpec:
-    if request.engine != "local":
-        raise JobSpecError(f"--engine must be local. Received: {request.engine}")
+def _choose_copies(paths: Paths, cache: CacheSpec | None, hosts: HostNodes | None) -> CacheSpec | None:
+    """Return the cache with the owners that tasks read from first. Raises GridError where tasks run on this
+    machine and partitions don't lie here."""
+    if cache is None:
+        return None
+    if hosts is not None:
+        return prefer_live_owners(cache, hosts.topology)
+    check_here(paths, cache, range(len(cache.partitions)))
+    return cache
+
+
+def _fit_to_hosts(
+    paths: Paths, request: Request, spec: JobSpec, placement: Placement, hosts: HostNodes | None
+) -> JobSpec:
+    """Return the specification with what depends on the hosts that tasks are placed on.
+
+    Raises ClusterError, PlacementError where these can't train together.
+    """
+    if hosts is None:
+        return spec
+    check_reach(paths, {task.node for task in placement.tasks})
+    if not request.allow_mixed_processors:
+        computing = {task.node for task in placement.tasks if task.task.role in ("chief", "worker")}
+        check_processors(computing, hosts.processors)
+    if request.threads is not None:
+        return spec
+    return replace(spec, threads=choose_host_threads(placement, hosts.cores))
+
+
+def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: HostNodes | None) -> JobSpec:
+    if request.engine not in ("", "local", HOSTS_ENGINE):
+        raise JobSpecError(f"--engine must be local or {HOSTS_ENGINE}. Received: {request.engine}")
     beside_data = len(topology.nodes) if cache is None else choose_worker_count(cache, topology)
     workers = beside_data if request.workers is None else request.workers
     if request.workers is None and request.shards is not None:
@@ -165,7 +218,7 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology) -> JobS
         ps_backups=request.ps_backups,
         chief=request.chief,
         evaluator=request.evaluator,
-        engine=request.engine,
+        engine="local" if hosts is None else HOSTS_ENGINE,
         max_restarts=request.max_restarts,
         seed=request.seed,
         threads=threads if request.threads is None else request.threads,
@@ -217,8 +270,11 @@ def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
         raise
 
 
-def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec) -> None:
-    """Write everything that the controller and the tasks read."""
+def _write(
+    job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec, everywhere: Sequence[NodeId]
+) -> None:
+    """Write everything that the controller and the tasks read. `everywhere`: nodes on which any shard can
+    run, since none has data."""
     secret = os.open(job.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(secret, "wb") as file:
         file.write(secrets.token_bytes(SECRET_BYTES))
@@ -236,6 +292,8 @@ def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec)
     job.ledger.mkdir()
     job.output.touch(0o600)
     holders = find_shard_holders(placement.shard_map, placement.home_nodes, cache)
+    if everywhere:
+        holders = tuple((home, *(n for n in everywhere if n != home)) for home in placement.home_nodes)
     state = new_job(
         placement.tasks,
         spec.max_restarts,

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from insitu.cluster.control.request_inbox import Inbox, JobRequest, ReplyBook, RequestInbox
+from insitu.cluster.control.request_inbox import Inbox, JobRequest, ReplyBook, RequestInbox, send_signal
 from insitu.cluster.control.supervised_tasks import SupervisedTasks, SupervisorLost, TaskExit, Tasks
 from insitu.cluster.decide import (
     ENDED,
@@ -277,9 +277,8 @@ class Controller:
                 launched.append((task.task, pid))
         except ClusterError as error:
             missing = tuple(n for n in names if n not in dict(launched))
-            self._events.append(
-                LaunchFailedEvent(missing, str(error), self._find_elastic(self._read_records()))
-            )
+            elastic = self._find_elastic(self._read_records())
+            self._events.append(LaunchFailedEvent(missing, str(error), elastic, self._find_lost_nodes()))
         if launched:
             self._events.append(LaunchedEvent(tuple(launched)))
 
@@ -328,8 +327,10 @@ class Controller:
         return tuple(sorted(t for t, r in records.items() if t in running and r and r.elastic))
 
     def _find_lost_nodes(self) -> tuple[NodeId, ...]:
-        """Return the nodes that owned partitions of the job's cache and have lost their store."""
+        """Return the nodes of tasks and of the cache's partitions that have lost their store, or can't be
+        reached."""
         owners = {owner for partition in self._cache.partitions for owner in partition.owners}
+        owners |= {task.node for task in self._state.tasks if task.node}
         states = self._tasks.node_states(sorted(owners))
         return tuple(sorted(node for node, state in states.items() if not state.has_store))
 
@@ -441,6 +442,9 @@ class Controller:
 
     def _handle_request(self, request: JobRequest) -> None:
         """Decide about `request`, unless that was done before and it has been sent again."""
+        if request.action == "signal":
+            send_signal(request, self._tasks, self._inbox)
+            return
         if self._replies.find(request.token) is None:
             self._feed(self._event_of(request))
         self._replies.queue(request, self._state.phase)

@@ -1,9 +1,10 @@
 """Takes the requests of users: messages at the job's socket, and signals to the controller.
 
-A client connects and sends one line, `{"id": TOKEN, "do": "stop"}` or `{"id": TOKEN, "do": "scale",
-"workers": N}`. It gets one line back: `{"ok": true, "text": TEXT}` or `{"error": KIND, "text": TEXT}`, where
-KIND is `refused`, `ended` or `invalid`. Then the connection is closed. A client that loses it before may send
-the same line again: the id shows that it is the same request.
+A client connects and sends one line, `{"id": TOKEN, "do": "stop"}`, `{"id": TOKEN, "do": "scale", "workers":
+N}` or `{"id": TOKEN, "do": "signal", "task": TASK, "name": NAME}`. It gets one line back: `{"ok": true,
+"text": TEXT}` or `{"error": KIND, "text": TEXT}`, where KIND is `refused`, `ended` or `invalid`. Then the
+connection is closed. A client that loses it before may send the same line again: the id shows that it is the
+same request.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from insitu.cluster.decide import Reply
-from insitu.cluster.engines import Channel, ChannelClosed, Message, Wakeup
+from insitu.cluster.engines import Channel, ChannelClosed, Message, SignalName, Wakeup
 from insitu.cluster.job_files import Journal, is_from_owner
-from insitu.errors import ClusterError
+from insitu.errors import ClusterError, InputError
+from insitu.spec import TaskId
 
 MAX_REQUEST_BYTES = 4096
 MAX_CONNECTIONS = 64
@@ -37,11 +39,15 @@ class JobRequest:
     """One request of a user."""
 
     #: What to do.
-    action: Literal["stop", "scale"]
+    action: Literal["stop", "scale", "signal"]
     #: Identifies the request, also when it is sent again; "" for a signal, which gets no reply.
     token: str = ""
     #: The number of workers to scale to.
     workers: int = 0
+    #: The task that is to get a signal.
+    task: TaskId | None = None
+    #: That signal.
+    signal: SignalName = "kill"
 
 
 class Inbox(Protocol):
@@ -52,6 +58,12 @@ class Inbox(Protocol):
 
     def reply(self, token: str, message: Message) -> None:
         """Reply to all who sent the request `token`."""
+
+
+class TaskSignals(Protocol):
+    """Sends signals to tasks."""
+
+    def signal(self, task: TaskId, name: SignalName) -> None: ...
 
 
 class RequestInbox:
@@ -175,7 +187,18 @@ def parse_request(message: Message) -> JobRequest | None:
             return JobRequest("stop", token)
         case "scale" if type(workers) is int:
             return JobRequest("scale", token, workers)
+        case "signal" if message.get("name") in get_args(SignalName):
+            with contextlib.suppress(InputError):
+                task = TaskId.parse(str(message.get("task")))
+                return JobRequest("signal", token, task=task, signal=message["name"])
     return None
+
+
+def send_signal(request: JobRequest, tasks: TaskSignals, inbox: Inbox) -> None:
+    """Send the signal that a request asks for. It changes nothing that a journal would know."""
+    if request.task is not None:
+        tasks.signal(request.task, request.signal)
+    inbox.reply(request.token, _encode_reply(f"sent {request.signal} to {request.task}", refused=False))
 
 
 class ReplyBook:

@@ -99,6 +99,7 @@ class SupervisedTasks(EngineCalls):
                 "task": str(task.task),
                 "incarnation": incarnation,
                 "node": task.node,
+                "shards": list(task.shards),
                 **encode_command(command),
             }
         )

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from pathlib import Path
 
+from insitu.cluster.agents import HOSTS_ENGINE, open_hosts_engine
 from insitu.cluster.control.controller import control
 from insitu.cluster.control.job_cleanup import finalize_job
 from insitu.cluster.engines import (
@@ -154,9 +155,11 @@ class Supervisor:
             # launch of the task can succeed.
             self._engine.signal(task, "kill")
             return {"error": f"an earlier process of {task} was still running and has been killed"}
+        # An engine brings what these shards read to the node, before the task starts.
+        spec = TaskSpec(task, NodeId(message["node"]), tuple(map(int, message["shards"])))
         try:
             self._logs.open(task, incarnation)
-            pid = self._engine.launch(TaskSpec(task, NodeId(message["node"])), decode_command(message))
+            pid = self._engine.launch(spec, decode_command(message))
         except (ClusterError, OSError) as error:
             self._logs.close(task)
             return {"error": str(error)}
@@ -175,7 +178,7 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
     `listener` takes the requests of users.
     """
     wakeup = Wakeup(signal.SIGCHLD)
-    engine = open_engine(read_spec(job).engine, job, wakeup.fileno())
+    engine = open_engine_of(job, wakeup)
     supervisor = Supervisor(job, engine)
     begun: deque[float] = deque(maxlen=MAX_CONTROLLERS)
     controller, looked_at = 0, time.monotonic()
@@ -212,6 +215,14 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
     finally:
         supervisor.close()
     return supervisor.code, supervisor.reason
+
+
+def open_engine_of(job: JobPaths, wakeup: Wakeup) -> Engine:
+    """Return the engine that the job's specification names. Raises ClusterError."""
+    name = read_spec(job).engine
+    if name == HOSTS_ENGINE:
+        return open_hosts_engine(job, wakeup.fileno())
+    return open_engine(name, job, wakeup.fileno())
 
 
 def kill_silent_controller(job: JobPaths, controller: int) -> None:

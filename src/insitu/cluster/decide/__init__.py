@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.decide import membership
+    from insitu.cluster.decide import holders, membership
     from insitu.cluster.decide.environment import (
         build_task_environment,
     )
@@ -39,6 +39,14 @@ if TYPE_CHECKING:
         TaskExitedEvent,
         TickEvent,
     )
+    from insitu.cluster.decide.goodput import (
+        PRODUCTIVE,
+        TaskAccount,
+        account_for_tasks,
+        average,
+        find_lives,
+        find_resumes,
+    )
     from insitu.cluster.decide.job import (
         advance,
         new_job,
@@ -60,6 +68,10 @@ if TYPE_CHECKING:
     from insitu.cluster.decide.layout import (
         assign_contiguous_shards,
         find_shard_holders,
+    )
+    from insitu.cluster.decide.losses import (
+        Loss,
+        find_losses,
     )
     from insitu.cluster.decide.membership import (
         AgentFacts,
@@ -139,10 +151,19 @@ __getattr__, __dir__ = lazy_door(
             "JobState",
             "TaskState",
         ),
+        "goodput": (
+            "PRODUCTIVE",
+            "TaskAccount",
+            "account_for_tasks",
+            "average",
+            "find_lives",
+            "find_resumes",
+        ),
         "layout": (
             "assign_contiguous_shards",
             "find_shard_holders",
         ),
+        "holders": ("holders",),
         "membership": (
             "AgentFacts",
             "AgentLoad",
@@ -150,6 +171,7 @@ __getattr__, __dir__ = lazy_door(
             "Membership",
             "membership",
         ),
+        "losses": ("Loss", "find_losses"),
         "placement": (
             "choose_thread_count",
             "choose_worker_count",
@@ -178,6 +200,7 @@ __getattr__, __dir__ = lazy_door(
 __all__ = [
     "ENDED",
     "EVALUATOR_GRACE",
+    "PRODUCTIVE",
     "Action",
     "AgentFacts",
     "AgentLoad",
@@ -192,6 +215,7 @@ __all__ = [
     "LaunchedEvent",
     "LeftAloneEvent",
     "Log",
+    "Loss",
     "Member",
     "Membership",
     "PeersLostEvent",
@@ -209,11 +233,14 @@ __all__ = [
     "Straggler",
     "SubmittedEvent",
     "TakenOverEvent",
+    "TaskAccount",
     "TaskExitedEvent",
     "TaskState",
     "TickEvent",
+    "account_for_tasks",
     "advance",
     "assign_contiguous_shards",
+    "average",
     "build_task_environment",
     "choose_thread_count",
     "choose_worker_count",
@@ -224,11 +251,15 @@ __all__ = [
     "find_disconnected",
     "find_furthest",
     "find_left_alone",
+    "find_lives",
+    "find_losses",
     "find_ready_to_join",
+    "find_resumes",
     "find_shard_holders",
     "find_stragglers",
     "find_waiting_for_ended",
     "has_recovered",
+    "holders",
     "membership",
     "new_job",
     "place_tasks",

@@ -48,6 +48,8 @@ class LaunchFailedEvent:
     message: str
     #: Of the tasks alive, those that can go on without a peer.
     elastic: tuple[TaskId, ...] = ()
+    #: Nodes that have lost their store, or can't be reached.
+    lost: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,8 @@ def _launch_all(state: JobState, now: float, why: str = "") -> Result:
                 if node and node not in state.lost_nodes
                 else choose_node(shards, state.holders, state.lost_nodes) or node
             )
+        elif task.task.role != "worker":
+            node = recovery.choose_next_node(state, task)
         task = recovery.begin_incarnation(task, now)
         tasks.append(replace(task, node=node, shards=shards, member=True, released=False, replacement=False))
     attempts = (*state.attempts, Attempt(number, now))
@@ -257,6 +259,8 @@ def _release_surplus_tasks(state: JobState, reporting: Sequence[TaskId], now: fl
 def _handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float) -> Result:
     for name in event.tasks:
         state = state.with_task(replace(state.task(name), alive=False, code=None, escalate_at=None))
+    lost = (*state.lost_nodes, *(node for node in event.lost if node not in state.lost_nodes))
+    state = replace(state, lost_nodes=lost)
     actions: list[Action] = [Log(f"{_join(event.tasks)} could not be started: {event.message}")]
     if state.phase == "running" or state.goal == "finish":
         for name in (name for name in event.tasks if name.role == "evaluator"):

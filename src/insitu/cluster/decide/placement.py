@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from insitu.cluster.decide.layout import assign_contiguous_shards
@@ -93,14 +94,47 @@ def choose_home_nodes(shards: int, cache: CacheSpec, topology: Topology) -> tupl
     return tuple(node for node, share in zip(rows, shares, strict=True) for _ in range(share))
 
 
+def lay_out_shards(
+    shards: int, cache: CacheSpec, topology: Topology
+) -> tuple[tuple[NodeId, ...], tuple[tuple[int, ...], ...]]:
+    """Return (home node of each shard, partitions of each shard). Raises PlacementError.
+
+    The shards of a snapshot of Ignite follow from its servers, not from the nodes beside them: the same rows
+    on the same servers make the same shards on any number of nodes.
+    """
+    from insitu.grid.layout import shard_partitions
+
+    servers, primaries = _find_servers(cache)
+    if not servers:
+        homes = choose_home_nodes(shards, cache, topology)
+        return homes, shard_partitions(cache.partitions, homes)
+    count_rows_by_node(cache, topology)
+    beside: dict[NodeId, Counter[NodeId]] = {server: Counter() for server in servers}
+    moved = []
+    for partition, primary in zip(cache.partitions, primaries, strict=True):
+        beside[servers[primary]][partition.owners[0]] += 1
+        moved.append(replace(partition, owners=(servers[primary],)))
+    by_server = replace(cache, partitions=tuple(moved))
+    found = choose_home_nodes(shards, by_server, Topology(servers))
+    homes = tuple(beside[server].most_common(1)[0][0] for server in found)
+    return homes, shard_partitions(by_server.partitions, found)
+
+
+def _find_servers(cache: CacheSpec) -> tuple[tuple[NodeId, ...], tuple[int, ...]]:
+    """Return the servers that a snapshot's partitions come from, and that of each; of other caches none."""
+    origin = cache.origin or {}
+    primaries = tuple(origin.get("primaries", ()))
+    if len(primaries) != len(cache.partitions):
+        return (), ()
+    return tuple(NodeId(f"server-{number}") for number in range(len(origin["servers"]))), primaries
+
+
 def place_tasks(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
     """Place the tasks of `job` on nodes of `topology`, and the shards of `cache` on its workers.
 
     Worker w of W runs shards [w*S/W, (w+1)*S/W) on the home node of most of them. The ps
     tasks go round-robin over the nodes; chief and evaluator run beside worker 0. Raises PlacementError.
     """
-    from insitu.grid.layout import shard_partitions
-
     if job.shards > len(cache.partitions):
         raise PlacementError(
             f"Each worker needs a partition of its own: cache {cache.name!r} has {len(cache.partitions)} "
@@ -108,7 +142,7 @@ def place_tasks(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement
             f"{len(cache.partitions)} workers, or import the cache again with --partitions {job.shards} or "
             f"more."
         )
-    homes = choose_home_nodes(job.shards, cache, topology)
+    homes, partitions = lay_out_shards(job.shards, cache, topology)
     workers = []
     for worker, shards in enumerate(assign_contiguous_shards(job.workers, job.shards)):
         node = Counter(homes[s] for s in shards).most_common(1)[0][0]
@@ -117,5 +151,5 @@ def place_tasks(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement
     chief = [TaskSpec(TaskId("chief", 0), first)] if job.chief else []
     ps = [TaskSpec(TaskId("ps", i), topology.nodes[i % len(topology.nodes)]) for i in range(job.ps)]
     evaluator = [TaskSpec(TaskId("evaluator", 0), first)] if job.evaluator else []
-    shard_map = ShardMap(cache.name, cache.version, shard_partitions(cache.partitions, homes))
+    shard_map = ShardMap(cache.name, cache.version, partitions)
     return Placement((*chief, *workers, *ps, *evaluator), shard_map, homes)

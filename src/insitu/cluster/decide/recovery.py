@@ -20,6 +20,7 @@ A member whose script ends well isn't lost. Those that wait for it later, since 
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -127,7 +128,7 @@ def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, n
     failures_in_a_row = task.failures_in_a_row + 1 if stuck else 0
     task = replace(
         task,
-        node=_choose_next_node(state, task),
+        node=choose_next_node(state, task),
         progress_at_death=progress,
         failures_in_a_row=failures_in_a_row,
     )
@@ -196,11 +197,17 @@ def _all_elastic(state: JobState, elastic: Sequence[TaskId]) -> bool:
     )
 
 
-def _choose_next_node(state: JobState, task: TaskState) -> NodeId | None:
+def choose_next_node(state: JobState, task: TaskState) -> NodeId | None:
     """Return the node of its next incarnation: the same one, unless that has lost its store."""
     if task.node not in state.lost_nodes:
         return task.node
-    return choose_node(task.shards, state.holders, state.lost_nodes) or task.node
+    found = choose_node(task.shards, state.holders, state.lost_nodes)
+    if found is None and not task.shards:
+        # It reads no rows, and belongs beside the first worker, whose checkpoints it may read.
+        known = [t.node for t in state.tasks], [node for nodes in state.holders for node in nodes]
+        left = [node for node in itertools.chain(*known) if node and node not in state.lost_nodes]
+        found = left[0] if left else None
+    return found or task.node
 
 
 def _relaunch_or_adopt(
@@ -287,10 +294,17 @@ def handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float)
         return None
     if members and not any(t.task in event.elastic for t in _find_adopters(state)):
         return None
+    if any(set(state.holders[shard]) <= set(state.lost_nodes) for t in members for shard in t.shards):
+        return None  # nobody has its rows
     for task in tasks:
         pause = min(MAX_RESTART_DELAY, 2.0**task.failures_in_a_row)
         state = state.with_task(
-            replace(task, failures_in_a_row=task.failures_in_a_row + 1, launch_at=now + pause)
+            replace(
+                task,
+                node=choose_next_node(state, task),
+                failures_in_a_row=task.failures_in_a_row + 1,
+                launch_at=now + pause,
+            )
         )
     if not members:
         return state, []

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.engines.local import LocalEngine
     from insitu.cluster.engines.messages import EngineCalls, decode_command, encode_command, reply_to_call
+    from insitu.cluster.engines.remote import RemoteEngine
     from insitu.cluster.engines.selection import open_engine
+    from insitu.cluster.engines.server import EngineServer
+    from insitu.cluster.engines.task_files import TaskFiles
     from insitu.cluster.engines.wakeup import Wakeup
 
 __getattr__, __dir__ = lazy_door(
@@ -44,7 +47,10 @@ __getattr__, __dir__ = lazy_door(
         ),
         "local": ("LocalEngine",),
         "messages": ("EngineCalls", "reply_to_call", "decode_command", "encode_command"),
+        "remote": ("RemoteEngine",),
         "selection": ("open_engine",),
+        "server": ("EngineServer",),
+        "task_files": ("TaskFiles",),
         "wakeup": ("Wakeup",),
     },
 )
@@ -56,12 +62,15 @@ __all__ = [
     "Ended",
     "Engine",
     "EngineCalls",
+    "EngineServer",
     "LocalEngine",
     "Message",
     "NodeState",
     "Output",
     "ProcessState",
+    "RemoteEngine",
     "SignalName",
+    "TaskFiles",
     "TaskObserver",
     "TaskSetup",
     "Wakeup",

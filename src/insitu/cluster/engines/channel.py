@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from typing import Any
@@ -37,6 +38,11 @@ class Channel:
     def unsent_bytes(self) -> int:
         """Bytes that wait until the other side reads."""
         return len(self._outgoing)
+
+    @property
+    def has_buffered(self) -> bool:
+        """True if bytes have been received that don't make the descriptor readable again."""
+        return bool(getattr(self._socket, "has_buffered", False))
 
     def send(self, message: Message) -> None:
         """Raise ChannelClosed."""
@@ -93,6 +99,11 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+    def shut_down(self) -> None:
+        """End the connection, also where another process has its descriptor."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def open_channel_pair() -> tuple[Channel, Channel]:

@@ -16,7 +16,7 @@ from insitu.progress import Progress
 from insitu.roster import Roster
 from insitu.spec import NodeId, TaskId, TaskSpec
 
-SignalName = Literal["term", "kill", "dump"]
+SignalName = Literal["term", "kill", "dump", "suspend", "continue"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ class ProcessControl(Protocol):
         """Keep `count` warmed processes from now on that can become tasks of `command`."""
 
     def signal(self, task: TaskId, name: SignalName) -> None:
-        """Send to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
+        """Send to the task (`dump`, `suspend`, `continue`) or to it and all it has started (`term`, `kill`);
+        no-op once ended."""
 
     def wait(self, timeout: float | None) -> list[Output | Ended]:
         """Return what happened, as soon as anything has; nothing after `timeout` seconds, if given."""

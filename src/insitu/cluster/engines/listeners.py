@@ -36,7 +36,8 @@ class TaskListeners:
             held = self._handed.get(task) if task in running else None
             if held is None:
                 held = self._reserved[task] = hold_port(self._host)
-            addresses[task] = f"{self._host}:{held.getsockname()[1]}"
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            addresses[task] = f"{host}:{held.getsockname()[1]}"
         for task in self._reserved.keys() & running:
             # It was launched without a socket, and will open the port itself.
             self._reserved.pop(task).close()

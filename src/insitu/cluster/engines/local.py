@@ -29,7 +29,8 @@ from insitu.spec import NodeId, TaskId, TaskSpec
 
 HOST = "127.0.0.1"
 _CHUNK = 64 * 1024
-_SIGNALS = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "dump": signal.SIGUSR1}
+_SIGNALS = {"term": signal.SIGTERM, "kill": signal.SIGKILL}
+_TO_TASK_ALONE = {"dump": signal.SIGUSR1, "suspend": signal.SIGSTOP, "continue": signal.SIGCONT}
 
 
 class _Running:
@@ -63,9 +64,12 @@ class LocalEngine(TaskFiles):
 
     With `reap_orphans` it also reaps children of this process that it didn't start: processes that tasks
     left behind, where this process adopts orphans. Children of this process's own session are left alone.
+    Tasks listen at `host`, a numeric address of this machine.
     """
 
-    def __init__(self, job: JobPaths, wake: int | None = None, *, reap_orphans: bool = False) -> None:
+    def __init__(
+        self, job: JobPaths, wake: int | None = None, *, reap_orphans: bool = False, host: str = HOST
+    ) -> None:
         super().__init__(job)
         self._paths = Paths(job.root.parent.parent)
         self._reaps_orphans = reap_orphans
@@ -73,7 +77,7 @@ class LocalEngine(TaskFiles):
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ, None)
         self._running: dict[TaskId, _Running] = {}
-        self._listeners = TaskListeners(HOST)
+        self._listeners = TaskListeners(host)
         self._standbys = StandbyPool(self._selector, job.code)
 
     def keep_standby(self, count: int, command: Command) -> None:
@@ -105,9 +109,9 @@ class LocalEngine(TaskFiles):
         running = self._running.get(task)
         if running is None:
             return
-        if name == "dump":
+        if name in _TO_TASK_ALONE:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(running.pidfd, _SIGNALS[name])
+                signal.pidfd_send_signal(running.pidfd, _TO_TASK_ALONE[name])
             return
         running.kill_group(_SIGNALS[name])
         if name == "term":

@@ -37,19 +37,27 @@ class RemoteEngine(EngineCalls):
     is lost: it ends its tasks once it notices, which may be later.
     """
 
+    reply_timeout = _REPLY_TIMEOUT
+    """Seconds within which the server answers a call."""
+
     def __init__(
         self,
-        connection: socket.socket,
+        connection: socket.socket | Channel,
         wake: int | None = None,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        self._channel = Channel(connection)
+        self._channel = connection if isinstance(connection, Channel) else Channel(connection)
         self._wake = wake
         self._process = process
         self._is_lost = False
         self._running: set[TaskId] = set()
         self._happened: list[Output | Ended] = []
         self._replies: list[Message] = []
+
+    @property
+    def is_lost(self) -> bool:
+        """True from when the server has ended or can't be reached any more."""
+        return self._is_lost
 
     def launch(self, task: TaskSpec, command: Command) -> int:
         call = {"do": "launch", "task": str(task.task), "node": task.node, **encode_command(command)}
@@ -91,21 +99,29 @@ class RemoteEngine(EngineCalls):
 
     def _request(self, message: Message) -> Message:
         self._send(message)
-        deadline = time.monotonic() + _REPLY_TIMEOUT
+        return self._wait_for_reply()
+
+    def _wait_for_reply(self) -> Message:
+        """Return the answer to the call that was sent first of those unanswered. Raises ClusterError."""
+        deadline = time.monotonic() + self.reply_timeout
         while not self._replies and not self._is_lost:
             if time.monotonic() > deadline:
                 # A late answer would be taken for that to the next call.
                 self._lose_server()
             self._receive(max(0.0, deadline - time.monotonic()))
         if not self._replies:
-            raise ClusterError(
-                "The engine's server has ended or doesn't answer, so its tasks count as killed. Check "
-                "the memory of its machine, then `insitu resume` the job"
-            )
+            raise ClusterError(self._describe_loss())
         reply = self._replies.pop(0)
         if "error" in reply:
             raise ClusterError(str(reply["error"]))
         return reply
+
+    def _describe_loss(self) -> str:
+        """Return why a call got no answer."""
+        return (
+            "The engine's server has ended or doesn't answer, so its tasks count as killed. Check "
+            "the memory of its machine, then `insitu resume` the job"
+        )
 
     def _receive(self, timeout: float | None, *more: int | None) -> None:
         """Take in what comes within `timeout` seconds, at most until one of `more` is readable."""
@@ -123,17 +139,23 @@ class RemoteEngine(EngineCalls):
         try:
             self._channel.flush()
             messages = self._channel.receive()
+            while messages or self._channel.has_buffered:
+                for message in messages:
+                    self._take(message)
+                # What has been decrypted doesn't make the descriptor readable again.
+                messages = self._channel.receive() if self._channel.has_buffered else []
         except ChannelClosed:
             self._lose_server()
-            return
-        for message in messages:
-            if "output" in message:
-                data = base64.b64decode(message["data"])
-                self._happened.append(Output(TaskId.parse(message["output"]), data))
-            elif "ended" in message:
-                self._happened.append(Ended(TaskId.parse(message["ended"]), int(message["code"])))
-            else:
-                self._replies.append(message)
+
+    def _take(self, message: Message) -> None:
+        """Take in one message of the server's."""
+        if "output" in message:
+            data = base64.b64decode(message["data"])
+            self._happened.append(Output(TaskId.parse(message["output"]), data))
+        elif "ended" in message:
+            self._happened.append(Ended(TaskId.parse(message["ended"]), int(message["code"])))
+        else:
+            self._replies.append(message)
 
     def _lose_server(self) -> None:
         if self._is_lost:

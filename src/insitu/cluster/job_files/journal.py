@@ -68,7 +68,7 @@ class Journal:
                 # With FULL, SQLite's default, a power cut may undo the last entry after it was acted upon.
                 connection.execute("PRAGMA synchronous = EXTRA")
                 yield connection
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if mode != "rwc" and is_missing(self.path):
                 raise ClusterError(
                     f"{self.path.parent} holds no job: it has no {self.path.name}. Delete the folder"

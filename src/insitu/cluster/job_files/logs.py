@@ -42,7 +42,7 @@ class MergedLog:
     def log(self, text: str) -> None:
         """Write a line of insitu's own, for each line of `text`. A full disk costs the line."""
         with contextlib.suppress(OSError), self._path.open("ab", buffering=0) as file:
-            file.write(format_merged(INSITU_SOURCE, text.encode().splitlines()))
+            file.write(format_merged(INSITU_SOURCE, text.encode(errors="backslashreplace").splitlines()))
 
     def size(self) -> int:
         """Return the bytes of the merged output so far; 0 where it can't be read."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from insitu.cluster.task.code_imports import find_insitu_import
     from insitu.cluster.task.command import ResolvedCommand, resolve_command
     from insitu.cluster.task.entry import PARENT_ENV, STANDBY_OPTION
-    from insitu.cluster.task.failure import read_failure
+    from insitu.cluster.task.failure import make_writable, read_failure
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -21,7 +21,7 @@ __getattr__, __dir__ = lazy_door(
         "code_imports": ("find_insitu_import",),
         "command": ("ResolvedCommand", "resolve_command"),
         "entry": ("PARENT_ENV", "STANDBY_OPTION"),
-        "failure": ("read_failure",),
+        "failure": ("make_writable", "read_failure"),
     },
 )
 
@@ -30,6 +30,7 @@ __all__ = [
     "STANDBY_OPTION",
     "ResolvedCommand",
     "find_insitu_import",
+    "make_writable",
     "read_failure",
     "resolve_command",
 ]

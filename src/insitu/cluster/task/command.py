@@ -50,6 +50,11 @@ def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> R
                 f"or name its interpreter, such as: bash {first}"
             )
         return ResolvedCommand(False, (str(inside.absolute()), *rest))
+    if first.startswith("-"):
+        raise JobSpecError(
+            "Options of insitu start come before the cache: all that follows JOB_DIR is the job's command. "
+            f"Received: {first!r} behind JOB_DIR. Write: insitu start {first} ... CACHE JOB_DIR COMMAND"
+        )
     program = shutil.which(first) if "/" not in first or Path(first).is_absolute() else None
     if program is None:
         raise JobSpecError(

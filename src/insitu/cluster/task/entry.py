@@ -36,6 +36,7 @@ def main() -> None:
 
     from insitu.cluster.task.command import resolve_command
     from insitu.errors import JobSpecError
+    from insitu.time_account import ACCOUNT
 
     descriptor = 0
     if sys.argv[1] == STANDBY_OPTION:
@@ -52,6 +53,7 @@ def main() -> None:
         from insitu.cluster.task.preload import wait_as_standby
 
         wait_as_standby(descriptor, Path(resolved.arguments[0]) if resolved.script else None)
+        ACCOUNT.restart()
     _check_connections(Path.cwd(), Path(resolved.arguments[0]) if resolved.script else None)
     if not resolved.script:
         execute(resolved.arguments)
@@ -99,6 +101,7 @@ def run_script(arguments: tuple[str, ...]) -> None:
     import io
 
     from insitu.lazy_imports import gc_paused, split_imports
+    from insitu.time_account import ACCOUNT, SCRIPT
 
     script = arguments[0]
     sys.argv[:] = [os.path.relpath(script), *arguments[1:]]
@@ -113,6 +116,7 @@ def run_script(arguments: tuple[str, ...]) -> None:
             prologue, rest = split_imports(file.read(), script)
         with gc_paused():
             exec(prologue, module.__dict__)
+        ACCOUNT.enter(SCRIPT)
         exec(rest, module.__dict__)
     except BaseException as error:
         # The first frame is this function's; the user's begins after it.

@@ -49,6 +49,11 @@ def compute_fingerprint(error: BaseException) -> str:
     return digest.hexdigest()[:16]
 
 
+def make_writable(text: str) -> str:
+    """Return a text that UTF-8 can hold: names of files in other bytes come as halves of surrogate pairs."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def describe_failure(error: BaseException) -> Failure:
     from insitu.errors import InsituError, PeerLost
 
@@ -56,7 +61,7 @@ def describe_failure(error: BaseException) -> Failure:
     return Failure(
         type=type(error).__name__,
         # The exit code is known anyway.
-        message="" if _is_bare_exit(error) else str(error)[:MAX_MESSAGE_LENGTH],
+        message="" if _is_bare_exit(error) else make_writable(str(error)[:MAX_MESSAGE_LENGTH]),
         fingerprint=compute_fingerprint(error),
         peer_lost=not final and any(isinstance(link, PeerLost) for link in _follow_causes(error)),
         final=final,

@@ -10,11 +10,12 @@ import pytest
 
 from insitu.cluster.agents import addresses
 from insitu.errors import InputError
+from insitu.ports import format_address
 
 
 def test_addresses_of_both_families_are_written() -> None:
-    assert addresses.format_address("10.0.0.1", 7) == "10.0.0.1:7"
-    assert addresses.format_address("fd00::1", 7) == "[fd00::1]:7"
+    assert format_address("10.0.0.1", 7) == "10.0.0.1:7"
+    assert format_address("fd00::1", 7) == "[fd00::1]:7"
     assert addresses.family_of("fd00::1") is socket.AF_INET6
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from insitu.cluster.agents import connection
-from insitu.cluster.agents.addresses import format_address
 from insitu.cluster.engines import Channel
 from insitu.errors import ClusterError, ExchangeError, InputError
 from insitu.exchange import SocketHandshake, read_tls_settings
+from insitu.ports import format_address
 
 TOKEN = "a token that nobody can guess"
 HEAD = {"room": "agents", "role": "head", "epoch": 1}

@@ -80,3 +80,18 @@ def test_one_that_says_nothing_is_ended(home: Path, module: str, monkeypatch: py
     (descriptor,) = killed
     assert select.select([descriptor], [], [], 30)[0]
     os.close(descriptor)
+
+
+def test_a_log_that_others_have_put_there_is_not_written_to(home: Path, tmp_path: Path) -> None:
+    """In a shared home a link would have led anywhere that the victim may write to."""
+    private = tmp_path / "private"
+    private.write_text("mine")
+    home.mkdir()
+    (home / "x.log").symlink_to(private)
+    with pytest.raises(ClusterError, match=r"A log is a file of the user.*x\.log.*Remove it"):
+        detached.open_log(home / "x.log")
+    (home / "x.log").unlink()
+    os.mkfifo(home / "x.log")
+    with pytest.raises(ClusterError, match="A log is a file"):
+        detached.open_log(home / "x.log")
+    assert private.read_text() == "mine"

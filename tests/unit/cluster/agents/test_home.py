@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from insitu.cluster.agents import records
 from insitu.errors import ClusterError, InputError
 from insitu.grid import Catalog, CatalogWatch, import_cache, install_catalog_copy
 from insitu.paths import Paths
+from insitu.processes import identify_process
 from insitu.spec import NodeId
 
 NODE = NodeId("a")
@@ -118,3 +124,56 @@ def test_a_deleted_store_takes_the_rest_along_unless_it_is_the_heads(paths: Path
 def test_nothing_runs_where_no_lock_is_held(paths: Paths) -> None:
     obeyed(paths)
     assert homes.find_running(paths) == {} and homes.stop_agents(paths) == []
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """Another process of the same user."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+@contextlib.contextmanager
+def holding(lock: Path) -> Iterator[int]:
+    """Yield the number of a process that holds a lock, as an agent does."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        records.take_process_lock(lock)
+        os.write(writer, b"x")
+        while True:
+            signal.pause()
+    try:
+        assert os.read(reader, 1) == b"x"
+        yield child
+    finally:
+        os.close(reader)
+        os.close(writer)
+        with contextlib.suppress(ChildProcessError):  # a test has waited for it
+            if os.waitpid(child, os.WNOHANG) == (0, 0):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def test_no_process_is_ended_by_what_others_write_into_a_store(
+    paths: Paths, bystander: subprocess.Popen[bytes]
+) -> None:
+    """A member of a shared home put the number of another process of the victim into agent.json."""
+    identity = identify_process(bystander.pid)
+    assert identity is not None
+    obeyed(paths, host=socket.gethostname(), pid=identity.pid, start=identity.start)
+    with holding(paths.agent_lock(NODE)) as agent:
+        assert homes.stop_agents(paths) == [NODE]
+        assert bystander.poll() is None
+        assert os.WIFSIGNALED(os.waitpid(agent, 0)[1])
+
+
+def test_the_lock_of_another_process_that_is_put_into_a_store_ends_nothing(paths: Paths) -> None:
+    """As a member can: the lock of another agent, which runs, is renamed."""
+    with holding(paths.home / "other.lock") as other:
+        (paths.home / "other.lock").rename(paths.agent_lock(NODE))
+        with pytest.raises(InputError, match="somebody has put it there"):
+            homes.stop_agents(paths)
+        assert os.waitpid(other, os.WNOHANG) == (0, 0)

@@ -18,6 +18,7 @@ from insitu.cluster.agents import messages
 from insitu.cluster.decide import Membership
 from insitu.cluster.decide.membership import Joining, decide
 from insitu.errors import ClusterError
+from insitu.grid import StagedImport
 from insitu.spec import NodeId
 
 JSON = st.recursive(
@@ -134,3 +135,23 @@ def test_a_catalogue_whose_parts_do_not_fit_is_refused() -> None:
 
 def test_a_node_is_named_as_everywhere() -> None:
     assert messages.parse_facts(through_json(asdict(facts("n-1.x")))).node == NodeId("n-1.x")
+
+
+def test_imports_and_their_ends_come_back_equal() -> None:
+    staged = [StagedImport("a/b", "0a1b2c3d-7-ff", None), StagedImport("c", "x", 3)]
+    assert messages.parse_imports(through_json(messages.encode_imports(staged))) == staged
+    for published in (False, True):
+        end = through_json(messages.encode_end(staged[0], published))
+        assert messages.parse_end(end) == (staged[0], published)
+
+
+@pytest.mark.parametrize(
+    "listed", [None, [1], [["a", "x"]], [["../a", "x", None]], [["a", "../x", None]], [["a", "x", -1]]]
+)
+def test_imports_are_checked(listed: Any) -> None:
+    with pytest.raises(ClusterError):
+        messages.parse_imports({"do": "imports", "imports": listed})
+    with pytest.raises(ClusterError):
+        messages.parse_end({"do": "end_import", "import": listed, "published": True})
+    with pytest.raises(ClusterError):
+        messages.parse_end({"do": "end_import", "import": ["a", "x", None], "published": 1})

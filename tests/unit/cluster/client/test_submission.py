@@ -63,7 +63,7 @@ def test_what_was_not_asked_for_follows_from_the_rest(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "ray"}, "--engine must be local. Received: ray"),
+        ({"engine": "ray"}, "--engine must be local or hosts. Received: ray"),
         ({"name": "a b"}, "A job's name"),
         ({"workers": 9}, "9"),
     ],

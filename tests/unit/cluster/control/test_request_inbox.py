@@ -15,10 +15,12 @@ import pytest
 from readiness import wait_readable
 
 from insitu.cluster.control import request_inbox
-from insitu.cluster.control.request_inbox import MAX_CONNECTIONS, JobRequest, RequestInbox
+from insitu.cluster.control.request_inbox import MAX_CONNECTIONS, JobRequest, RequestInbox, send_signal
+from insitu.cluster.engines import SignalName
 from insitu.cluster.engines.wakeup import Wakeup
 from insitu.cluster.job_files.request_socket import connect_for_requests, listen_for_requests
 from insitu.paths import JobPaths
+from insitu.spec import TaskId
 
 PATIENCE = 60.0
 STOP = {"id": "a1", "do": "stop"}
@@ -132,12 +134,30 @@ def test_garbage_is_dropped(office: Office, garbage: bytes) -> None:
         {"id": "a1", "do": ["stop"]},
         {"id": "a1", "do": "scale", "workers": "3"},
         {"id": "a1", "do": "scale", "workers": True},
+        {"id": "a1", "do": "signal", "task": "worker:1", "name": "burn"},
+        {"id": "a1", "do": "signal", "task": "worker:1", "name": ["kill"]},
+        {"id": "a1", "do": "signal", "task": "nobody:1", "name": "kill"},
+        {"id": "a1", "do": "signal", "name": "kill"},
     ],
 )
 def test_what_is_no_request_is_told_so(office: Office, message: dict[str, object]) -> None:
     client = office.connect(message)
     assert office.inbox.receive() == []
     assert json.loads(read_all(client))["error"] == "invalid"
+
+
+def test_a_signal_goes_to_its_task_and_is_told(office: Office) -> None:
+    client = office.connect({"id": "c3", "do": "signal", "task": "worker:1", "name": "suspend"})
+    (request,) = office.inbox.receive()
+    sent = []
+
+    class Tasks:
+        def signal(self, task: TaskId, name: SignalName) -> None:
+            sent.append((task, name))
+
+    send_signal(request, Tasks(), office.inbox)
+    assert sent == [(TaskId("worker", 1), "suspend")]
+    assert json.loads(read_all(client)) == {"ok": True, "text": "sent suspend to worker:1"}
 
 
 def test_a_request_sent_again_is_replied_on_each_connection(office: Office) -> None:

@@ -68,7 +68,7 @@ def test_ends_that_come_before_an_answer_are_kept(tasks: SupervisedTasks, superv
     tasks.wait(0)
     supervisor.send({"ended": "worker:0", "incarnation": 2, "code": 1})
     supervisor.send({"pid": 77})
-    assert tasks.launch(TaskSpec(W1, NodeId("node-0")), 5, COMMAND) == 77
+    assert tasks.launch(TaskSpec(W1, NodeId("node-0"), (1, 3)), 5, COMMAND) == 77
     assert tasks.wait(PATIENCE) == [TaskExit(W0, 2, 1)]
     assert supervisor.receive() == [
         {
@@ -76,6 +76,7 @@ def test_ends_that_come_before_an_answer_are_kept(tasks: SupervisedTasks, superv
             "task": "worker:1",
             "incarnation": 5,
             "node": "node-0",
+            "shards": [1, 3],
             "arguments": ["python", "train.py"],
             "environment": {"A": "1"},
         }

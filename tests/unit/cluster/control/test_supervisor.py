@@ -14,8 +14,10 @@ import pytest
 from insitu.cluster.control import supervisor
 from insitu.cluster.control.supervised_tasks import SupervisedTasks
 from insitu.cluster.engines.channel import Channel
+from insitu.cluster.engines.engine import Command
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
+from insitu.spec import NodeId, TaskId, TaskSpec
 
 
 def test_a_socket_that_cannot_be_made_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +90,30 @@ def test_a_controller_that_says_nothing_is_killed_and_replaced(
     assert supervisor.supervise(quiet, -1, None, resume=False) == (7, "")  # type: ignore[arg-type]
     how = "hangs" if hangs else "is suspended"
     assert f"controller {how}: it said nothing for 0.3 s. It is killed" in quiet.output.read_text()
+
+
+def test_the_engine_learns_which_shards_a_task_reads_before_it_launches_it(
+    quiet: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It didn't: a task that moved to another host started before its partitions were there."""
+    launched: list[TaskSpec] = []
+    task = TaskSpec(TaskId("worker", 1), NodeId("host3"), (1, 3))
+
+    class Engine(QuietEngine):
+        def launch(self, task: TaskSpec, command: Command) -> int:
+            launched.append(task)
+            return os.getpid()
+
+    def control(job: JobPaths, lock: int, channel: Channel, listener: object, *, resume: bool) -> int:
+        tasks = SupervisedTasks(channel, os.pipe()[0])
+        tasks.launch(task, 2, Command(("python",), {}))
+        tasks.finish(7)
+        return 0
+
+    monkeypatch.setattr(supervisor, "open_engine", lambda *_: Engine())
+    monkeypatch.setattr(supervisor, "control", control)
+    assert supervisor.supervise(quiet, -1, None, resume=False) == (7, "")  # type: ignore[arg-type]
+    assert launched == [task]
 
 
 def test_a_controller_that_goes_on_is_left_alone(quiet: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:

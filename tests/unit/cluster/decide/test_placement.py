@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,39 @@ def test_shards_do_not_depend_on_how_many_workers_run_them() -> None:
     many, one = place_tasks(job(3, 3), held, TOPOLOGY), place_tasks(job(1, 3), held, TOPOLOGY)
     assert many.shard_map == one.shard_map and many.home_nodes == one.home_nodes
     assert one.tasks[0].shards == (0, 1, 2)
+
+
+def snapshot(primaries: list[int], rows: list[int], nodes: int) -> CacheSpec:
+    """Partitions of Ignite, on the nodes beside their servers."""
+    made = cache([server % nodes for server in primaries], rows)
+    servers = [f"server {number}" for number in range(max(primaries) + 1)]
+    return replace(made, origin={"servers": servers, "primaries": list(primaries)})
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=4, max_size=24),
+    st.integers(1, 4),
+)
+def test_shards_of_a_snapshot_follow_from_its_servers_alone(
+    partitions: list[tuple[int, int]], shards: int
+) -> None:
+    primaries, rows = [server for server, _ in partitions], [count for _, count in partitions]
+    laid = [
+        place_tasks(job(1, shards), snapshot(primaries, rows, nodes), Topology(NODES[:nodes]))
+        for nodes in (1, 2, 3)
+    ]
+    assert len({placement.shard_map.shards for placement in laid}) == 1
+    for nodes, placement in enumerate(laid, start=1):
+        assert set(placement.home_nodes) <= set(NODES[:nodes])
+
+
+def test_a_worker_beside_each_server_reads_its_partitions_alone() -> None:
+    primaries = [0, 2, 1, 1, 0, 2]
+    placement = place_tasks(job(3), snapshot(primaries, [10] * 6, 3), TOPOLOGY)
+    assert placement.shard_map.shards == ((0, 4), (2, 3), (1, 5)) and placement.home_nodes == NODES
+    # What was appended later isn't of these servers.
+    other = replace(snapshot(primaries, [10] * 6, 3), origin={"servers": ["a"], "primaries": [0]})
+    assert place_tasks(job(3), other, TOPOLOGY).shard_map.shards == ((0, 4), (2, 3), (1, 5))
 
 
 def test_all_roles_are_placed_in_order() -> None:

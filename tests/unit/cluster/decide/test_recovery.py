@@ -359,3 +359,41 @@ def test_a_final_failure_is_the_cause_whoever_ends_first() -> None:
     run.exits(W1, 1, BUG)
     run.exits(W0, 1, replace(BUG, message="final", final=True))
     assert "final" in run.state.reason and run.state.phase == "failed"
+
+
+def on_three_nodes(**options: Any) -> JobRun:
+    """Three workers on nodes of their own; each shard has its home there, and a copy on the next node."""
+    a, b, c = nodes = (NodeId("a"), NodeId("b"), NodeId("c"))
+    run = three(**options)
+    placed = [replace(t, node=node) for t, node in zip(run.state.members, nodes, strict=True)]
+    run.state = replace(run.state.with_task(*placed), holders=((a, b), (b, c), (c, a)))
+    return run
+
+
+def test_a_task_whose_node_is_away_is_launched_where_its_rows_have_a_copy() -> None:
+    run = on_three_nodes()
+    dies(run, W2)
+    # The node was found to be away only when the launch failed there.
+    failed = LaunchFailedEvent((W2,), "c can't be reached", (W0, W1), (NodeId("c"),))
+    run.feed(failed)
+    assert run.state.lost_nodes == (NodeId("c"),) and run.state.task(W2).node == NodeId("a")
+    assert shards(run) == {"worker:0": (0, 2), "worker:1": (1,)}
+
+
+def test_rows_that_nobody_has_are_not_adopted() -> None:
+    run = on_three_nodes()
+    dies(run, W2)
+    away = (NodeId("c"), NodeId("a"))
+    run.feed(LaunchFailedEvent((W2,), "c can't be reached", (W0, W1), away))
+    assert run.state.phase == "stopping"
+
+
+def test_a_task_without_rows_goes_beside_the_first_worker() -> None:
+    state = running(W0, W1, PS).state
+    a, b = NodeId("a"), NodeId("b")
+    state = state.with_task(
+        replace(state.task(W0), node=a), replace(state.task(W1), node=b), replace(state.task(PS), node=b)
+    )
+    assert recovery.choose_next_node(state, state.task(PS)) == b
+    assert recovery.choose_next_node(replace(state, lost_nodes=(b,)), state.task(PS)) == a
+    assert recovery.choose_next_node(replace(state, lost_nodes=(a, b)), state.task(PS)) in (b, NODE)

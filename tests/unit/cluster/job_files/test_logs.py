@@ -18,6 +18,12 @@ from insitu.spec import TaskId
 W0 = TaskId("worker", 0)
 
 
+def test_a_note_that_is_no_text_is_escaped(tmp_path: Path) -> None:
+    job = JobPaths(tmp_path)
+    MergedLog(job).log("FileNotFoundError: a\udcff")
+    assert b"a\\udcff" in job.output.read_bytes()
+
+
 def test_logs_keep_the_raw_bytes_and_merge_whole_lines(tmp_path: Path) -> None:
     job = JobPaths(tmp_path)
     logs = JobLogs(job)

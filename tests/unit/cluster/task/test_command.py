@@ -46,6 +46,7 @@ def test_a_program_is_found_in_the_folder_first_then_on_the_path(folder: Path) -
         (("python", "gone.py"), "no script 'gone.py'"),
         (("python",), "runs nothing"),
         (("notes.txt",), "not executable"),
+        (("--workers", "2", "train.py"), "Options of insitu start come before the cache.*'--workers' behind"),
         (("no-such-program",), "neither a file of JOB_DIR nor a program"),
         (("./no-such-file",), "neither a file"),
         (("python train.py",), "without quotes"),

@@ -79,3 +79,8 @@ def test_an_account_that_cannot_be_read_is_none(tmp_path: Path, text: str | None
     if text is not None:
         path.write_text(text)
     assert read_failure(path) is None
+
+
+def test_the_name_of_a_file_that_is_no_text_can_be_written_down() -> None:
+    """The job's output takes UTF-8 alone: the controller, which says there why tasks end, ended by it."""
+    assert describe_failure(FileNotFoundError("a\udcff")).message == "a\\udcff"

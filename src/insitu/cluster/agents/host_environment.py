@@ -1,0 +1,30 @@
+"""Turns the environment of a task into one of the host that it runs on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_OF_HOST = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "TEMP", "TMP"),
+        *("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
+        *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        *("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"),
+        *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    }
+)
+_PREFIXES_OF_HOST = ("XDG_", "SLURM_", "RAY_", "KUBERNETES_", "SYSTEMD_")
+
+
+def is_of_host(name: str) -> bool:
+    """Return whether a variable says something about a host, so that another one has its own."""
+    return name in _OF_HOST or name.startswith(_PREFIXES_OF_HOST)
+
+
+def adapt_environment(given: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a task: what the job gives it, but paths, devices and the like of this host.
+
+    `own` is the environment of the process that starts the task here.
+    """
+    kept = {name: value for name, value in given.items() if not is_of_host(name)}
+    return kept | {name: value for name, value in own.items() if is_of_host(name)}

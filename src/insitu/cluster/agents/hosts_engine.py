@@ -1,0 +1,449 @@
+"""The engine of a job whose tasks run on several hosts: one server on each, see `host_server.py`.
+
+The job's supervisor, on the head's machine, asks the head to have a host's agent start a server, which dials
+back. From then on neither head nor agent is needed: the job goes on without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import select
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from insitu.cluster.agents.connection import Acceptor, ask_head, open_listener
+from insitu.cluster.agents.folder_copies import list_changes, read_parts, scan_folder
+from insitu.cluster.agents.host_link import BEAT_SECONDS, SILENT_SECONDS, HostLink
+from insitu.cluster.agents.job_code_copy import read_job_files
+from insitu.cluster.agents.job_supplies import JobSupplies
+from insitu.cluster.agents.records import read_head, read_token
+from insitu.cluster.decide import Failure
+from insitu.cluster.engines import (
+    Channel,
+    Command,
+    Ended,
+    Message,
+    NodeState,
+    Output,
+    ProcessState,
+    SignalName,
+    TaskFiles,
+)
+from insitu.cluster.job_files import MergedLog, read_placement
+from insitu.errors import ClusterError, InsituError
+from insitu.exchange import PeerInfo, parse_address
+from insitu.paths import JobPaths, Paths
+from insitu.ports import format_address
+from insitu.progress import Progress, ProgressWriter
+from insitu.roster import Roster
+from insitu.spec import NodeId, TaskId, TaskSpec
+
+logger = logging.getLogger("insitu")
+_START_SECONDS = 40.0
+"""Seconds in which a host's server starts and dials."""
+_ASK_SECONDS = 10.0
+_CLOSE_SECONDS = 60.0
+_LAUNCH_SECONDS = 30.0
+"""Seconds in which partitions come that a task which is started again reads on another node."""
+_OF_LEADER = ("checkpoints/", "export/", "summaries/")
+Found = TypeVar("Found")
+
+
+class HostsEngine(TaskFiles):
+    """Runs the tasks of one job on the hosts of a cluster.
+
+    What tasks report is kept in the job's folder here, too, where commands look for it. The tasks of a host
+    that says nothing for `SILENT_SECONDS` count as killed. A server there that lives on ends them as soon as
+    it hears of this, or by its lease.
+    """
+
+    def __init__(self, job: JobPaths, wake: int | None = None) -> None:
+        """Raise ClusterError where this home has no head."""
+        super().__init__(job)
+        self._wake = wake
+        self._paths = Paths(job.root.parent.parent)
+        self._log = MergedLog(job)
+        self._links: dict[NodeId, HostLink] = {}
+        self._nodes: dict[TaskId, NodeId] = {}
+        """Where each task was launched last."""
+        self._lost: set[NodeId] = set()
+        """Hosts that can't be reached."""
+        self._writers: dict[TaskId, ProgressWriter] = {}
+        self._happened: list[Output | Ended] = []
+        """What servers that were replaced have said last."""
+        self._roster: Roster | None = None
+        self._standby: tuple[int, Command] | None = None
+        self._beat_at = 0.0
+        record = read_head(self._paths)
+        if record is None or not record.address:
+            raise ClusterError(
+                f"A job on hosts needs their head. Received: {self._paths.home}, which has none. Run `insitu "
+                f"up --hosts` first"
+            )
+        host = parse_address(record.address)[0]
+        listener = open_listener(host, 0)
+        self._address = format_address(host, listener.getsockname()[1])
+        own_info = {"role": "supervisor", "room": "agents", "job": job.root.name}
+        self._acceptor = Acceptor(listener, read_token(self._paths), own_info)
+        self._supplies = JobSupplies(job)
+
+    # Servers on hosts
+
+    def open_nodes(self, nodes: Iterable[NodeId]) -> dict[NodeId, str]:
+        """Have servers on these hosts, unless they run. Returns why that failed, by host."""
+        failed: dict[NodeId, str] = {}
+        waiting = set()
+        for node in sorted(set(nodes)):
+            if (link := self._links.get(node)) is None or link.is_lost:
+                try:
+                    self._ask_for_server(node)
+                    waiting.add(node)
+                except InsituError as error:
+                    failed[node] = str(error)
+        deadline = time.monotonic() + _START_SECONDS
+        while waiting and time.monotonic() < deadline:
+            self._beat()
+            self._poll(BEAT_SECONDS, ())
+            for info, channel in self._accept():
+                node = NodeId(str(info.get("node")))
+                if node in waiting:
+                    waiting.discard(node)
+                    if why := self._begin(node, channel, shares_folder=info.get("shares_folder") is True):
+                        failed[node] = why
+                else:
+                    channel.close()
+        silent = f"its agent started nothing within {_START_SECONDS:g} s; agent-NODE.log there may say why"
+        failed |= dict.fromkeys(waiting, silent)
+        for node in failed:
+            self._lost.add(node)
+        return failed
+
+    def find_separated(self) -> list[str]:
+        """Return "A can't reach B: why" for each pair of hosts whose tasks couldn't connect."""
+        links = {link.node: link for link in self._live_links()}
+        if len(links) < 2:
+            return []
+        listening = self._ask_all({link: {"do": "listen"} for link in links.values()}, "address", str)
+        calls: dict[HostLink, Message] = {}
+        for node, link in links.items():
+            others = {other: address for other, address in listening.items() if other != node}
+            calls[link] = {"do": "reach", "addresses": others}
+        return [
+            f"{node} can't reach {to} at {why}"
+            for node, unreachable in self._ask_all(calls, "unreachable", dict).items()
+            for to, why in unreachable.items()
+        ]
+
+    def _ask_all(self, calls: Mapping[HostLink, Message], name: str, kind: type) -> dict[NodeId, Any]:
+        """Ask several hosts at the same time, for a field of their answers. Those that don't answer are left
+        out; `wait` tells of them."""
+        answers = {}
+        for link, message in calls.items():
+            link.tell(message)
+        for link in calls:
+            with contextlib.suppress(ClusterError):
+                answers[link.node] = link.take_answer(name, kind)
+        return answers
+
+    def _ask_for_server(self, node: NodeId) -> None:
+        """Have the head ask the agent of a node to start a server. Raises InsituError."""
+        record = read_head(self._paths)
+        if record is None:
+            raise ClusterError("The head has no record here any more. Run `insitu up --hosts` again")
+        message = {"do": "engine", "node": node, "job": self._job.root.name, "address": self._address}
+        ask_head(record.address, read_token(self._paths), message, _ASK_SECONDS)
+
+    def _accept(self) -> list[tuple[PeerInfo, Channel]]:
+        """Return the servers that have dialled, and proved that they are of this cluster."""
+        found = []
+        if not self._acceptor.is_paused:
+            self._acceptor.accept()
+        for descriptor in self._acceptor.list_late():
+            self._acceptor.drop(descriptor)
+        for descriptor in list(self._acceptor.pending):
+            done = self._acceptor.advance(descriptor)
+            if done is None:
+                continue
+            channel, info = done
+            if info.get("role") == "engine" and info.get("job") == self._job.root.name:
+                found.append((info, channel))
+            else:
+                channel.close()
+        return found
+
+    def _begin(self, node: NodeId, channel: Channel, *, shares_folder: bool) -> str:
+        """Give a new server what its tasks read. Returns why that failed, else ""."""
+        _, cache = read_placement(self._job)
+        link = HostLink(node, channel, self._job, self._wake, shares_folder=shares_folder)
+        try:
+            if not shares_folder:
+                link.send_all(read_job_files(self._job))
+            self._push(link, whole=False)
+            link.reply_timeout = _START_SECONDS
+            link.ask({"do": "begin", "cache": cache.name, "version": cache.version})
+            link.reply_timeout = SILENT_SECONDS
+        except (ClusterError, OSError) as error:
+            link.abandon()
+            return str(error)
+        if self._roster is not None:
+            link.tell({"do": "roster", "roster": self._roster.to_json()})
+        if self._standby is not None:
+            link.keep_standby(*self._standby)
+        if (before := self._links.get(node)) is not None:
+            self._happened += before.wait(0.0)  # the ends of its tasks
+        self._links[node] = link
+        self._lost.discard(node)
+        return ""
+
+    def _push(self, link: HostLink, *, whole: bool) -> None:
+        """Send a host what tasks on others have written and it doesn't have.
+
+        Unless `whole`, without what only the task that leads the others reads, which may be large.
+        """
+        if link.shares_folder:
+            return
+        found = scan_folder(self._job.root, link.held)
+        if not whole:
+            found = {path: mark for path, mark in found.items() if not path.startswith(_OF_LEADER)}
+        known = {p: mark for p, mark in link.held.items() if whole or not p.startswith(_OF_LEADER)}
+        changed, removed = list_changes(found, known)
+        if removed:
+            link.tell({"do": "removed", "paths": removed})
+        for path, _ in changed:
+            link.send_all({"do": "file", **part} for part in read_parts(self._job.root, path))
+        link.held = {p: mark for p, mark in link.held.items() if p not in known} | found
+
+    def _link_of(self, node: NodeId) -> HostLink:
+        """Return the link to a host, which is opened where there is none. Raises ClusterError."""
+        link = self._links.get(node)
+        if (link is None or link.is_lost) and (why := self.open_nodes([node]).get(node)):
+            raise ClusterError(f"no task can run on {node}: {why}")
+        return self._links[node]
+
+    def _live_links(self) -> list[HostLink]:
+        return [link for link in self._links.values() if not link.is_lost]
+
+    # ProcessControl
+
+    def launch(self, task: TaskSpec, command: Command) -> int:
+        link = self._link_of(task.node)
+        self.bring_partitions([task], _LAUNCH_SECONDS)
+        self._push(link, whole=task.task.role != "worker" or task.task.index == 0)
+        self._nodes[task.task] = task.node
+        link.failures.pop(task.task, None)
+        link.progress.pop(task.task, None)
+        return link.launch(task, command)
+
+    def keep_standby(self, count: int, command: Command) -> None:
+        self._standby = count, command
+        for link in self._live_links():
+            link.keep_standby(count, command)
+
+    def signal(self, task: TaskId, name: SignalName) -> None:
+        link = self._links.get(self._nodes.get(task, NodeId("")))
+        if link is not None and not link.is_lost:
+            link.signal(task, name)
+
+    def wait(self, timeout: float | None) -> list[Output | Ended]:
+        self._beat()
+        patience = BEAT_SECONDS if timeout is None else min(timeout, BEAT_SECONDS)
+        news = bool(self._happened) or any(link.has_news for link in self._links.values())
+        self._poll(0.0 if news else patience, (self._wake,))
+        for _, channel in self._accept():
+            channel.close()  # nobody waits for it any more
+        happened, self._happened = self._happened, []
+        for link in list(self._links.values()):
+            happened += link.wait(0.0)
+            link.check_silence()
+            happened += link.wait(0.0)
+            if link.is_lost and not link.is_noted:
+                link.is_noted = True
+                self._note_loss(link)
+            self._answer_wanted(link)
+        for answer in self._supplies.answer(self._list_readers(self._roster)):
+            for link in self._live_links():
+                link.tell(answer)
+        self._copy_progress()
+        # Those that a signal ended come first: those after them may only have lost a peer.
+        ends = [event for event in happened if isinstance(event, Ended)]
+        ends.sort(key=lambda ended: ended.code >= 0)
+        return [*(event for event in happened if isinstance(event, Output)), *ends]
+
+    def bring_partitions(self, tasks: Iterable[TaskSpec], seconds: float) -> None:
+        """Have the partitions that tasks read in the stores of their nodes, which others may hold alone.
+
+        Raises ClusterError where that can't be done, or isn't within `seconds`.
+        """
+
+        def pause(seconds: float) -> None:
+            self._beat()
+            self._poll(seconds, ())
+
+        self._supplies.require(_find_readers((t.node, t.shards) for t in tasks), seconds, pause)
+
+    def _list_readers(self, roster: Roster | None) -> dict[NodeId, set[int]]:
+        """Return the shards that the tasks of a roster read on each node that can be reached."""
+        members = roster.members if roster is not None else ()
+        placed = ((self._nodes.get(m.task, NodeId("")), m.shards) for m in members)
+        return _find_readers((n, shards) for n, shards in placed if n and n not in self._lost)
+
+    def _answer_wanted(self, link: HostLink) -> None:
+        """Note the further caches that tasks of a host want to know the shards of."""
+        evaluates = any(t.role == "evaluator" and n == link.node for t, n in self._nodes.items())
+        for cache in link.wanted:
+            self._supplies.note_wanted(cache, link.node if evaluates else None)
+        link.wanted.clear()
+
+    def _note_loss(self, link: HostLink) -> None:
+        why = f"said nothing for {SILENT_SECONDS:g} s" if link.is_silent else "has ended the connection"
+        self._log.log(f"{link.node} {why}: its tasks count as killed")
+        if link.is_silent or not self._is_alive(link.node):
+            self._lost.add(link.node)
+
+    def _is_alive(self, node: NodeId) -> bool:
+        """Return whether the head still sees a node's agent."""
+        record = read_head(self._paths)
+        with contextlib.suppress(InsituError):
+            if record is not None:
+                message = {"do": "nodes"}
+                answer = ask_head(record.address, read_token(self._paths), message, _ASK_SECONDS)
+                states = {m["facts"]["node"]: m["state"] for m in answer.get("members", ())}
+                return states.get(node) in ("alive", "silent")
+        return False
+
+    def _beat(self) -> None:
+        if time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + BEAT_SECONDS
+            for link in self._live_links():
+                link.beat()
+                if any(t.role == "evaluator" and n == link.node for t, n in self._nodes.items()):
+                    self._push(link, whole=True)  # it reads checkpoints that a task elsewhere may write
+
+    def _poll(self, timeout: float, more: Sequence[int | None]) -> None:
+        """Wait until something comes, or until `timeout` seconds have passed, and take it in."""
+        poll = select.poll()
+        if not self._acceptor.is_paused:
+            poll.register(self._acceptor, select.POLLIN)
+        for handshake in self._acceptor.pending.values():
+            poll.register(handshake, select.POLLOUT if handshake.has_unsent else select.POLLIN)
+        for link in self._live_links():
+            poll.register(link, link.events)
+        for descriptor in more:
+            if descriptor is not None:
+                poll.register(descriptor, select.POLLIN)
+        poll.poll(timeout * 1000)
+        for link in self._live_links():
+            link.take_in()
+
+    def close(self) -> None:
+        for link in self._live_links():
+            link.tell({"do": "close"})
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        # Each closes its end once nothing runs there any more, and all that was written is here.
+        while (left := self._live_links()) and time.monotonic() < deadline:
+            before = max(link.heard for link in left)
+            self._poll(BEAT_SECONDS, ())
+            for link in left:
+                link.wait(0.0)
+                link.check_silence()
+            if max(link.heard for link in left) > before:
+                deadline = time.monotonic() + _CLOSE_SECONDS
+        for link in self._live_links():
+            link.abandon()
+        for writer in self._writers.values():
+            writer.close()
+        self._acceptor.close()
+        self._supplies.close()
+
+    # TaskSetup
+
+    def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
+        by_node: dict[NodeId, list[TaskSpec]] = {link.node: [] for link in self._live_links()}
+        for task in tasks:
+            by_node.setdefault(task.node, []).append(task)
+        addresses: dict[TaskId, str] = {}
+        for node, there in by_node.items():
+            addresses |= self._link_of(node).reserve(there)
+        return addresses
+
+    def publish_roster(self, roster: Roster) -> None:
+        self._supplies.require(self._list_readers(roster), 0.0, lambda seconds: None)
+        super().publish_roster(roster)
+        self._roster = roster
+        for link in self._live_links():
+            link.tell({"do": "roster", "roster": roster.to_json()})
+
+    def clear_records(self, tasks: Sequence[TaskId]) -> None:
+        for task in tasks:
+            if writer := self._writers.pop(task, None):
+                writer.close()
+            for link in self._links.values():
+                link.progress.pop(task, None)
+                link.failures.pop(task, None)
+        super().clear_records(tasks)
+
+    # TaskObserver
+
+    def read_progress(self, tasks: Sequence[TaskId]) -> dict[TaskId, Progress]:
+        return {t: found for t in tasks if (found := self._find(t, lambda link: link.progress)) is not None}
+
+    def read_failure(self, task: TaskId) -> Failure | None:
+        return self._find(task, lambda link: link.failures) or super().read_failure(task)
+
+    def process_states(self, tasks: Sequence[TaskId]) -> dict[TaskId, ProcessState]:
+        return {t: found for t in tasks if (found := self._find(t, lambda link: link.processes)) is not None}
+
+    def node_states(self, nodes: Sequence[NodeId]) -> dict[NodeId, NodeState]:
+        found = {}
+        for node in nodes:
+            link = self._links.get(node)
+            if node in self._lost:
+                found[node] = NodeState(0, False)
+            elif link is not None and link.state is not None and not link.is_lost:
+                found[node] = link.state
+        return found
+
+    def _find(self, task: TaskId, select_from: Callable[[HostLink], Mapping[TaskId, Found]]) -> Found | None:
+        link = self._links.get(self._nodes.get(task, NodeId("")))
+        return select_from(link).get(task) if link is not None else None
+
+    def _copy_progress(self) -> None:
+        """Let commands on this machine see how far tasks are."""
+        for task, node in self._nodes.items():
+            found = self._find(task, lambda link: link.progress)
+            if found is None or self._links[node].shares_folder:
+                continue
+            with contextlib.suppress(OSError):
+                if task not in self._writers:
+                    self._writers[task] = ProgressWriter(self._job.progress(task))
+                self._writers[task].copy(found)
+
+
+def _find_readers(tasks: Iterable[tuple[NodeId, Iterable[int]]]) -> dict[NodeId, set[int]]:
+    readers: dict[NodeId, set[int]] = {}
+    for node, shards in tasks:
+        readers.setdefault(node, set()).update(shards)
+    return readers
+
+
+def open_hosts_engine(job: JobPaths, wake: int | None) -> HostsEngine:
+    """Return the engine with servers on all hosts of the job, as far as they can be reached."""
+    engine = HostsEngine(job, wake)
+    placement, _ = read_placement(job)
+    for node, why in engine.open_nodes(task.node for task in placement.tasks).items():
+        MergedLog(job).log(f"no task can run on {node}: {why}")
+    if separated := engine.find_separated():
+        engine.close()
+        raise ClusterError(
+            f"The tasks of a job must reach each other. Received: {'; '.join(separated)}. Open the ports "
+            f"from 15000 to 65000 between these hosts, or have their agents serve at other interfaces"
+        )
+    try:
+        engine.bring_partitions(placement.tasks, math.inf)
+    except ClusterError:
+        engine.close()
+        raise
+    return engine

@@ -1,0 +1,78 @@
+"""Carries the copy of JOB_DIR, and the few files that tasks read, to another host: messages of parts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from typing import IO
+
+from insitu.access import PRIVATE_FILE
+from insitu.cluster.agents.folder_copies import PART_BYTES
+from insitu.cluster.engines import Message
+from insitu.durable import replace_file, write_synced
+from insitu.errors import ClusterError
+from insitu.paths import JobPaths
+
+
+def read_job_files(job: JobPaths) -> Iterator[Message]:
+    """Yield the messages that carry what tasks read: secret, shard maps, code. Raises OSError."""
+    yield {"do": "secret", "data": base64.b64encode(job.secret.read_bytes()).decode()}
+    for path in sorted(job.shard_maps.glob("*.json")):
+        yield encode_shards(path.read_text())
+    with tempfile.TemporaryFile() as packed:
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            archive.add(job.code, ".")
+        packed.seek(0)
+        while True:
+            data = packed.read(PART_BYTES)
+            last = len(data) < PART_BYTES
+            yield {"do": "code", "part": base64.b64encode(data).decode(), "last": last}
+            if last:
+                return
+
+
+def encode_shards(text: str) -> Message:
+    """Return the message that carries the shard map of a cache."""
+    return {"do": "shards", "cache": json.loads(text)["cache"], "text": text}
+
+
+class JobFilesCopy:
+    """Writes what `read_job_files` carries into a new folder of a job."""
+
+    def __init__(self, job: JobPaths) -> None:
+        self._job = job
+        self._packed: IO[bytes] | None = None
+
+    def take(self, message: Message) -> None:
+        """Take in one message. Raises OSError, ClusterError."""
+        match message["do"]:
+            case "secret":
+                self._job.secret.unlink(missing_ok=True)
+                write_synced(self._job.secret, base64.b64decode(message["data"]), PRIVATE_FILE, sync=False)
+            case "shards":
+                self._job.shard_maps.mkdir(exist_ok=True)
+                replace_file(self._job.shard_map(str(message["cache"])), str(message["text"]).encode())
+            case "refused":
+                replace_file(self._job.refused_shards(str(message["cache"])), str(message["text"]).encode())
+            case "code":
+                self._add_code(base64.b64decode(message["part"]), last=message["last"] is True)
+
+    def _add_code(self, data: bytes, *, last: bool) -> None:
+        if self._packed is None:
+            self._packed = tempfile.TemporaryFile()  # noqa: SIM115
+        self._packed.write(data)
+        if not last:
+            return
+        packed, self._packed = self._packed, None
+        with packed:
+            packed.seek(0)
+            shutil.rmtree(self._job.code, ignore_errors=True)
+            try:
+                with tarfile.open(fileobj=packed) as archive:
+                    archive.extractall(self._job.code, filter="data")
+            except tarfile.TarError as error:
+                raise ClusterError(f"The copy of JOB_DIR can't be unpacked: {error}. Try again") from error

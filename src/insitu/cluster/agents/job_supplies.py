@@ -1,0 +1,101 @@
+"""The caches that the tasks of a job on hosts read: their shards, and where their partitions are brought."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from insitu.cluster.agents.job_code_copy import encode_shards
+from insitu.cluster.agents.partition_supply import PartitionSupply, Readers
+from insitu.cluster.engines import Message
+from insitu.cluster.job_files import MergedLog, read_spec
+from insitu.errors import ClusterError, InsituError
+from insitu.grid import Catalog, agree_on_shards, read_shard_map
+from insitu.paths import JobPaths, Paths
+from insitu.spec import NO_CACHE, NodeId
+
+_LOOK_SECONDS = 0.1
+
+
+class JobSupplies:
+    """Agrees on the shards of further caches, and has partitions where they are read."""
+
+    def __init__(self, job: JobPaths) -> None:
+        """Raise InsituError where a version that the job has read before isn't there any more."""
+        self._job = job
+        self._paths = Paths(job.root.parent.parent)
+        self._log = MergedLog(job)
+        self._spec = read_spec(job)
+        self._supplies: dict[str, PartitionSupply] = {}
+        #: Further caches that tasks wait for, with nodes on which one task reads all of it.
+        self._awaited: dict[str, set[NodeId]] = {}
+        for path in job.shard_maps.glob("*.json"):
+            found = read_shard_map(path)
+            if found is not None and found[0].cache != NO_CACHE:
+                self._add(found[0].cache)
+
+    def _add(self, cache: str) -> None:
+        found = read_shard_map(self._job.shard_map(cache))
+        if found is not None:
+            spec = Catalog(self._paths).get(cache, found[0].version)
+            self._supplies[cache] = PartitionSupply(self._paths.home, spec, found[0])
+
+    def require(self, readers: Readers, seconds: float, pause: Callable[[float], None]) -> None:
+        """Return once the partitions of all caches are where `readers` read them; call `pause` meanwhile.
+
+        Raises ClusterError where they can't be brought, or aren't there within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        while not all([self._advance(each, readers) for each in self._supplies.values()]):  # noqa: C419 (all at once)
+            if time.monotonic() >= deadline:
+                raise ClusterError("partitions that other nodes hold are still on their way")
+            pause(_LOOK_SECONDS)
+
+    def _advance(self, supply: PartitionSupply, readers: Readers) -> bool:
+        done = supply.advance(readers)
+        for text in supply.news:
+            self._log.log(text)
+        supply.news.clear()
+        return done
+
+    def note_wanted(self, cache: str, whole_on: NodeId | None) -> None:
+        """Note that a task waits for a further cache. `whole_on`: a task there reads all of it."""
+        self._awaited.setdefault(cache, set()).update({whole_on} if whole_on is not None else ())
+
+    def answer(self, readers: Readers) -> list[Message]:
+        """Return what to tell all hosts about caches that tasks wait for. Doesn't wait for anything."""
+        answers = []
+        for cache, whole_on in list(self._awaited.items()):
+            try:
+                message = self._try(cache, whole_on, readers)
+            except (InsituError, OSError) as error:
+                message = {"do": "refused", "cache": cache, "text": str(error)}
+            if message is not None:
+                answers.append(message)
+                del self._awaited[cache]
+        return answers
+
+    def _try(self, cache: str, whole_on: set[NodeId], readers: Readers) -> Message | None:
+        """Agree on the shards of a cache as tasks on one machine would. Return the message with them, once
+        the partitions are where they are read."""
+        if cache not in self._supplies:
+            own = None if self._spec.cache == NO_CACHE else self._spec.cache
+            if not self._job.shard_map(cache).exists():
+                agree_on_shards(cache, self._paths, self._job, own, self._spec.shards)
+            self._add(cache)
+        supply = self._supplies[cache]
+        everything = dict.fromkeys(whole_on, range(len(supply.shard_map.shards)))
+        if not self._advance(supply, _merge(readers, everything)):
+            return None
+        return encode_shards(self._job.shard_map(cache).read_text())
+
+    def close(self) -> None:
+        """End what is under way."""
+        for supply in self._supplies.values():
+            supply.close()
+
+
+def _merge(readers: Readers, others: Mapping[NodeId, range]) -> Readers:
+    return {
+        node: {*readers.get(node, ()), *others.get(node, ())} for node in {**dict(readers), **dict(others)}
+    }

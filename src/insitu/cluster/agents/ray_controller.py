@@ -1,0 +1,155 @@
+"""The controller: an actor of Ray that has a holder on each node, also on nodes that join later.
+
+It is pinned to the head of the Ray cluster, and Ray restarts it. So no process of insitu depends on Ray:
+those that are connected to Ray end where its head is lost, and neither the head nor an agent may. What it
+does is decided in `insitu.cluster.decide.holders`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from insitu._version import __version__
+from insitu.cluster.agents.ray_cluster import Died, RayCluster, RayNode
+from insitu.cluster.agents.ray_holder import HolderAnswer, HolderSettings
+from insitu.cluster.decide import holders
+
+logger = logging.getLogger("insitu")
+PASS_SECONDS = 2.0
+"""Seconds between two looks at the nodes of Ray."""
+_ASK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """How the agent of a node of Ray is, for who brings the nodes up."""
+
+    #: Ray's id of the node.
+    id: str
+    #: The name of its host.
+    host: str
+    #: Its address in Ray.
+    address: str
+    #: How its agent is.
+    state: holders.HolderState
+    #: What the agent has joined: node, address and host; None before that.
+    joined: dict[str, Any] | None
+    #: Why it isn't there; empty where nothing is wrong.
+    problem: str
+
+
+class HolderKeeper:
+    """Brings holders into the state that they should be in, a pass at a time."""
+
+    def __init__(self, ray: RayCluster, settings: HolderSettings) -> None:
+        self._ray = ray
+        self.settings = settings
+        #: How many passes have been made. Read by `insitu up`, which waits for some.
+        self.passes = 0
+        self._nodes: dict[str, RayNode] = {}
+        self._answers: dict[str, HolderAnswer] = {}
+        self._failures: dict[str, holders.Failure] = {}
+        self._problems: dict[str, str] = {}
+        #: What other threads read and write.
+        self._lock = threading.Lock()
+
+    def advance(self, now: float) -> None:
+        """Look at the nodes and holders, and do what is missing."""
+        nodes = {node.id: node for node in self._ray.list_nodes() if node.alive}
+        there = self._ray.list_holders()
+        answers = self._ray.ask_holders(nodes.keys(), _ASK_SECONDS)
+        with self._lock:
+            self._nodes = nodes
+            self._take(answers, there, now)
+            given = {node: self._answers[node].settings if node in self._answers else None for node in there}
+            actions = holders.reconcile(nodes.keys(), given, self.settings.serial, self._failures, now)
+        for action in actions:
+            match action:
+                case holders.StartHolder(node):
+                    logger.info("starts an agent on %s", nodes[node].host)
+                    self._ray.start_holder(nodes[node], self.settings)
+                case holders.EndHolder(node):
+                    self._ray.end_holder(node)
+        with self._lock:
+            self.passes += 1
+
+    def _take(self, answers: Mapping[str, HolderAnswer | Died], there: set[str], now: float) -> None:
+        for node, answer in answers.items():
+            match answer:
+                case Died(problem):
+                    self._answers.pop(node, None)
+                    self._problems[node] = problem
+                    self._failures[node] = holders.note_failure(self._failures.get(node), now)
+                    logger.warning("the holder on %s has ended: %s", self._nodes[node].host, problem)
+                    self._ray.end_holder(node)
+                    there.discard(node)
+                case HolderAnswer():
+                    self._answers[node] = answer
+                    self._problems.pop(node, None)
+                    self._failures.pop(node, None)
+        for known in (self._answers, self._problems, self._failures):
+            for node in known.keys() - self._nodes.keys():
+                del known[node]
+        for node in self._answers.keys() - there:
+            del self._answers[node]
+
+    def report(self) -> tuple[int, list[NodeReport]]:
+        """Return how many passes have been made, and how each node's agent is."""
+        with self._lock:
+            return self.passes, [self._describe(node) for node in self._nodes.values()]
+
+    def _describe(self, node: RayNode) -> NodeReport:
+        answer = self._answers.get(node.id)
+        if answer is not None and answer.settings == self.settings.serial:
+            return NodeReport(node.id, node.host, node.address, answer.state, answer.joined, answer.problem)
+        problem = self._problems.get(node.id, "")
+        state: holders.HolderState = "failed" if problem else "starting"
+        return NodeReport(node.id, node.host, node.address, state, None, problem)
+
+    def start_again(self) -> int:
+        """Start agents that were asked to end, or whose next start waits. Return the passes so far."""
+        with self._lock:
+            waiting = [node for node, each in self._answers.items() if each.state in ("ended", "failed")]
+            for node in waiting:
+                self._answers.pop(node)
+            self._problems.clear()
+            self._failures.clear()
+            passes = self.passes
+        for node in waiting:
+            self._ray.start_agent_again(node)
+        return passes
+
+
+class AgentController:
+    """What Ray runs: a `HolderKeeper` and a thread that lets it advance."""
+
+    def __init__(self, namespace: str, settings: HolderSettings) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        self._keeper = HolderKeeper(RayCluster(namespace), settings)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._keeper.advance(time.monotonic())
+            except Exception:  # the next pass may see what this one couldn't
+                logger.exception("the nodes of Ray can't be looked at")
+            time.sleep(PASS_SECONDS)
+
+    def fits(self, settings: HolderSettings) -> bool:
+        """Return whether holders get these settings, whatever their serial is."""
+        own = self._keeper.settings
+        return (own.head, own.token, own.version) == (settings.head, settings.token, __version__)
+
+    def report(self) -> tuple[int, list[NodeReport]]:
+        """As `HolderKeeper.report`."""
+        return self._keeper.report()
+
+    def start_again(self) -> int:
+        """As `HolderKeeper.start_again`."""
+        return self._keeper.start_again()

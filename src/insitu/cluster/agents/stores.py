@@ -1,0 +1,59 @@
+"""The stores of a cluster's agents, for commands that read, write or check what lies in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from insitu.cluster.agents.hosts import read_nodes
+from insitu.cluster.agents.records import is_locked, list_agents, read_head, read_token
+from insitu.errors import ClusterError, GridError
+from insitu.grid import read_store_id
+from insitu.paths import Paths
+from insitu.spec import NodeId
+
+if TYPE_CHECKING:
+    from insitu.grid.transfer import RemoteStores
+
+
+def find_stores(paths: Paths) -> RemoteStores | None:
+    """Return the stores of the agents that are alive now; None where the home belongs to no cluster.
+
+    Raises ClusterError where no head answers.
+    """
+    head = read_head(paths)
+    if head is None and not list_agents(paths):
+        return None
+    if head is not None and not is_locked(paths.head_lock):
+        raise ClusterError(
+            f"The stores of a cluster are reached through its head. Received: {paths.home}, whose head "
+            f"doesn't run. `insitu up --hosts FILE` starts it; `insitu down --force` deletes the cluster's "
+            f"caches, and the home is one of this machine alone again"
+        )
+    from insitu.grid.transfer import RemoteStores, ServerAddress  # loads Flight
+
+    members, _ = read_nodes(paths)
+    alive = [member.facts for member in members if member.state == "alive"]
+    addresses = {each.node: ServerAddress(each.address, each.port, each.certificate) for each in alive}
+    here = [each.node for each in alive if _read_id(paths, each.node) == each.store]
+    return RemoteStores(addresses, read_token(paths).encode(), here=here)
+
+
+def find_owners(paths: Paths) -> RemoteStores | None:
+    """Return the stores that an import in this home writes to; None: those of this machine alone.
+
+    Raises ClusterError where another machine has the head, and where no head answers.
+    """
+    if read_head(paths) is None:
+        for agent in list_agents(paths).values():
+            raise ClusterError(
+                f"The head alone changes the catalogue. Received: {paths.home}, the home of an agent. Run "
+                f"the command on the machine of the head, which is at {agent.head}"
+            )
+    return find_stores(paths)
+
+
+def _read_id(paths: Paths, node: NodeId) -> str | None:
+    try:
+        return read_store_id(paths, node)
+    except GridError:
+        return None

@@ -1,0 +1,127 @@
+"""Where a job of a cluster of hosts can run: its nodes, their cores, and whether they reach each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from insitu.cluster.agents import HOSTS_ENGINE, find_separated, read_head, read_nodes
+from insitu.cluster.decide import AgentFacts
+from insitu.errors import ClusterError, PlacementError
+from insitu.paths import Paths
+from insitu.spec import CacheSpec, NodeId, Placement, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class HostNodes:
+    """The nodes of a cluster whose agents are alive."""
+
+    #: Cores of each, in the order of their names.
+    cores: Mapping[NodeId, int]
+    #: What computes on each: its processor, and models of its GPUs.
+    processors: Mapping[NodeId, str]
+    #: States of the other nodes that the cluster has had.
+    away: Mapping[NodeId, str]
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(tuple(self.cores))
+
+
+def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostNodes | None:
+    """Return the nodes that a job runs on, or None where its tasks run on this machine.
+
+    They run on hosts where this home has a head with agents, unless `engine` is local, or the cache lies in
+    stores of this machine. Raises ClusterError where no agent is alive, PlacementError where the partitions
+    of the cache lie on nodes that are away.
+    """
+    if engine == "local":
+        return None
+    found, notice = read_nodes(paths) if read_head(paths) is not None else ([], "")
+    members = [member for member in found if member.state != "left"]
+    if not members:
+        if engine == HOSTS_ENGINE:
+            raise ClusterError(
+                f"--engine hosts is for the home of a head with agents. Received: {paths.home}, which has "
+                f"none. Run `insitu up --hosts`, or give the command on the head's machine"
+            )
+        return None
+    known = {m.facts.node for m in members}
+    owners = {owner for partition in cache.partitions for owner in partition.owners} if cache else set()
+    if cache is not None and engine != HOSTS_ENGINE and not owners & known:
+        return None
+    alive = sorted(
+        m.facts.node for m in members if m.state in ("alive", "silent") and m.connection is not None
+    )
+    if not alive:
+        raise ClusterError(
+            f"Tasks run on hosts whose agents are alive. Received: none of {', '.join(sorted(known))}. "
+            f"{notice} Bring them up by `insitu up --hosts`, or run the job here with --engine local"
+        )
+    facts = {m.facts.node: m.facts for m in members}
+    away = {m.facts.node: m.state for m in members if m.facts.node not in alive}
+    if cache is not None:
+        _check_owners(cache, alive, away)
+    cores = {node: facts[node].cores for node in alive}
+    return HostNodes(cores, {node: describe_processors(facts[node]) for node in alive}, away)
+
+
+def _check_owners(cache: CacheSpec, alive: Collection[NodeId], away: Mapping[NodeId, str]) -> None:
+    missing = [p.index for p in cache.partitions if not set(p.owners) & set(alive)]
+    if missing:
+        nodes = sorted({owner for index in missing for owner in cache.partitions[index].owners})
+        states = ", ".join(f"{node} ({away.get(node, 'unknown')})" for node in nodes)
+        raise PlacementError(
+            f"Each partition of a cache must lie on a node that is alive. Received: {cache.name!r}, of which "
+            f"{len(missing)} partition(s) lie on {states} alone. Bring these up again by `insitu up --hosts`"
+        )
+
+
+def prefer_live_owners(cache: CacheSpec, topology: Topology) -> CacheSpec:
+    """Return the cache with each partition's owners in the order in which tasks use them: those that are
+    alive first."""
+    partitions = tuple(
+        replace(p, owners=tuple(sorted(p.owners, key=lambda owner: owner not in topology.nodes)))
+        for p in cache.partitions
+    )
+    return replace(cache, partitions=partitions)
+
+
+def describe_processors(facts: AgentFacts) -> str:
+    """Return what computes on a host, such as `Xeon 8481C, H200`."""
+    return ", ".join([facts.processor or "an unknown processor", *sorted(set(facts.gpus))])
+
+
+def check_processors(nodes: Collection[NodeId], processors: Mapping[NodeId, str]) -> None:
+    """Raise PlacementError where nodes have different processors, whose kernels may round differently."""
+    by_kind: dict[str, list[NodeId]] = {}
+    for node in sorted(nodes):
+        by_kind.setdefault(processors[node], []).append(node)
+    if len(by_kind) > 1:
+        listed = "; ".join(f"{', '.join(those)}: {kind}" for kind, those in by_kind.items())
+        raise PlacementError(
+            f"The nodes of a job have the same processors, since compiled kernels may round differently on "
+            f"others, and replicas wouldn't stay equal to the last bit. Received: {listed}. Use nodes of one "
+            f"kind, or add --allow-mixed-processors"
+        )
+
+
+def check_reach(paths: Paths, nodes: Collection[NodeId]) -> None:
+    """Raise ClusterError where two of these nodes can't talk, which names each such pair."""
+    if len(nodes) < 2:
+        return
+    pairs = [pair for pair in find_separated(paths) if pair[0] in nodes and pair[1] in {*nodes, "the others"}]
+    if pairs:
+        listed = "; ".join(f"{source} can't reach {target}: {why}" for source, target, why in pairs)
+        raise ClusterError(
+            f"The nodes of a job must reach each other. Received: {listed}. Open the ports between them, or "
+            f"choose other interfaces in the file of hosts; `insitu nodes --check` looks again"
+        )
+
+
+def choose_host_threads(placement: Placement, cores: Mapping[NodeId, int]) -> int:
+    """Return the backend threads of each replica: those of the host where the fewest are left for each task
+    that computes."""
+    computing = Counter(t.node for t in placement.tasks if t.task.role in ("worker", "evaluator"))
+    return max(1, min(cores[node] // count for node, count in computing.items()))

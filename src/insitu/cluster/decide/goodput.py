@@ -1,0 +1,283 @@
+"""Accounts for every second of a job: how much of it trained the model, and where the rest went. Pure.
+
+The journal tells when processes of a task lived. What they did meanwhile is in their samples
+(`insitu.task_samples`). So the account of each task covers the whole time of the job, and adds up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from insitu.task_samples import Sample
+from insitu.time_account import (
+    ACTIVITIES,
+    CALLBACKS,
+    COMPILE,
+    DATA,
+    EXCHANGE,
+    GRADIENT,
+    IMPORT,
+    RECOVERY,
+    SCRIPT,
+    UPDATE,
+    WAIT,
+    activity_of,
+)
+
+QUEUEING = "queueing"
+REDONE = "redone"
+IDLE = "idle"
+JOB_ACTIVITIES = (QUEUEING, *ACTIVITIES, REDONE, IDLE)
+"""What a second of a job can be spent on: until tasks start; what a task can be doing; steps that were done
+before, by processes whose work was lost; a task that doesn't run while the job does."""
+PRODUCTIVE = (GRADIENT, UPDATE)
+"""What trains the model."""
+_MOST_SEGMENTS = 200
+_LEAST = 1e-9
+"""Seconds that nothing can be said of."""
+_OF_STEPS = (COMPILE, DATA, GRADIENT, EXCHANGE, WAIT, UPDATE, CALLBACKS)
+"""What steps are made of: where they were done before, that was in vain."""
+
+Seconds = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process of a task, as the journal knows it. Times are in seconds since 1970."""
+
+    #: When it was launched.
+    launched: float
+    #: When it ended; None while it runs.
+    ended: float | None = None
+    #: Its exit code; None while it runs, and where that isn't known.
+    code: int | None = None
+    #: The task's incarnation; None while it runs.
+    incarnation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What a task did from one time to another. Times are in seconds since the job was created."""
+
+    #: When it begins.
+    start: float
+    #: When it ends.
+    end: float
+    #: Seconds by activity, which add up to its length.
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAccount:
+    """The account of one task."""
+
+    #: Its name.
+    task: str
+    #: One behind the other, over the whole time of the job.
+    segments: Sequence[Segment]
+
+    @property
+    def seconds(self) -> Seconds:
+        """The seconds by activity, which add up to the time of the job."""
+        return _add_up(segment.seconds for segment in self.segments)
+
+
+def find_lives(entries: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str, list[Life]]:
+    """Return the processes of each task, in order, from the entries of a journal: (time, event)."""
+    lives: dict[str, list[Life]] = {}
+    for at, event in entries:
+        match event.get("event"):
+            case "Launched":
+                for task, _ in event["processes"]:
+                    own = lives.setdefault(task, [])
+                    # A controller that takes over repeats what the one before had launched.
+                    if not own or own[-1].ended is not None:
+                        own.append(Life(at))
+            case "TaskExited":
+                own = lives.get(event["task"], [])
+                if own and own[-1].ended is None:
+                    own[-1] = Life(own[-1].launched, at, event["code"], event.get("attempt"))
+            case "ControllerLost":
+                for own in lives.values():
+                    if own[-1].ended is None:
+                        own[-1] = Life(own[-1].launched, at)
+    return lives
+
+
+def find_resumes(entries: Iterable[tuple[float, Mapping[str, Any]]]) -> list[float]:
+    """Return when a user had a job go on that had ended, from the entries of its journal."""
+    return [at for at, event in entries if event.get("event") == "Resumed"]
+
+
+def account_for_tasks(
+    created: float,
+    until: float,
+    lives: Mapping[str, Sequence[Life]],
+    samples: Mapping[str, Sequence[Sample]],
+    resumes: Sequence[float] = (),
+) -> list[TaskAccount]:
+    """Return the account of each task in `samples` from `created` to `until`, in seconds since 1970."""
+    started = min((own[0].launched for own in lives.values() if own), default=until)
+    done = [
+        (each.at, (each.call, each.updates))
+        for own in samples.values()
+        for each in own
+        if each.updates is not None
+    ]
+    accounts = []
+    for task, own in samples.items():
+        pieces = list(_cover(created, until, started, lives.get(task, ()), own, done, resumes))
+        segments = [Segment(a - created, b - created, seconds) for a, b, seconds in pieces if b > a]
+        accounts.append(TaskAccount(task, _merge(segments, _MOST_SEGMENTS)))
+    return accounts
+
+
+CallUpdates = tuple[int, int]
+"""The number of a call of `fit`, and the updates of its model."""
+Piece = tuple[float, float, Seconds]
+"""From when to when, and the seconds by activity."""
+
+
+def _cover(
+    created: float,
+    until: float,
+    started: float,
+    lives: Sequence[Life],
+    samples: Sequence[Sample],
+    done: Sequence[tuple[float, CallUpdates]],
+    resumes: Sequence[float],
+) -> Iterable[Piece]:
+    """Yield what a task did, one piece behind the other, from `created` to `until`."""
+    at = created
+    closed = max((life.incarnation for life in lives if life.incarnation is not None), default=0)
+    for index, life in enumerate(lives):
+        begin = min(max(life.launched, at), until)
+        if index == 0:
+            queued = min(max(started, at), begin)
+            yield at, queued, {QUEUEING: queued - at}
+            yield queued, begin, {IDLE: begin - queued}
+        else:
+            # Until a user had the job go on, nobody wanted it to.
+            resumed = max((each for each in resumes if at <= each <= begin), default=at)
+            yield at, resumed, {IDLE: resumed - at}
+            yield resumed, begin, {RECOVERY: begin - resumed}
+        end = until if life.ended is None else min(max(life.ended, begin), until)
+        own = [
+            each
+            for each in samples
+            if (each.attempt == life.incarnation if life.incarnation is not None else each.attempt > closed)
+        ]
+        best = max((reached for seen, reached in done if seen <= life.launched), default=None)
+        later = index + 1 < len(lives)
+        yield from _cover_life(
+            life, begin, end, own, best if index else None, is_first=index == 0, later=later
+        )
+        at = end
+    rest = IDLE if lives else QUEUEING
+    yield at, until, {rest: until - at}
+
+
+def _cover_life(
+    life: Life,
+    begin: float,
+    end: float,
+    samples: Sequence[Sample],
+    best: CallUpdates | None,
+    *,
+    is_first: bool,
+    later: bool,
+) -> Iterable[Piece]:
+    """Yield what one process did. Steps up to `best` had been done before it began."""
+    at = begin
+    before: Sample | None = None
+    for sample in samples:
+        stop = min(max(sample.at, at), end)
+        known = before.seconds if before is not None else {}
+        seconds = {name: max(0.0, value - known.get(name, 0.0)) for name, value in sample.seconds.items()}
+        fitted = _fit(seconds, stop - at, IMPORT if before is None else None)
+        if not is_first and (before is None or not before.steps):
+            # What a process does until its first step is the price of the one before it having been lost.
+            fitted = {RECOVERY: stop - at}
+        elif best is not None and before is not None:
+            fitted = _mark_redone(fitted, _share_redone(before, sample, best))
+        yield at, stop, fitted
+        at, before = stop, sample
+    if before is None:
+        tail = IMPORT if is_first else RECOVERY
+    elif life.ended is None:
+        tail = activity_of(before.place)
+    else:
+        tail = RECOVERY if life.code and later else SCRIPT
+    yield at, end, {tail: end - at}
+
+
+def _fit(seconds: Seconds, span: float, filler: str | None) -> Seconds:
+    """Return `seconds` so that they add up to `span`. What lacks is the filler's, or all activities'."""
+    total = sum(seconds.values())
+    if filler is not None and total < span:
+        return {**seconds, filler: seconds.get(filler, 0.0) + span - total}
+    if total < _LEAST:
+        return {SCRIPT: span}
+    return {name: value * (span / total) for name, value in seconds.items()}
+
+
+def _share_redone(before: Sample, after: Sample, best: CallUpdates) -> float:
+    """Return the share of the steps between two samples that were done before, up to `best`."""
+    if (
+        before.updates is None
+        or after.updates is None
+        or (after.call, after.updates) <= (before.call, before.updates)
+    ):
+        return 0.0
+    if after.call != best[0]:
+        return float(after.call < best[0])
+    first = before.updates if before.call == after.call else 0
+    return min(1.0, max(0.0, (best[1] - first) / max(1, after.updates - first)))
+
+
+def _mark_redone(seconds: Seconds, share: float) -> Seconds:
+    """Return `seconds` with a share of the steps as done in vain before."""
+    if not share:
+        return seconds
+    moved = sum(seconds.get(name, 0.0) for name in _OF_STEPS) * share
+    kept = {name: value * (1 - share) if name in _OF_STEPS else value for name, value in seconds.items()}
+    return {**kept, REDONE: moved}
+
+
+def _merge(segments: Sequence[Segment], most: int) -> list[Segment]:
+    """Return at most `most` segments, in which neighbours are added up."""
+    size = -(-len(segments) // most) or 1
+    groups = [segments[start : start + size] for start in range(0, len(segments), size)]
+    return [Segment(own[0].start, own[-1].end, _add_up(each.seconds for each in own)) for own in groups]
+
+
+def _add_up(many: Iterable[Mapping[str, float]]) -> Seconds:
+    total = dict.fromkeys(JOB_ACTIVITIES, 0.0)
+    for seconds in many:
+        for name, value in seconds.items():
+            total[name] += value
+    return {name: value for name, value in total.items() if value}
+
+
+def average(accounts: Sequence[TaskAccount]) -> Seconds:
+    """Return the mean over tasks of the seconds by activity, which adds up to the time of the job."""
+    total = _add_up(account.seconds for account in accounts)
+    return {name: value / len(accounts) for name, value in total.items()}
+
+
+def validate(account: TaskAccount, wall: float) -> None:
+    """Raise ValueError where an account has gaps, or doesn't add up to the `wall` time of the job."""
+    segments = account.segments
+    rules = {
+        "segments follow each other": all(a.end == b.start for a, b in pairwise(segments)),
+        "segments cover the job": not segments
+        or (segments[0].start == 0.0 and abs(segments[-1].end - wall) <= 1e-6 * max(1.0, wall)),
+        "no activity has less than no time": all(v >= 0 for s in segments for v in s.seconds.values()),
+        "seconds add up": abs(sum(account.seconds.values()) - wall) <= 0.01 * wall + 1e-6,
+    }
+    broken = [rule for rule, holds in rules.items() if not holds]
+    if broken:
+        raise ValueError(f"{'; '.join(broken)}: {account}")

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from insitu.cluster.agents import folder_copies
+from insitu.cluster.agents.job_code_copy import JobFilesCopy, read_job_files
+from insitu.errors import ClusterError
+from insitu.paths import JobPaths
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobPaths:
+    made = JobPaths(tmp_path / "here")
+    (made.code / "parts").mkdir(parents=True)
+    (made.code / "train.py").write_text("print(1)\n" * 1000)
+    (made.code / "parts" / "run.sh").write_text("#!/bin/sh\n")
+    (made.code / "parts" / "run.sh").chmod(0o755)
+    made.secret.write_bytes(os.urandom(32))
+    made.shard_maps.mkdir()
+    made.shard_map("data/train").write_text('{"cache": "data/train"}')
+    return made
+
+
+def test_a_host_gets_code_secret_and_shards(
+    job: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("insitu.cluster.agents.job_code_copy.PART_BYTES", 1000)
+    assert folder_copies.PART_BYTES > 1000
+    there = JobPaths(tmp_path / "there")
+    there.root.mkdir()
+    there.code.mkdir()
+    (there.code / "old.py").write_text("")
+    copy = JobFilesCopy(there)
+    messages = list(read_job_files(job))
+    assert len(messages) > 5
+    for message in messages:
+        copy.take(message)
+    found = {str(p.relative_to(there.code)): p.read_bytes() for p in there.code.rglob("*") if p.is_file()}
+    assert found == {"train.py": b"print(1)\n" * 1000, "parts/run.sh": b"#!/bin/sh\n"}
+    assert os.access(there.code / "parts" / "run.sh", os.X_OK)
+    assert there.secret.read_bytes() == job.secret.read_bytes()
+    assert stat.S_IMODE(there.secret.stat().st_mode) == 0o600
+    assert there.shard_map("data/train").read_text() == '{"cache": "data/train"}'
+    copy.take({"do": "refused", "cache": "data/test", "text": "no room"})
+    assert there.refused_shards("data/test").read_text() == "no room"
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="can't be unpacked"):
+        JobFilesCopy(JobPaths(tmp_path)).take({"do": "code", "part": "AAAA", "last": True})
