@@ -28,7 +28,8 @@ if TYPE_CHECKING:
         has_strategy,
         in_cross_replica_context,
     )
-    from insitu.train.evaluation import SidecarEvaluator
+    from insitu.train.evaluation import SidecarEvaluator, TensorBoard
+    from insitu.train.fit import StepLog
     from insitu.train.strategies import (
         CentralStorageStrategy,
         HierarchicalCopyAllReduce,
@@ -63,7 +64,8 @@ __getattr__, __dir__ = lazy_door(
             "has_strategy",
             "in_cross_replica_context",
         ),
-        "evaluation": ("SidecarEvaluator",),
+        "evaluation": ("SidecarEvaluator", "TensorBoard"),
+        "fit": ("StepLog",),
         "strategies": (
             "CentralStorageStrategy",
             "HierarchicalCopyAllReduce",
@@ -104,8 +106,10 @@ __all__ = [
     "ReplicaContext",
     "RunOptions",
     "SidecarEvaluator",
+    "StepLog",
     "Strategy",
     "TPUStrategy",
+    "TensorBoard",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

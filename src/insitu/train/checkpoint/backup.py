@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
+from insitu.time_account import ACCOUNT, CHECKPOINT
 from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter, wait_for_writers
 from insitu.train.checkpoint.memory_store import broadcast_newest, checkpoint_key, memory_store
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
@@ -46,6 +47,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     restores_training = True
     """Read by `fit`: other callbacks begin after this one."""
 
+    fit: int | None = None
+    """Number of the series of checkpoints; None: that of the fit in its script."""
+
     def __init__(
         self, directory: str | Path | None = None, *, save_freq: str | int = "epoch", keep: int = 2
     ) -> None:
@@ -71,12 +75,14 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         # Another job may go on from a directory that the user gives.
         key = None if self._directory else checkpoint_key(context)
-        store = CheckpointStore(directory, trainer.fit_index, self._keep, key)
-        memory = memory_store(context, trainer.fit_index)
+        fit = trainer.fit_index if self.fit is None else self.fit
+        store = CheckpointStore(directory, fit, self._keep, key)
+        memory = memory_store(context, fit)
         for place in (store, memory):
             if place is not None:
                 wait_for_writers(place)
-        self._restore(trainer, store, memory)
+        with trainer.membership.reporter.sampler.hold(CHECKPOINT):
+            self._restore(trainer, store, memory)
         trainer.strategy.expect_saves()
         self._writer = AsyncCheckpointWriter(store)
         self._memory_writer = AsyncCheckpointWriter(memory) if memory is not None else None
@@ -95,9 +101,10 @@ class BackupAndRestore(keras.callbacks.Callback):
                 # Stopped early: a restarted script must not train on.
                 self._save_at(epochs, 0)
             writers, self._writer, self._memory_writer = (self._writer, self._memory_writer), None, None
-            for writer in writers:
-                if writer is not None:
-                    writer.finish()
+            with ACCOUNT.hold(CHECKPOINT):
+                for writer in writers:
+                    if writer is not None:
+                        writer.finish()
 
     def _trainer(self) -> KerasTrainer:
         trainer = trainer_of(self.model)
@@ -126,8 +133,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         if trainer.strategy.save_elsewhere():
             return
-        extras = {**trainer.loop.checkpoint_extras(), "final": epoch >= self.params["epochs"]}
-        writer.submit(Checkpoint(epoch, step, views(trainer.state), extras))
+        with ACCOUNT.hold(CHECKPOINT):
+            extras = {**trainer.loop.checkpoint_extras(), "final": epoch >= self.params["epochs"]}
+            writer.submit(Checkpoint(epoch, step, views(trainer.state), extras))
 
     def _restore(self, trainer: KerasTrainer, store: CheckpointStore, memory: CheckpointStore | None) -> None:
         """Load the newest state that any task holds. The first task reads the disk, which others may not see,

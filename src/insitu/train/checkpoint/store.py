@@ -172,6 +172,10 @@ class CheckpointStore:
         found = (_NAME.fullmatch(name) for name in self._folder.names())
         return [(int(match[1]), int(match[2])) for match in found if match]
 
+    def path_of(self, position: tuple[int, int]) -> str:
+        """Return the path of the checkpoint of an (epoch, step), for messages and to name it."""
+        return self._folder.path(_name(position))
+
     def load(self, position: tuple[int, int]) -> Checkpoint | None:
         """Return the checkpoint of an (epoch, step), or None where it isn't there any more, or isn't whole,
         which a warning says. May be called while another process writes. Raises CheckpointError for one that

@@ -75,6 +75,10 @@ class LoopReplica(CompiledGradientMixin, TensorFlowReplica):
         self.outputs[self._shard] = list(results[own:])
         return list(results[:own])
 
+    def watch_weights(self, variables: Any) -> bool:
+        """Watch nothing: what the compiled function returns beside the gradient are the step's outputs."""
+        return False
+
     def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
         results = super()._trace_gradient(shard, *leaves)
         return [*results, *map(tf.identity, self._model.outputs)]

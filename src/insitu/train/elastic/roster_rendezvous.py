@@ -100,6 +100,7 @@ class RosterRendezvous:
             _groups.add(group)
             atexit.register(_leave, weakref.ref(group), self._reporter)
             self._reporter.set_generation(group.generation)
+            self._reporter.sampler.watch(group)
             self._reporter.report_place(place)
             return group
 

@@ -5,13 +5,23 @@ Begin reading with `training.py`.
 
 from __future__ import annotations
 
+from insitu.train.estimator.canned import (
+    DNNClassifier,
+    DNNLinearCombinedClassifier,
+    DNNLinearCombinedRegressor,
+    DNNRegressor,
+    LinearClassifier,
+    LinearRegressor,
+)
 from insitu.train.estimator.early_stopping import (
     stop_if_higher_hook,
     stop_if_lower_hook,
     stop_if_no_decrease_hook,
     stop_if_no_increase_hook,
 )
+from insitu.train.estimator.estimator import Estimator, WarmStartSettings
 from insitu.train.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
+from insitu.train.estimator.from_keras import model_to_estimator
 from insitu.train.estimator.hooks import (
     LoggingTensorHook,
     NanLossDuringTrainingError,
@@ -23,16 +33,26 @@ from insitu.train.estimator.hooks import (
     StepCounterHook,
     StopAtStepHook,
 )
+from insitu.train.estimator.model_function import EstimatorSpec, ModeKeys, TrainOp
 from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec
 from insitu.train.estimator.training import train_and_evaluate
 
 __all__ = [
     "BestExporter",
+    "DNNClassifier",
+    "DNNLinearCombinedClassifier",
+    "DNNLinearCombinedRegressor",
+    "DNNRegressor",
+    "Estimator",
+    "EstimatorSpec",
     "EvalSpec",
     "Exporter",
     "FinalExporter",
     "LatestExporter",
+    "LinearClassifier",
+    "LinearRegressor",
     "LoggingTensorHook",
+    "ModeKeys",
     "NanLossDuringTrainingError",
     "NanTensorHook",
     "RunConfig",
@@ -42,7 +62,10 @@ __all__ = [
     "SessionRunValues",
     "StepCounterHook",
     "StopAtStepHook",
+    "TrainOp",
     "TrainSpec",
+    "WarmStartSettings",
+    "model_to_estimator",
     "stop_if_higher_hook",
     "stop_if_lower_hook",
     "stop_if_no_decrease_hook",

@@ -61,6 +61,8 @@ class Publisher:
         if not self.exporters or self._folder is None:
             return
         example = find_inputs(self._input_fn())
+        # Of an estimator, what predicts.
+        model = getattr(model, "served_model", model)
         for exporter in self.exporters:
             try:
                 path = exporter.export(model, self._folder, step, scores, example, is_final=is_final)
@@ -148,18 +150,7 @@ class InTurnEvaluator(keras.callbacks.Callback):
         """Return the scores of `model` as it is. Collective."""
         began = time.monotonic()
         self._pace.begin()
-        data = self._spec.input_fn()
-        parts = data if isinstance(data, tuple) else (data,)
-        with expect_ends():
-            found = model.evaluate(
-                **dict(zip(("x", "y", "sample_weight"), parts, strict=False)),
-                batch_size=BATCH_SIZE if isinstance(data, tuple) else None,
-                steps=count_steps(data, self._spec.steps),
-                callbacks=list(self._spec.hooks),
-                verbose=0,
-                return_dict=True,
-            )
-        scores = {name: float(value) for name, value in found.items()}
+        scores = evaluate_model(model, self._spec)
         if self._context.is_chief:
             step = read_global_step(model)
             self._note(step, scores, time.monotonic() - began)
@@ -176,6 +167,22 @@ class InTurnEvaluator(keras.callbacks.Callback):
             append_evaluation(job.evaluations, evaluation)
         sys.stdout.write(f"[insitu] evaluation of {evaluation.describe()}\n")
         sys.stdout.flush()
+
+
+def evaluate_model(model: Any, spec: EvalSpec) -> dict[str, float]:
+    """Return the scores of `model` as it is. Collective."""
+    data = spec.input_fn()
+    parts = data if isinstance(data, tuple) else (data,)
+    with expect_ends():
+        found = model.evaluate(
+            **dict(zip(("x", "y", "sample_weight"), parts, strict=False)),
+            batch_size=BATCH_SIZE if isinstance(data, tuple) else None,
+            steps=count_steps(data, spec.steps),
+            callbacks=list(spec.hooks),
+            verbose=0,
+            return_dict=True,
+        )
+    return {name: float(value) for name, value in found.items()}
 
 
 def count_steps(data: Any, steps: int | None) -> int | None:

@@ -22,6 +22,8 @@ class RunConfig:
     save_checkpoints_steps: int = 1000
     #: Checkpoints to keep.
     keep_checkpoint_max: int = 5
+    #: For an Estimator: the strategy that its model is made under; None: a MultiWorkerMirroredStrategy.
+    train_distribute: Any = None
 
     def __post_init__(self) -> None:
         for name in ("save_checkpoints_steps", "keep_checkpoint_max"):
@@ -42,7 +44,7 @@ class TrainSpec:
     hooks: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
-        _check_input("TrainSpec", self.input_fn)
+        check_input("TrainSpec", self.input_fn)
         if self.max_steps is not None:
             _check_positive("TrainSpec", "max_steps", self.max_steps)
 
@@ -65,7 +67,7 @@ class EvalSpec:
     throttle_secs: float = 600
 
     def __post_init__(self) -> None:
-        _check_input("EvalSpec", self.input_fn)
+        check_input("EvalSpec", self.input_fn)
         if self.steps is not None:
             _check_positive("EvalSpec", "steps", self.steps)
         for name in ("start_delay_secs", "throttle_secs"):
@@ -80,7 +82,8 @@ class EvalSpec:
         return tuple(given) if isinstance(given, (list, tuple)) else (given,) if given else ()
 
 
-def _check_input(owner: str, input_fn: Any) -> None:
+def check_input(owner: str, input_fn: Any) -> None:
+    """Raise InputError for an input_fn of `owner` that isn't a function."""
     if not callable(input_fn):
         raise InputError(
             f"{owner}.input_fn must be a function that returns the data. Received: "

@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,17 @@ Scores = dict[str, float]
 
 
 def train_and_evaluate(
-    model: Any, train_spec: TrainSpec, eval_spec: EvalSpec, *, config: RunConfig | None = None
+    estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec, *, config: RunConfig | None = None
 ) -> tuple[Scores | None, list[Path]]:
-    """Train `model` for `max_steps` updates, counted over all workers, and evaluate it meanwhile.
+    """Train a model for `max_steps` updates, counted over all workers, and evaluate it meanwhile.
 
     Call it in each task of a job, with the same arguments. With `insitu start --evaluator` the evaluator task
     scores the checkpoints beside the training. Otherwise all workers evaluate in turn: behind a checkpoint,
     where `start_delay_secs` and `throttle_secs` have passed, and at the end. The training ends at `max_steps`
     alone: data that ends is read again. It goes on from the last checkpoint in `model_dir`.
 
-    `model` is a Keras model that was compiled in a strategy's scope. `config` says where and how often to
-    save.
+    `estimator` is an Estimator, or a Keras model that was compiled in a strategy's scope. For a model,
+    `config` says where and how often to save; an estimator has its own.
 
     Returns the scores of the last evaluation, and the files that exporters have published, in the task that
     evaluates or, in turn, in the chief; (None, []) elsewhere.
@@ -51,9 +52,20 @@ def train_and_evaluate(
             with steps_per_execution, or data that can be read once.
         NanLossDuringTrainingError: from a NanTensorHook.
     """
-    config, context = config or RunConfig(), read_context()
-    trainer = _check_model(model)
-    directory = _choose_directory(config, context)
+    context, checkpoints = read_context(), BackupAndRestore
+    model = estimator
+    if hasattr(estimator, "make_trained"):
+        if config is not None:
+            raise TrainingError(
+                "An estimator has its config. Received: another in train_and_evaluate. Pass it to the "
+                "estimator."
+            )
+        model, train_spec, eval_spec, config = estimator.make_trained(train_spec, eval_spec)
+        checkpoints = EstimatorCheckpoints
+    config = config or RunConfig()
+    trainer = check_trained(model)
+    directory = choose_directory(config, context)
+    config = replace(config, model_dir=directory)
     publisher = Publisher(eval_spec, _find_export_folder(directory, context))
     if context.role == "evaluator":
         evaluator = SpecEvaluator(model, eval_spec, directory, publisher)
@@ -61,11 +73,17 @@ def train_and_evaluate(
         scores = dict(evaluator.evaluations[-1].metrics) if evaluator.evaluations else None
         return scores, publisher.published
     in_turn = None if _has_evaluator(context) else InTurnEvaluator(eval_spec, publisher, context)
-    _train(trainer, train_spec, config, directory, in_turn)
+    train(trainer, train_spec, config, in_turn, checkpoints)
     if in_turn is None:
         return None, []
     scores = in_turn.evaluate(model, is_final=True)
     return (scores, publisher.published) if context.is_chief else (None, [])
+
+
+class EstimatorCheckpoints(BackupAndRestore):
+    """Keeps all trainings of an estimator in one series of checkpoints."""
+
+    fit = 0
 
 
 class _MaxStepsReached(Exception):
@@ -84,13 +102,16 @@ class _StopAtMaxSteps(StopAtStepHook):
             raise _MaxStepsReached
 
 
-def _train(
+def train(
     trainer: KerasTrainer,
     spec: TrainSpec,
     config: RunConfig,
-    directory: str | Path | None,
     in_turn: InTurnEvaluator | None,
+    checkpoints: type[BackupAndRestore],
 ) -> None:
+    """Train until `spec.max_steps`, with checkpoints in `config.model_dir` and evaluations by `in_turn`.
+    Raises TrainingError for data that can be read once."""
+    directory = config.model_dir
     model, max_steps = trainer.model, spec.max_steps
     if max_steps is not None and read_global_step(model) >= max_steps:
         _LOG.warning("The model has had %d updates: max_steps is reached already", read_global_step(model))
@@ -106,7 +127,7 @@ def _train(
         if isinstance(hook, StopIfHook):
             hook.watch(lambda: _read_evaluations(in_turn))
     stop = () if max_steps is None else (_StopAtMaxSteps(max_steps),)
-    backup = BackupAndRestore(directory, keep=config.keep_checkpoint_max)
+    backup = checkpoints(directory, keep=config.keep_checkpoint_max)
     try:
         # The next epoch, up to the next checkpoint, reads them again.
         with expect_ends():
@@ -132,7 +153,8 @@ def _read_evaluations(in_turn: InTurnEvaluator | None) -> list[Evaluation]:
     return in_turn.found if in_turn is not None else []
 
 
-def _check_model(model: Any) -> KerasTrainer:
+def check_trained(model: Any) -> KerasTrainer:
+    """Return the trainer of a model. Raises TrainingError for one that can't be trained by steps."""
     trainer = trainer_of(model)
     if trainer is None:
         raise TrainingError(
@@ -154,7 +176,7 @@ def _check_model(model: Any) -> KerasTrainer:
     return trainer
 
 
-def _choose_directory(config: RunConfig, context: Context) -> str | Path | None:
+def choose_directory(config: RunConfig, context: Context) -> str | Path | None:
     """Return the folder for checkpoints; None for that of the job."""
     if config.model_dir is not None or context.job is not None:
         return config.model_dir

@@ -113,6 +113,23 @@ def _read_iterations(checkpoint: Checkpoint) -> int | None:
     return int(value) if value is not None and value.ndim == 0 and value.dtype.kind in "iu" else None
 
 
+def find_checkpoints(directory: str | Path, key: bytes | None) -> list[tuple[str, Candidate]]:
+    """Return (path, checkpoint) of those of insitu.BackupAndRestore in a folder, oldest first."""
+    if not os.fspath(directory):
+        return []
+    found = []
+    for candidate in BackupCheckpoints(directory, key, None).find():
+        store = CheckpointStore(directory, candidate.fit or 0, key=key)
+        found.append((store.path_of(candidate.position or (0, 0)), candidate))
+    return found
+
+
+def load_checkpoint(directory: str | Path, key: bytes | None, candidate: Candidate, model: Any) -> bool:
+    """Give `model` the weights of a checkpoint of insitu.BackupAndRestore, and its count of updates. Returns
+    False, with the model unchanged, where it is gone or isn't whole."""
+    return BackupCheckpoints(directory, key, None).load(candidate, model) is not None
+
+
 class FileCheckpoints:
     """The .keras files of Keras' ModelCheckpoint. Of one that isn't whole, its end or a checksum is wrong."""
 
@@ -152,7 +169,8 @@ class FileCheckpoints:
                     f"A checkpoint must be of the model that is scored. Received: {path}, which "
                     f"doesn't fit {model.name!r}: {error}. Build the model that was saved."
                 ) from error
-        iterations = None if optimizer is None else int(to_numpy(optimizer.iterations))
+        # Where parameter servers do the updates, the model that was saved has counted none.
+        iterations = None if optimizer is None else int(to_numpy(optimizer.iterations)) or None
         return Loaded(iterations, is_final=False)
 
 

@@ -1,4 +1,4 @@
-"""Write scalars to event files, as TensorBoard reads them, without TensorFlow.
+"""Write scalars, histograms and graphs to event files, as TensorBoard reads them, without TensorFlow.
 
 An event file is a sequence of records: length (uint64), CRC of it, bytes, CRC of those. The bytes are a
 message `Event` of protocol buffers.
@@ -10,23 +10,29 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-_POLYNOMIAL = 0x82F63B78
-"""Of CRC-32C, its bits reversed."""
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+_BUCKETS = 30
+"""Of a histogram."""
+_SESSION_START = 1
 
 
-def _make_table() -> tuple[int, ...]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
-        table.append(value)
-    return tuple(table)
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One node of the graph that TensorBoard draws."""
 
-
-_TABLE = _make_table()
+    #: Its name; a slash puts it into a group.
+    name: str
+    #: What it does.
+    operation: str
+    #: The names of the nodes that it takes.
+    inputs: Sequence[str] = ()
 
 
 class EventFile:
@@ -47,6 +53,30 @@ class EventFile:
         )
         self._append(_double(1, time.time()) + _varint(2, step) + _bytes(5, summary))
 
+    def write_histograms(self, step: int, arrays: Mapping[str, NDArray[np.floating]]) -> None:
+        """Append one event with a histogram of each array, by tag. What isn't finite isn't counted."""
+        summary = b"".join(
+            _bytes(1, _text(1, tag) + _bytes(5, _encode_histogram(values))) for tag, values in arrays.items()
+        )
+        self._append(_double(1, time.time()) + _varint(2, step) + _bytes(5, summary))
+
+    def write_graph(self, nodes: Sequence[GraphNode]) -> None:
+        """Append a graph."""
+        graph = b"".join(
+            _bytes(
+                1,
+                _text(1, node.name)
+                + _text(2, node.operation)
+                + b"".join(_text(3, name) for name in node.inputs),
+            )
+            for node in nodes
+        )
+        self._append(_double(1, time.time()) + _bytes(4, graph))
+
+    def begin_at(self, step: int) -> None:
+        """Append that a training goes on at `step`: readers forget what other files have of later steps."""
+        self._append(_double(1, time.time()) + _varint(2, step) + _bytes(7, _varint(1, _SESSION_START)))
+
     def _append(self, event: bytes) -> None:
         length = struct.pack("<Q", len(event))
         with self.path.open("ab") as file:
@@ -55,10 +85,22 @@ class EventFile:
 
 def compute_crc(data: bytes) -> int:
     """Return the CRC-32C of `data`."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
+    return int(google_crc32c.value(data))
+
+
+def _encode_histogram(array: NDArray[np.floating]) -> bytes:
+    """Return the message `HistogramProto` of an array."""
+    values = np.asarray(array, np.float64).ravel()
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return b""
+    counts, edges = np.histogram(values, bins=_BUCKETS)
+    sums = (values.min(), values.max(), values.size, values.sum(), np.square(values).sum())
+    return (
+        b"".join(_double(field, float(value)) for field, value in enumerate(sums, 1))
+        + _bytes(6, np.asarray(edges[1:], "<f8").tobytes())
+        + _bytes(7, np.asarray(counts, "<f8").tobytes())
+    )
 
 
 def _checksum(data: bytes) -> bytes:

@@ -5,5 +5,6 @@ Begin reading with `feature_column.py`, which has the names that users see.
 """
 
 from insitu.train.features import feature_column
+from insitu.train.features.categorical import CategoricalColumn
 
-__all__ = ["feature_column"]
+__all__ = ["CategoricalColumn", "feature_column"]

@@ -12,6 +12,7 @@ from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.keras_patch import dispatch_methods
 from insitu.train.fit.makers import note_maker
 from insitu.train.fit.sources import is_never_sharded, make_feed
+from insitu.train.fit.step_log import StepLog
 from insitu.train.fit.trainer import KerasTrainer, trainer_of
 from insitu.train.fit.two_phase import TwoPhaseStep
 
@@ -22,6 +23,7 @@ __all__ = [
     "FitStrategy",
     "KerasTrainer",
     "StepExecutor",
+    "StepLog",
     "TwoPhaseStep",
     "check_same_data",
     "dispatch_methods",

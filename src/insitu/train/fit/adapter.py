@@ -13,6 +13,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from insitu.errors import InputError
 from insitu.grid import Dataset
+from insitu.time_account import ACCOUNT, CALLBACKS, DATA
 from insitu.train.fit.feed import Feed, StepReader, weigh_classes
 from insitu.train.replica import SKIPPED, StepBatch
 
@@ -160,7 +161,12 @@ class FeedAdapter(_UnevenBatches):
         place = self.data_position(epoch, index)
         for _ in range(index):
             yield SKIPPED
-        yield from read(*place)
+        ACCOUNT.enter(DATA)
+        for step in read(*place):
+            ACCOUNT.enter(CALLBACKS)
+            yield step
+            ACCOUNT.enter(DATA)
+        ACCOUNT.enter(CALLBACKS)
 
     def steps(self, epoch: int, index: int) -> Iterator[StepBatch]:
         """Yield the steps of an epoch of the data from `index` on, in an iteration of their own."""

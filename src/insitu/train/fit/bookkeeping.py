@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from insitu.errors import StorageFull
 from insitu.grid import ShardLedger
+from insitu.paths import JobPaths
+from insitu.time_account import EVALUATION
 from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.replica import StepBatch
@@ -35,17 +39,28 @@ class Bookkeeper:
         #: When to try again to write them, by the monotonic clock in seconds; 0 where there was room.
         self._retry_at = 0.0
 
-    def begin(self, adapter: FeedAdapter) -> None:
-        """Begin a fit over the adapter's feed."""
+    def begin(
+        self,
+        adapter: FeedAdapter,
+        read_updates: Callable[[LoopPosition], int | None] = lambda position: None,
+    ) -> None:
+        """Begin a fit over the adapter's feed. `read_updates` returns the updates of its model, if known."""
         context = self._membership.context
         self._ledgers = {}
         self._adapter = adapter
         cache = adapter.feed.cache
         self._keeps_ledger = context.job is not None and cache is not None and cache == context.cache
-        self.reporter.open()
+        self.reporter.begin_training(read_updates)
 
-    def record(self, step: StepBatch, left_out: Collection[int] = ()) -> None:
-        """Record that the rows of `step` have entered the model, but for those of the shards `left_out`."""
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Count the time while open as evaluation."""
+        return self.reporter.sampler.hold(EVALUATION)
+
+    def record(
+        self, step: StepBatch, left_out: Collection[int] = (), logs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record that the rows of `step` have entered the model, but for those of the shards `left_out`.
+        `logs` are the step's."""
         if self._retry_at and time.monotonic() >= self._retry_at:
             self._publish_waiting(at_once=False)
         replicas = self._membership.context.replicas_per_shard
@@ -60,6 +75,7 @@ class Bookkeeper:
                 if step.last or part.shard in left_out:
                     # At once: the task that runs the shard next can't find out by itself what was left out.
                     self._publish(ledger, at_once=part.shard in left_out)
+        self.reporter.count_step(logs or {})
 
     def _ledger(self, epoch: int, shard: int) -> ShardLedger:
         ledger = self._ledgers.get(shard)
@@ -105,7 +121,26 @@ class Bookkeeper:
             if stop == 0 and data_epoch > 0:
                 # Who ran the shard may have been lost between the epoch's last step and its publication.
                 self._make_up(shard, data_epoch - 1, whole)
+            for epoch in self._find_lost(shard, data_epoch):
+                self._make_up(shard, epoch, whole)
             self._make_up(shard, data_epoch, stop)
+
+    def _find_lost(self, shard: int, before: int) -> list[int]:
+        """Return the latest epochs whose ledger of a shard was lost with its host, before it was copied.
+
+        Another shard's ledger shows that the epoch was trained: a fit may begin at a later one.
+        """
+        context = self._membership.context
+        lost = []
+        for epoch in range(before - 1, -1, -1):
+            if context.job is None or (epoch, shard) in self._unpublished:
+                break
+            if _is_published(context.job, epoch, shard):
+                break
+            if not any(_is_published(context.job, epoch, other) for other in range(context.num_shards)):
+                break
+            lost.append(epoch)
+        return lost
 
     def _make_up(self, shard: int, epoch: int, stop: int) -> None:
         """Make up the ledger of a shard's first `stop` steps of a pass over the rows."""
@@ -141,3 +176,9 @@ class Bookkeeper:
         job = self._membership.context.job
         if ledger.counts or (job is not None and job.epoch_ledger(ledger.epoch, ledger.shard).exists()):
             self._publish(ledger)
+
+
+def _is_published(job: JobPaths, epoch: int, shard: int) -> bool:
+    """Return whether a shard's rows of an epoch are all in its published ledger."""
+    ledger = ShardLedger.published(job, epoch, shard)
+    return ledger is not None and ledger.complete

@@ -89,6 +89,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         self._listener = listener
         #: Events of batches at which some callback does something. Written at each epoch's beginning.
         self._heard = frozenset(_BATCH_EVENTS)
+        #: Callbacks that insitu itself tells of each step. Written by `__init__`.
+        self._step_listeners: list[Any] = []
         #: What to do once all callbacks have heard of the present event. Written by callbacks.
         self.due: list[Callable[[], None]] = []
         own = own_callbacks(given, is_chief)
@@ -100,6 +102,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
             model=model,
             **params,
         )
+        self._step_listeners = [callback for callback in own if hasattr(callback, "end_step")]
         #: Whether some callback restores weights from files that the chief alone reads.
         self._restores = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given)
         #: `model._initial_epoch` before this fit changed it, in a tuple; empty where it hasn't.
@@ -141,6 +144,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch >= self._state.first_step:
+            for listener in self._step_listeners:
+                listener.end_step(logs)
             if "on_train_batch_end" in self._heard:
                 super().on_train_batch_end(batch, logs)
             if self.due:
@@ -161,6 +166,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         if self._progbar is not None:
             self._progbar.seen = self._state.position.step
         super().on_epoch_end(epoch, logs)
+        self._state.report_epoch_logs(logs or {})
         self._listener.end_epoch()
         self._do_what_is_due()
 

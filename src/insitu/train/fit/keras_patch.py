@@ -73,7 +73,14 @@ def bind_arguments(
 
 @functools.cache
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
+    signature = inspect.signature(function)
+    names = [name for name, original in _originals.items() if original is function]
+    kinds = {parameter.kind for parameter in list(signature.parameters.values())[1:]}
+    if not names or not kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        return signature
+    # A library that logs calls has wrapped Keras' method as (*args, **kwargs): its base class has the names.
+    *_, declared = (vars(base)[names[0]] for base in keras.Model.__mro__ if names[0] in vars(base))
+    return inspect.signature(declared)
 
 
 def merge_kwargs(arguments: dict[str, Any]) -> dict[str, Any]:

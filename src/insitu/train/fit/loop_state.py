@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from insitu.train.elastic import EPOCH, TEST, LoopPosition
@@ -59,6 +60,18 @@ class LoopState:
         """The model's variables."""
         return read_state(self._model)
 
+    def count_updates(self, position: LoopPosition) -> int | None:
+        """Return how many updates the model has had at `position`, in all runs of the script; None where that
+        isn't known."""
+        optimizer = getattr(self._model, "optimizer", None)
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        count = int(to_numpy(optimizer.iterations)) if optimizer is not None else 0
+        if count:
+            return count
+        # Parameter servers count themselves; there each worker's position is that of all.
+        steps = self.data.steps_of_each_epoch if self.data is not None else None
+        return None if steps is None else position.epoch * steps + position.step
+
     def metrics(self) -> dict[str, Any]:
         """Return what the metrics' variables hold, by name."""
         state = self.model_state
@@ -93,9 +106,21 @@ class LoopState:
         """Begin a validation or an `evaluate`, in its middle where the others are there."""
         self.position = self.position.at_test(self.first_test)
 
+    @contextlib.contextmanager
+    def testing(self) -> Iterator[None]:
+        """Do a validation or an `evaluate` while open."""
+        self.begin_tests()
+        with self._bookkeeper.evaluating():
+            yield
+        self.metrics_before_tests = {}
+
     def end_steps(self) -> None:
         """Come to the end of the epoch: its steps and tests are done."""
         self.position = self.position.at_epoch_end()
+
+    def report_epoch_logs(self, logs: Mapping[str, Any]) -> None:
+        """Report the logs of the epoch's end, with those of its validation."""
+        self._bookkeeper.reporter.sampler.end_epoch(logs)
 
     def end_epoch(self) -> None:
         """Leave the epoch: all is done that belongs to it."""

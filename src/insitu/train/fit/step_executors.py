@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from insitu.errors import TrainingError
+from insitu.time_account import ACCOUNT, COMPILE
 from insitu.train.devices import log_variables
 from insitu.train.fit.batch_shapes import check_batch_shape
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
@@ -53,10 +54,12 @@ class StepExecutors:
         if key not in self._made:
             check_batch_shape(self._model, self._strategy.membership.num_shards)
             self._strategy.before_build(self._model, example, part_rows)
-            with self.building(by_prepare=False), self._strategy.placement():
-                build(self._model, example)
-            first = not self._made
-            self._made[key] = self._strategy.make_step(self._model, example, first=first)
+            with self._strategy.membership.reporter.sampler.hold(COMPILE):
+                with self.building(by_prepare=False), self._strategy.placement():
+                    build(self._model, example)
+                first = not self._made
+                self._made[key] = self._strategy.make_step(self._model, example, first=first)
+            ACCOUNT.expect_compile()
             self.were_made = True
             self._made_with = self._trained_by()
             if not _are_same(self._made_with[:1], self._first_made_with[:1]):

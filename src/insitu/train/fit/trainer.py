@@ -181,7 +181,7 @@ class KerasTrainer:
         point = membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
             return self._recall_fit(given)
-        self.bookkeeper.begin(adapter)
+        self.bookkeeper.begin(adapter, loop.count_updates)
         epochs, steps = arguments["epochs"], steps_per_epoch or feed.num_steps
         start = self.strategy.begin_fit(self.model, self.fit_index, epochs, adapter.steps_of_each_epoch)
         if start != (0, 0):
@@ -274,7 +274,7 @@ class KerasTrainer:
                 break
             except RetryStep:
                 continue
-        self.bookkeeper.record(batch, self.strategy.left_out())
+        self.bookkeeper.record(batch, self.strategy.left_out(), logs)
         loop.position = position.next_step()
         loop.logs = logs
         loop.steps_since_check += 1
@@ -334,10 +334,8 @@ class KerasTrainer:
         return FeedAdapter(feed, start=lambda: (0, loop.position.test))
 
     def _run_tests(self, **arguments: Any) -> Any:
-        self.loop.begin_tests()
-        result = keras_method(self.model, "evaluate")(**arguments)
-        self.loop.metrics_before_tests = {}
-        return result
+        with self.loop.testing():
+            return keras_method(self.model, "evaluate")(**arguments)
 
     def test_on(self, source: Iterable[Any]) -> Logs:
         """Do up to `steps_per_execution` test steps: what Keras calls in place of its test function."""
@@ -392,7 +390,8 @@ class KerasTrainer:
             self.loop.position = self.loop.position.at_prediction(index)
             return self._predict_step(executor, adapter, batch, output)
 
-        return loop.run(lambda start: adapter.steps(0, start), self.loop.outputs, predict)
+        with self.bookkeeper.evaluating():
+            return loop.run(lambda start: adapter.steps(0, start), self.loop.outputs, predict)
 
     def _predict_step(
         self, executor: StepExecutor, adapter: FeedAdapter, batch: StepBatch, example: Any

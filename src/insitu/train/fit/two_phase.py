@@ -34,6 +34,11 @@ class TwoPhaseStep:
     def __init__(self, replica: Replica, lockstep: Lockstep) -> None:
         self._replica = replica
         self._lockstep = lockstep
+        #: The last mean gradient, where it is kept; else None. Written by `train`.
+        self._gradient: NDArray[Any] | None = None
+        self._keeps_gradients = False
+        #: Rows of all shards of all tasks that were trained on.
+        self.rows_done = 0
         #: The generation of the group that `_floats` were made for. Written by `_buffer`.
         self._generation = -1
         #: The shards that the records were made for. Written by `_make_records`.
@@ -66,10 +71,26 @@ class TwoPhaseStep:
         # The records are gathered last: who has them knows that everybody has the means.
         records = _checked(self._lockstep.run_unit(position, work), position)
         # As a list: to ask NumPy costs many times more, in every step.
-        if not any(records[:, 0].tolist()):
+        rows = records[:, 0].tolist()
+        if not any(rows):
             raise TrainingError("A step must have at least one row over all shards. Received: none.")
+        self.rows_done += int(sum(rows))
+        if self._keeps_gradients:
+            # Before the update: an optimizer may change them where they lie.
+            self._gradient = means[-1].copy()
         report("update")
         return self._replica.apply(means[-1], records)
+
+    def keep_gradients(self) -> None:
+        """Keep a copy of the gradient of each step from now on."""
+        self._keeps_gradients = True
+
+    def read_gradients(self) -> dict[str, NDArray[Any]]:
+        """Return the mean gradient of the last step, by the path of the variable; nothing before it."""
+        if self._gradient is None:
+            return {}
+        spans = [(variable, span) for variable, span in self._replica.float_spans() if variable.trainable]
+        return {v.path: self._gradient[span.start : span.stop].reshape(span.shape) for v, span in spans}
 
     def compute(self, parts: Sequence[ShardBatch], group: Group) -> None:
         """Compute the gradients of `parts` into the buffers. Changes nothing else."""

@@ -3,7 +3,7 @@ and are updated row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -59,6 +59,14 @@ class HybridReplica:
             self._computed[shard] = ShardPush(shard, int(record[0]), whole, batch)
         else:
             self._computed[shard] = ShardPush(shard, 0, whole, None)
+
+    def watch_weights(self, variables: Sequence[Any]) -> bool:
+        """See `Replica`."""
+        return self._inner.watch_weights(variables)
+
+    def take_watched(self) -> Sequence[NDArray[Any]]:
+        """See `Replica`."""
+        return self._inner.take_watched()
 
     def keep_own_losses(self, *, training: bool) -> None:
         """See `Replica`."""

@@ -63,8 +63,14 @@ class OptimizerSettings:
     def _read_rate(self) -> float | None:
         return to_float(self._rate) if isinstance(self._rate, keras.Variable) else None
 
-    def send(self) -> None:
+    @property
+    def rate_variable(self) -> Any:
+        """The variable of the learning rate; None for a schedule, or without an optimizer."""
+        return self._rate if isinstance(self._rate, keras.Variable) else None
+
+    def send(self, rate: float | None = None) -> None:
         """Send the servers the chief's learning rate, where it has changed. Called before each push.
+        `rate` is the variable's value where it was just read.
 
         Raises TrainingError where another setting has changed.
         """
@@ -73,8 +79,9 @@ class OptimizerSettings:
         self._check_fixed()
         if self._resumes and self._known is not None:
             self._rate.assign(self._known)
+            rate = None
         self._resumes = False
-        rate = self._read_rate()
+        rate = self._read_rate() if rate is None else rate
         if rate is None or rate == self._known:
             return
         if self._sends:

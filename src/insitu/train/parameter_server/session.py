@@ -268,9 +268,15 @@ class ParameterServerSession:
         """The last pulled values, laid out as the replica's floats. The next pull overwrites them."""
         return self._values
 
-    def exchange(self, outgoing: Sequence[ShardPush]) -> NDArray[Any]:
+    @property
+    def rate_variable(self) -> Any:
+        """See `OptimizerSettings`."""
+        return None if self._settings is None else self._settings.rate_variable
+
+    def exchange(self, outgoing: Sequence[ShardPush], *, rate: float | None = None) -> NDArray[Any]:
         """Push one step of this task's shards, and pull `values` once each push is applied or dropped. A step
-        that the servers have from an earlier incarnation of this task isn't pushed again."""
+        that the servers have from an earlier incarnation of this task isn't pushed again. `rate` is the
+        learning rate's variable where it was just read."""
         self.left_out = frozenset()
         if not self.pushes:
             return self.pull()
@@ -278,7 +284,7 @@ class ParameterServerSession:
         if self.sequence <= self._applied_sequence:
             return self.pull()
         if self._settings is not None:
-            self._settings.send()
+            self._settings.send(rate)
         together = self._client.can_pipeline_pulls
         pushes = [self._push(push, together, pulls=together and push is outgoing[-1]) for push in outgoing]
         pulls = self._request_values() if together else []

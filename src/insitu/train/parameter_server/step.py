@@ -68,14 +68,13 @@ class ServerStep:
         self._plain = not norms and not scale.changes and not (adds and stop < replica.floats_size)
         self._copied = _FiniteCheckingCopy()
         replica.copy_out = self._copied
-        self._watch = WeightsWatch(replica)
+        self._watch = WeightsWatch(replica, session.rate_variable)
         self._logs: Logs = {}
         self._test_logs: Logs = {}
 
     def train(
         self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
     ) -> Logs:
-        self._check_weights()
         report("pull rows")
         batches = [self._lookup.pull(part.data) if part.rows else None for part in parts]
         report("gradient")
@@ -95,10 +94,11 @@ class ServerStep:
                 ShardPush(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite)
             )
         self._scale.end()
+        self._check_weights()
         report("push and pull")
         if self._check is not None:
             self._check.note(position, parts)
-        values = self._session.exchange(pushes)
+        values = self._session.exchange(pushes, rate=self._watch.learning_rate)
         if self._check is not None:
             self._check.compare()
         report("update")
@@ -115,7 +115,7 @@ class ServerStep:
         return bool(self._watch.find_changed(self._session.values))
 
     def _check_weights(self) -> None:
-        changed = self._watch.find_changed(self._session.values)
+        changed = self._watch.find_changed_in_step(self._session.values)
         if changed:
             raise TrainingError(
                 "During a fit or a custom loop the servers hold the weights, and what a worker sets would be "

@@ -133,6 +133,14 @@ class BaseReplica:
 
     # Random numbers of predictions. See `Replica`
 
+    def watch_weights(self, variables: Sequence[Any]) -> bool:
+        """See `Replica`."""
+        return False
+
+    def take_watched(self) -> Sequence[NDArray[Any]]:
+        """See `Replica`."""
+        return ()
+
     def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, NDArray[np.float64]]:
         """See `Replica`."""
         seeds = self._state.seeds

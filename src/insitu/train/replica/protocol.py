@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,6 +40,14 @@ class Replica(Protocol):
 
         Raises NeedsTotals, in the first step, where losses need `totals` that are to be set before.
         """
+
+    def watch_weights(self, variables: Sequence[Any]) -> bool:
+        """Return True if each later call of `gradient` keeps the values that `variables` have in it, for
+        `take_watched`. False: read the variables where they are."""
+
+    def take_watched(self) -> Sequence[NDArray[Any]]:
+        """Return the values of the watched variables in the last call of `gradient`, and forget them.
+        They are valid until the next update. Empty without a call since the last one of this."""
 
     def keep_own_losses(self, *, training: bool) -> None:
         """Let losses divide by what counts in the rows of this replica alone, from now on."""

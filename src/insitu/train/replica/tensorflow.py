@@ -41,6 +41,9 @@ class TensorFlowReplica(BaseReplica):
         self._shard_numbers: dict[int, Any] = {}
         #: Where traced steps read totals: of training, and of tests. Written by `_forget_traces`.
         self._totals: dict[bool, Any] = {}
+        #: Variables whose values `gradient` returns as well. Written by `watch_weights`.
+        self._watched: Sequence[Any] = ()
+        self._watched_values: Sequence[Any] = ()
         #: Totals that are computed in the graph that is being traced; else None.
         self._traced_totals: Any = None
         self._batch_specs = [batch_spec(leaf) for leaf in flatten_batch(data)]
@@ -83,9 +86,22 @@ class TensorFlowReplica(BaseReplica):
         self._plan.check_train()
         with self._noting_needs(training=True):
             outputs = self._gradient(self._number(shard), *self._tensors(data))
-        for bucket, tensor in zip(self._all_buckets, outputs[1:], strict=True):
+        self._watched_values = outputs[1 + len(self._all_buckets) :]
+        for bucket, tensor in zip(self._all_buckets, outputs[1:], strict=False):
             self.copy_out(floats[bucket.start : bucket.stop], _view(tensor))
         np.copyto(record, _view(outputs[0]))
+
+    def watch_weights(self, variables: Sequence[Any]) -> bool:
+        """See `Replica`. The compiled step reads its variables anyway; to read each by a call of its own
+        takes longer than the step of a small model."""
+        self._watched = variables
+        self._forget_traces()
+        return True
+
+    def take_watched(self) -> Sequence[NDArray[Any]]:
+        """See `Replica`. Nothing keeps the values' memory, which an update may then use again."""
+        values, self._watched_values = self._watched_values, ()
+        return [_view(value) for value in values]
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._combine_train(records)
@@ -165,6 +181,7 @@ class TensorFlowReplica(BaseReplica):
     def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
         state = self._state
         rows = tf.shape(leaves[0])[0]
+        watched = [tf.identity(variable.value) for variable in self._watched]
         with _restored(state.moved) as before:
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
@@ -183,7 +200,7 @@ class TensorFlowReplica(BaseReplica):
             averages = [tf.identity(variable.value) for variable in state.mean]
         buckets = [self._join(bucket.members, gradients) for bucket in self._gradient_buckets]
         buckets += [self._join(bucket.members, averages) for bucket in self._mean_buckets]
-        return [record, *buckets]
+        return [record, *buckets, *watched]
 
     def _trace_apply(self, combined: Any, *buckets: Any) -> Any:
         self._write_record(self._train_record, combined)

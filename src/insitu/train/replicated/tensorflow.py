@@ -76,6 +76,10 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         self._test_all = self._compile_all(self._trace_test_all, self._signature)
         self._gradients_all = self._compile_all(self._trace_gradients_all, self._signature)
 
+    def watch_weights(self, variables: Sequence[Any]) -> bool:
+        """Watch nothing: one function computes the gradients of all devices."""
+        return False
+
     def _forget_traces(self) -> None:
         super()._forget_traces()
         if hasattr(self, "_signature"):

@@ -59,6 +59,8 @@ class MeshStep:
                 "compile(), or use communication='ring'."
             )
         self._unfinished: Any = None
+        #: Rows of all tasks that were trained on.
+        self.rows_done = 0
         self._make_functions()
 
     def _make_functions(self) -> None:
@@ -96,6 +98,7 @@ class MeshStep:
         leaves = self._shard_batch(parts, plan)
         state = tuple(self._state.take(group) for group in range(4))
         report("step")
+        self.rows_done += plan.rows
         with self._rows.report_lost_peers():
             self._await_previous_step()
             logs, state = self._train(state, leaves, plan)

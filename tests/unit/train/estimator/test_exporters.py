@@ -57,6 +57,24 @@ def test_the_latest_are_kept_and_predict_as_the_model(tmp_path: Path) -> None:
     assert np.allclose(loaded.predict(EXAMPLE, verbose=0), model.predict(EXAMPLE, verbose=0), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The `native_serialization` parameter:DeprecationWarning")  # Keras, on JAX
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras writes none of a PyTorch model")
+def test_a_saved_model_predicts_as_the_model(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    exporter, model = LatestExporter(exports_to_keep=2, format="tf_saved_model"), model_of()
+    for step in (5, 10, 200, 200):
+        path = exporter.export(model, tmp_path, step, {}, EXAMPLE, is_final=False)
+    assert names(tmp_path / "latest") == ["00000010", "00000200"]
+    loaded = tf.saved_model.load(path)
+    found = np.asarray(loaded.serve(tf.constant(EXAMPLE)))
+    assert np.allclose(found, model.predict(EXAMPLE, verbose=0), rtol=1e-5)
+    best = BestExporter(format="tf_saved_model")
+    assert best.export(model, tmp_path, 1, {"loss": 1.0}, EXAMPLE, is_final=False)
+    assert best.export(model, tmp_path, 2, {"loss": 1.0}, EXAMPLE, is_final=False) is None
+    with pytest.raises(InputError, match="one of keras, tf_saved_model"):
+        FinalExporter(format="h5")
+
+
 def test_the_final_one_comes_at_the_end_alone(tmp_path: Path) -> None:
     exporter = FinalExporter("last")
     assert exporter.export(model_of(), tmp_path, 5, {}, EXAMPLE, is_final=False) is None

@@ -123,6 +123,14 @@ def test_files_of_keras_are_read_once_they_are_whole(tmp_path: Path) -> None:
         source.load(second, model_of(4))
 
 
+def test_a_file_of_a_model_that_counted_no_updates_tells_none(tmp_path: Path) -> None:
+    """Under parameter servers the servers count: each evaluation was told to be behind 0 updates."""
+    model_of().save(tmp_path / "1.keras")
+    source = FileCheckpoints(tmp_path)
+    loaded = source.load(source.find()[0], model_of())
+    assert loaded is not None and loaded.iterations is None
+
+
 def test_files_that_keras_did_not_write_end_no_evaluator(tmp_path: Path) -> None:
     """The directory of the archive says that a part is encrypted, or packed as none is."""
     scored = model_of()

@@ -19,7 +19,9 @@ from insitu.train.fit.bookkeeping import Bookkeeper
 class Reporter:
     rows = 0
 
-    def open(self) -> None: ...
+    def begin_training(self, read_updates: Any) -> None: ...
+
+    def count_step(self, logs: Any) -> None: ...
 
     def report_idle(self) -> None: ...
 
@@ -120,3 +122,30 @@ def test_rows_that_were_left_out_are_written_at_once(
     disk.refusals = 1
     with pytest.raises(StorageFull):
         books.record(step(0, last=False), left_out=(0,))
+
+
+def test_ledgers_that_were_lost_with_a_host_are_made_up(books: Bookkeeper, job: JobPaths) -> None:
+    """Shard 0's of the epochs 3 and 4 hadn't been copied from its host, when that lost its power.
+
+    They stayed away for ever. Nothing shows that epoch 1 was trained: the fit may have begun at epoch 2.
+    """
+    books.record(step(2))
+    for epoch in (2, 3, 4):
+        ledger = ShardLedger(epoch, 1)
+        ledger.complete = True
+        ledger.publish(job)
+    feed: Any = SimpleNamespace(
+        cache="c",
+        steps_of_pass=4,
+        find_pass=lambda epoch, step: (epoch, step),
+        origins=lambda shard, epoch, stop: [(0, [3 * epoch + n]) for n in range(stop)],
+    )
+    context = SimpleNamespace(job=job, cache="c", replicas_per_shard=1, shards_of_job=(0,), num_shards=2)
+    membership: Any = SimpleNamespace(context=context, reporter=Reporter())
+    taker = Bookkeeper(membership)
+    taker.begin(SimpleNamespace(feed=feed, data_position=lambda epoch, step: (epoch, step)))  # type: ignore[arg-type]
+    position: Any = SimpleNamespace(epoch=5, step=2)
+    taker.restore(position)
+    assert [rows(job, epoch) for epoch in range(7)] == [None, None, 3, 4, 4, None, None]
+    taker.end()
+    assert rows(job, 5) == 2

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+from insitu.train.fit import keras_patch
 from insitu.train.fit.keras_patch import (
     TRAINER_ATTRIBUTE,
     attach_trainer,
@@ -153,3 +154,17 @@ def test_arguments_are_bound_as_the_method_has_them(model: Any) -> None:
 def test_arguments_beside_the_named_ones_are_merged() -> None:
     assert merge_kwargs({"x": 1, "kwargs": {"_hidden": 2}}) == {"x": 1, "_hidden": 2}
     assert merge_kwargs({"x": 1}) == {"x": 1}
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict", "train_on_batch"])
+def test_arguments_have_names_behind_another_librarys_wrapper(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = keras_patch._originals[name]
+
+    def logged(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(model, *args, **kwargs)
+
+    expected = bind_arguments(keras_method(make_model(), name), (X,), {})
+    monkeypatch.setitem(keras_patch._originals, name, logged)
+    assert bind_arguments(keras_method(make_model(), name), (X,), {}) == expected

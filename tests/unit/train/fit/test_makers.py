@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ import insitu
 from insitu.errors import TrainingError
 from insitu.train.fit.makers import maker_of, note_maker
 from insitu.train.fit.trainer import trainer_of
+from tests.support.descriptors import count_descriptors
 
 X = np.random.default_rng(0).normal(size=(13, 3)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -92,8 +92,8 @@ def test_model_and_strategy_are_freed_together(name: str) -> None:
         model.fit(X, Y, batch_size=5, verbose=0)
         return weakref.ref(strategy), weakref.ref(model)
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = count_descriptors()
     freed = train()
     gc.collect()
     assert [reference() for reference in freed] == [None, None]
-    assert len(os.listdir("/proc/self/fd")) <= before, "its parameter server is still there"
+    assert count_descriptors() <= before, "its parameter server is still there"

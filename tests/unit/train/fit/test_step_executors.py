@@ -20,7 +20,8 @@ class Making:
 
     def __init__(self) -> None:
         self.firsts: list[bool] = []
-        self.membership = SimpleNamespace(num_shards=2)
+        sampler = SimpleNamespace(hold=lambda activity: contextlib.nullcontext())
+        self.membership = SimpleNamespace(num_shards=2, reporter=SimpleNamespace(sampler=sampler))
 
     def placement(self) -> Any:
         return contextlib.nullcontext()

@@ -31,6 +31,9 @@ class Replica:
         self.copy_out: Any = np.copyto
         self.calls: list[Any] = []
 
+    def watch_weights(self, variables: Any) -> bool:
+        return False
+
     def float_spans(self) -> Any:
         return [(WEIGHT, Span(0, 2, (2,))), (MOVED, Span(2, 3, ()))]
 
@@ -58,6 +61,8 @@ class Replica:
 class Session:
     """Servers whose values are always 5, and which keep what is pushed."""
 
+    rate_variable = None
+
     def __init__(self) -> None:
         self.buffers = [np.full(3, np.nan, "float32") for _ in range(2)]
         self.values = np.full(3, 5, "float32")
@@ -66,7 +71,7 @@ class Session:
     def gradient_buffer(self, index: int) -> Any:
         return self.buffers[index]
 
-    def exchange(self, pushes: Any) -> Any:
+    def exchange(self, pushes: Any, *, rate: Any = None) -> Any:
         self.pushed += [
             (push.shard, push.rows, push.floats.tolist(), push.overflowed, push.finite) for push in pushes
         ]

@@ -42,7 +42,9 @@ def fit(model: Any, *callbacks: Any, weighted: bool = False) -> None:
 
 def test_only_other_values_count_as_changed() -> None:
     variable = keras.Variable(np.ones(3, "float32"), name="w")
-    replica: Any = SimpleNamespace(float_spans=lambda: [(variable, Span(0, 3, (3,)))])
+    replica: Any = SimpleNamespace(
+        float_spans=lambda: [(variable, Span(0, 3, (3,)))], watch_weights=lambda variables: False
+    )
     watch, pulled = WeightsWatch(replica), np.ones(3, "float32")
     assert watch.find_changed(pulled) == []
     watch.note()
@@ -51,6 +53,33 @@ def test_only_other_values_count_as_changed() -> None:
     assert watch.find_changed(pulled) == []
     variable.assign([1.0, 2.0, 3.0])
     assert watch.find_changed(pulled) == [variable]
+
+
+def test_a_gradient_brings_the_values_that_are_compared() -> None:
+    variables = [keras.Variable(np.ones(size, "float32"), name=f"w{size}") for size in (3, 5000)]
+    spans = [(variables[0], Span(0, 3, (3,))), (variables[1], Span(3, 5003, (5000,)))]
+    taken: list[Any] = []
+    replica: Any = SimpleNamespace(
+        float_spans=lambda: spans, watch_weights=lambda watched: len(watched) == 3, take_watched=lambda: taken
+    )
+    pulled = np.ones(5003, "float32")
+    watch = WeightsWatch(replica, rate=keras.Variable(0.5))
+    # Those of the gradient count, also where it was pulled to where they lie.
+    taken[:] = [np.ones(3, "float32"), pulled[3:], np.float32(0.25)]
+    assert watch.find_changed_in_step(pulled) == []
+    assert watch.learning_rate == 0.25
+    for index, (variable, own) in enumerate(zip(variables, taken[:2], strict=True)):
+        changed = own.copy()
+        changed[-1] = 2
+        others = list(taken)
+        taken[index] = changed
+        assert watch.find_changed_in_step(pulled) == [variable]
+        taken[:] = others
+    # Without a gradient since, the variables themselves are read.
+    taken.clear()
+    variables[0].assign(np.zeros(3, "float32"))
+    assert watch.find_changed_in_step(pulled) == [variables[0]]
+    assert watch.learning_rate is None
 
 
 @pytest.mark.parametrize("mode", ["async", "bounded", "sync"])

@@ -40,6 +40,7 @@ def has_own_numbers(model: Any) -> bool:
         any(not is_of_keras(getattr(type(model), name, None)) for name in _METHODS)
         or any(not _is_loss_of_keras(loss) for loss in read_losses(model))
         or _has_outputs_without_columns(model)
+        or getattr(model, "computes_own_numbers", False)
         or any(not _is_loss_of_keras(metric) for metric in flatten_metrics(model.metrics))
     )
 

@@ -1,0 +1,226 @@
+"""Canned estimators give the numbers of the same models, written in Keras by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from keras import layers, ops
+from models import in_shards
+
+import insitu
+from insitu import estimator as est
+from insitu import feature_column as fc
+from insitu.errors import InputError
+from insitu.grid import import_cache
+from insitu.paths import Paths
+from insitu.train import MultiWorkerMirroredStrategy
+
+# Keras, as it saves
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+ROWS = 96
+RNG = np.random.default_rng(3)
+WORDS = ["a", "b", "c"]
+PEOPLE = {
+    "age": RNG.normal(size=ROWS).astype("float32"),
+    "word": RNG.choice(WORDS, ROWS),
+    "weight": RNG.uniform(0.5, 2, ROWS).astype("float32"),
+}
+LABELS = RNG.integers(0, 2, ROWS)
+AGE = fc.numeric_column("age")
+WORD = fc.categorical_column_with_vocabulary_list("word", WORDS)
+
+
+class Batches(keras.utils.PyDataset):
+    """3 batches of 32 rows."""
+
+    def __init__(self, labels: Any = LABELS) -> None:
+        super().__init__()
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        rows = slice(32 * index, 32 * index + 32)
+        return {name: values[rows] for name, values in PEOPLE.items()}, self.labels[rows]
+
+
+def config(folder: Path, shards: int = 1) -> est.RunConfig:
+    strategy = MultiWorkerMirroredStrategy(context=in_shards(tuple(range(shards)), shards))
+    return est.RunConfig(folder, train_distribute=strategy)
+
+
+def hot_words() -> np.ndarray:
+    return np.eye(3, dtype="float32")[[WORDS.index(word) for word in PEOPLE["word"]]]
+
+
+def trained_by_hand(outputs: int, loss: Any, labels: Any, steps: int, rate: float = 0.2) -> Any:
+    """A linear model of the age and the words, trained as the estimator is."""
+    x = np.concatenate([PEOPLE["age"][:, None], hot_words()], axis=1)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(outputs, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.Ftrl(rate), loss)
+    for step in range(steps):
+        rows = slice(32 * (step % 3), 32 * (step % 3) + 32)
+        model.train_on_batch(x[rows], labels[rows])
+    return model, x
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_linear_classifier_is_logistic_regression(tmp_path: Path, shards: int) -> None:
+    model = est.LinearClassifier([AGE, WORD], config=config(tmp_path, shards))
+    model.train(Batches, max_steps=9)
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    plain, x = trained_by_hand(1, loss, LABELS[:, None].astype("float32"), 9)
+    logits = plain.predict(x, verbose=0)
+    rows = list(model.predict(Batches))
+    np.testing.assert_allclose([row["logits"] for row in rows], logits, atol=1e-5)
+    chosen = (logits > 0).astype(int)
+    assert [row["classes"].tolist() for row in rows] == [[str(each)] for each in chosen[:, 0]]
+    scores = model.evaluate(Batches)
+    logistic = 1 / (1 + np.exp(-logits))
+    auc = keras.metrics.AUC()
+    auc.update_state(LABELS[:, None], logistic)
+    expected = {
+        "accuracy": np.mean(chosen[:, 0] == LABELS),
+        "accuracy_baseline": max(LABELS.mean(), 1 - LABELS.mean()),
+        "auc": float(auc.result()),
+        "average_loss": float(loss(LABELS[:, None].astype("float32"), logits)),
+        "label/mean": LABELS.mean(),
+        "prediction/mean": logistic.mean(),
+        "loss": float(loss(LABELS[:, None].astype("float32"), logits)),
+        "global_step": 9,
+    }
+    assert {name: scores[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert set(scores) == {*expected, "auc_precision_recall", "precision", "recall"}
+
+
+def test_a_cache_is_read_as_the_same_batches(home: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({**PEOPLE, "label": LABELS}), tmp_path / "people.parquet")
+    import_cache(Paths.default(), "people", [str(tmp_path / "people.parquet")], partitions=2)
+    keys = fc.raw_keys([AGE, WORD])
+    data = insitu.dataset("people", features=keys).batch(32)
+
+    class Read(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return list(data)[index]
+
+    found, expected = (
+        est.LinearClassifier([AGE, WORD], config=config(tmp_path / name)).train(read, max_steps=6)
+        for name, read in (("a", lambda: data), ("b", Read))
+    )
+    for name in found.get_variable_names():
+        one, other = found.get_variable_value(name), expected.get_variable_value(name)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    assert len(list(found.predict(lambda: data, predict_keys=["logits"]))) == ROWS
+    assert found.evaluate(lambda: data)["global_step"] == 6
+
+
+def test_several_classes_and_texts_as_labels(tmp_path: Path) -> None:
+    number = RNG.integers(0, 3, ROWS)
+    names = np.array(["x", "y", "z"])
+    model = est.LinearClassifier(
+        [AGE, WORD], n_classes=3, label_vocabulary=names.tolist(), config=config(tmp_path)
+    ).train(lambda: Batches(names[number]), max_steps=6)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    plain, x = trained_by_hand(3, loss, number, 6)
+    rows = list(model.predict(Batches, predict_keys=["logits", "classes"]))
+    logits = plain.predict(x, verbose=0)
+    np.testing.assert_allclose([row["logits"] for row in rows], logits, atol=1e-5)
+    assert [row["classes"][0] for row in rows] == names[logits.argmax(axis=1)].tolist()
+    scores = model.evaluate(lambda: Batches(names[number]))
+    assert scores["accuracy"] == pytest.approx(np.mean(logits.argmax(axis=1) == number))
+
+
+def test_a_weighted_regressor_divides_by_rows(tmp_path: Path) -> None:
+    target = RNG.normal(size=ROWS).astype("float32")
+    model = est.LinearRegressor([AGE], weight_column="weight", config=config(tmp_path), optimizer="SGD")
+    model.train(lambda: Batches(target), max_steps=3)
+    scores = model.evaluate(lambda: Batches(target))
+    predicted = np.array([row["predictions"][0] for row in model.predict(Batches)])
+    squares, weights = (predicted - target) ** 2, PEOPLE["weight"]
+    assert scores["loss"] == pytest.approx(np.mean(squares * weights), rel=1e-4)
+    assert scores["average_loss"] == pytest.approx(np.average(squares, weights=weights), rel=1e-4)
+    assert scores["label/mean"] == pytest.approx(np.average(target, weights=weights), rel=1e-4)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_wide_and_deep_is_the_sum_of_its_parts_each_with_its_optimizer(tmp_path: Path, shards: int) -> None:
+    deep = [AGE, fc.embedding_column(WORD, 2, initializer=keras.initializers.RandomNormal(seed=1))]
+    keras.utils.set_random_seed(1)
+    model = est.DNNLinearCombinedRegressor(
+        linear_feature_columns=[WORD],
+        dnn_feature_columns=deep,
+        dnn_hidden_units=[4, 3],
+        linear_optimizer=keras.optimizers.SGD(0.1),
+        dnn_optimizer=keras.optimizers.Adagrad(0.1),
+        config=config(tmp_path, shards),
+    )
+    target = RNG.normal(size=ROWS).astype("float32")
+    model._prepare(lambda: Batches(target))
+    start = {name: model.get_variable_value(name) for name in model.get_variable_names()}
+    model.train(lambda: Batches(target), max_steps=3)
+    for name, value in by_hand(start, target).items():
+        np.testing.assert_allclose(model.get_variable_value(name), value, rtol=1e-4, atol=1e-6)
+
+
+def by_hand(start: dict[str, Any], target: np.ndarray) -> dict[str, Any]:
+    """The variables after 3 steps, by NumPy's view of the data and Keras' gradients of a plain model."""
+    hot = hot_words()
+    words, ages = keras.Input((3,)), keras.Input((1,))
+    wide = layers.Dense(1, name="wide")
+    table, one = layers.Dense(2, use_bias=False), layers.Dense(4, "relu")
+    two, top = layers.Dense(3, "relu"), layers.Dense(1)
+    net = ops.concatenate([ages, table(words)], axis=-1)
+    model = keras.Model([words, ages], wide(words) + top(two(one(net))))
+    places = {
+        "linear_word/word_embedding_weights": wide.kernel,
+        "linear_bias/bias_weights": wide.bias,
+        "dnn_input/word_embedding_weights": table.kernel,
+        "dnn_hiddenlayer_0/kernel": one.kernel,
+        "dnn_hiddenlayer_0/bias": one.bias,
+        "dnn_hiddenlayer_1/kernel": two.kernel,
+        "dnn_hiddenlayer_1/bias": two.bias,
+        "dnn_logits/kernel": top.kernel,
+        "dnn_logits/bias": top.bias,
+    }
+    assert set(places) == set(start)
+    for name, variable in places.items():
+        variable.assign(start[name])
+    of_wide = {id(wide.kernel), id(wide.bias)}
+    pick = {True: keras.optimizers.SGD(0.1), False: keras.optimizers.Adagrad(0.1)}
+    model.compile(keras.optimizers.MultiOptimizer(lambda v: pick[id(v) in of_wide]), "mse")
+    for step in range(3):
+        rows = slice(32 * step, 32 * step + 32)
+        model.train_on_batch([hot[rows], PEOPLE["age"][rows, None]], target[rows, None])
+    return {name: ops.convert_to_numpy(variable) for name, variable in places.items()}
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="2 at least"):
+        est.LinearClassifier([AGE], n_classes=1)
+    with pytest.raises(InputError, match="hidden_units are"):
+        est.DNNClassifier([], [AGE])
+    with pytest.raises(InputError, match="one at least"):
+        est.DNNLinearCombinedRegressor()
+    with pytest.raises(InputError, match="An optimizer is one of Keras"):
+        est.LinearClassifier([AGE], optimizer="Best", config=config(tmp_path)).train(Batches, max_steps=1)
+    with pytest.raises(InputError, match=r"Labels are in \[0, 1\].*Received: 7.* in row 0"):
+        est.LinearClassifier([AGE], config=config(tmp_path)).train(
+            lambda: Batches(np.full(ROWS, 7)), max_steps=1
+        )
+    with pytest.raises(InputError, match="'nothing' in row 0"):
+        est.LinearClassifier([AGE], label_vocabulary=["x", "y"], config=config(tmp_path)).train(
+            lambda: Batches(np.full(ROWS, "nothing")), max_steps=1
+        )
+    with pytest.raises(InputError, match="which is categorical"):
+        est.DNNClassifier([3], [WORD], config=config(tmp_path)).train(Batches, max_steps=1)

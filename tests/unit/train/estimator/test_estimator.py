@@ -1,0 +1,254 @@
+"""An Estimator gives the numbers of the same model in plain Keras, and goes on from its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from models import image_rows, in_shards, weights
+
+from insitu import estimator as est
+from insitu.errors import InputError, TrainingError
+from insitu.train import MultiWorkerMirroredStrategy
+
+# Keras, as it saves
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+X, Y = image_rows()
+
+
+class Batches(keras.utils.PyDataset):
+    """7 batches of 29 rows."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> Any:
+        rows = slice(29 * index, 29 * index + 29)
+        return {"image": X[rows]}, Y[rows]
+
+
+def start(seed: int) -> Any:
+    return keras.initializers.GlorotUniform(seed)
+
+
+def stack(x: Any) -> Any:
+    x = layers.Conv2D(4, 3, activation="relu", kernel_initializer=start(1))(x)
+    x = layers.BatchNormalization()(x)
+    return layers.Dense(2, kernel_initializer=start(2), kernel_regularizer="l2")(layers.Flatten()(x))
+
+
+def model_fn(features: Any, labels: Any, mode: str, params: Any) -> est.EstimatorSpec:
+    logits = stack(features["image"])
+    if mode == est.ModeKeys.TRAIN:
+        logits = layers.Dropout(0.0)(logits)  # in one mode alone
+    predictions = {"class": ops.argmax(logits, axis=-1), "probability": ops.softmax(logits)}
+    if mode == est.ModeKeys.PREDICT:
+        return est.EstimatorSpec(mode, predictions)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+    accuracy = keras.metrics.Accuracy()
+    accuracy.update_state(labels, predictions["class"])
+    optimizer = keras.optimizers.Adam(params["learning_rate"])
+    return est.EstimatorSpec(
+        mode, predictions, loss, est.TrainOp(optimizer, loss), eval_metric_ops={"accuracy": accuracy}
+    )
+
+
+def make(folder: Path | None, shards: int = 1, interval: int = 5, **more: Any) -> est.Estimator:
+    strategy = MultiWorkerMirroredStrategy(context=in_shards(tuple(range(shards)), shards))
+    config = est.RunConfig(save_checkpoints_steps=interval, train_distribute=strategy)
+    function = more.pop("model_fn", model_fn)
+    return est.Estimator(function, folder, config, {"learning_rate": 1e-2}, **more)
+
+
+def plain_model() -> Any:
+    image = keras.Input((8, 8, 1), name="image")
+    model = keras.Model({"image": image}, stack(image))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
+    return model
+
+
+def predict(model: est.Estimator) -> np.ndarray:
+    return np.stack([row["probability"] for row in model.predict(lambda: {"image": X})])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_numbers_are_those_of_the_same_model_in_keras(tmp_path: Path, shards: int) -> None:
+    plain = plain_model()
+    if shards > 1:
+        with MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)).scope():
+            plain = plain_model()
+    plain.fit(Batches(), epochs=2, shuffle=False, verbose=0)
+    model = make(tmp_path, shards).train(Batches, max_steps=14)
+    for one, other in zip(weights(model.model), weights(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    expected = plain.evaluate({"image": X}, Y, verbose=0, return_dict=True)
+    scores = model.evaluate(lambda: ({"image": X}, Y))
+    assert scores == pytest.approx({**expected, "global_step": 14}, rel=1e-4)
+    logits = plain.predict({"image": X}, verbose=0)
+    np.testing.assert_allclose(predict(model), ops.convert_to_numpy(ops.softmax(logits)), atol=1e-5)
+
+
+def test_another_process_goes_on_from_the_folder(tmp_path: Path) -> None:
+    whole = make(tmp_path / "a", interval=7).train(Batches, max_steps=21)
+    make(tmp_path / "b", interval=7).train(Batches, max_steps=7)
+    again = make(tmp_path / "b", interval=7)
+    assert again.latest_checkpoint() is not None
+    assert again.evaluate(Batches)["global_step"] == 7
+    again.train(Batches, steps=7).train(Batches, steps=7)
+    np.testing.assert_array_equal(predict(again), predict(whole))
+    last = make(tmp_path / "b").train(Batches, max_steps=14)  # it has had more
+    assert last.evaluate(Batches)["global_step"] == 21
+
+
+def test_data_of_tensorflow_is_read(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    rows = 203 // 29 * 29
+    data = tf.data.Dataset.from_tensor_slices(({"image": X[:rows]}, Y[:rows])).batch(29)
+    found = make(tmp_path / "a").train(lambda: data, max_steps=9)
+    expected = make(tmp_path / "b").train(Batches, max_steps=9)
+    np.testing.assert_allclose(predict(found), predict(expected), rtol=1e-4)
+    batches = list(found.predict(lambda: data, ["class"], yield_single_examples=False))
+    assert [len(batch["class"]) for batch in batches] == [29] * 7
+    assert found.evaluate(lambda: data, steps=2)["global_step"] == 9
+
+
+def test_a_mode_that_model_fn_lacks_is_named_where_it_is_used(tmp_path: Path) -> None:
+    def trains_alone(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
+        if mode != est.ModeKeys.TRAIN:
+            raise NotImplementedError("no such mode")
+        loss = ops.mean(ops.square(layers.Dense(1)(layers.Flatten()(features["image"]))))
+        return est.EstimatorSpec(mode, loss=loss, train_op=keras.optimizers.SGD(0.1))
+
+    model = make(tmp_path, model_fn=trains_alone).train(Batches, max_steps=1)
+    for call in (lambda: model.evaluate(Batches), lambda: list(model.predict(Batches))):
+        with pytest.raises(InputError, match="NotImplementedError: no such mode"):
+            call()
+
+
+def test_train_and_evaluate_scores_and_exports(tmp_path: Path) -> None:
+    model = make(tmp_path)
+    held_out = est.EvalSpec(
+        lambda: ({"image": X[:51]}, Y[:51]), exporters=est.FinalExporter(), start_delay_secs=0
+    )
+    scores, exports = est.train_and_evaluate(model, est.TrainSpec(Batches, 14), held_out)
+    expected = model.evaluate(held_out.input_fn)
+    assert scores == pytest.approx({name: expected[name] for name in ("loss", "accuracy")}, rel=1e-6)
+    loaded = keras.models.load_model(exports[0])
+    found = loaded.predict({"image": X}, verbose=0)
+    np.testing.assert_allclose(found["probability"], predict(model), atol=1e-6)
+    assert model.export(tmp_path / "served").name == "00000014.keras"
+
+
+def test_parts_have_their_own_optimizers(tmp_path: Path) -> None:
+    def two_parts(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
+        frozen = layers.Dense(2, kernel_initializer=start(1), name="frozen")
+        moved = layers.Dense(2, kernel_initializer=start(2), name="moved")
+        x = layers.Flatten()(features["image"])
+        logits = frozen(x) + moved(x)
+        if mode == est.ModeKeys.PREDICT:
+            return est.EstimatorSpec(mode, logits)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+        parts = ((0.0, frozen), (0.1, moved))
+        op = [est.TrainOp(keras.optimizers.SGD(rate), loss, part.trainable_weights) for rate, part in parts]
+        return est.EstimatorSpec(mode, logits, loss, op if mode == est.ModeKeys.TRAIN else None)
+
+    model = make(tmp_path, 2, model_fn=two_parts).train(Batches, max_steps=3)
+    assert model.get_variable_names()[:2] == ["frozen/kernel", "frozen/bias"]
+    initial = ops.convert_to_numpy(start(1)((64, 2)))
+    np.testing.assert_array_equal(model.get_variable_value("frozen/kernel"), initial)
+    moved = model.get_variable_value("moved/kernel")
+    assert not np.array_equal(moved, ops.convert_to_numpy(start(2)((64, 2))))
+
+
+def test_warm_start_takes_weights_and_no_steps(tmp_path: Path) -> None:
+    trained = make(tmp_path / "a").train(Batches, max_steps=3)
+    warm = make(tmp_path / "b", warm_start_from=tmp_path / "a")
+    warm.train(Batches, max_steps=1)
+    assert warm.evaluate(Batches)["global_step"] == 1
+    exported = trained.export(tmp_path / "served")
+    settings = est.WarmStartSettings(exported, "conv2d/.*")
+    warm = make(tmp_path / "c", warm_start_from=settings)
+    warm._prepare(Batches)
+    name = "conv2d/kernel"
+    np.testing.assert_array_equal(warm.get_variable_value(name), trained.get_variable_value(name))
+    settings = est.WarmStartSettings(exported, "other/.*")
+    with pytest.raises(InputError, match="no such variable"):
+        make(tmp_path / "d", warm_start_from=settings, model_fn=other)._prepare(Batches)
+
+
+def other(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
+    x = layers.Flatten()(features["image"])
+    logits = layers.Dense(2, name="other")(x)
+    loss = None if labels is None else ops.mean(ops.square(logits))
+    return est.EstimatorSpec(mode, logits, loss, keras.optimizers.SGD(0.1))
+
+
+def refused(function: Any, message: str, folder: Path, shards: int = 1) -> None:
+    with pytest.raises((InputError, TrainingError), match=message):
+        model = make(folder, shards, model_fn=function).train(Batches, max_steps=2)
+        model.evaluate(Batches)
+        list(model.predict(Batches))
+
+
+def test_what_model_fn_must_not_return_is_refused(tmp_path: Path) -> None:
+    refused(lambda features: None, "returns an insitu.estimator.EstimatorSpec", tmp_path)
+    refused(lambda features: est.EstimatorSpec("train"), "has loss and train_op", tmp_path)
+    refused(lambda features: est.EstimatorSpec("eval"), "has the mode", tmp_path)
+
+    def of_rows(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
+        rows = ops.mean(layers.Dense(1)(layers.Flatten()(features["image"])), axis=1)
+        return est.EstimatorSpec(mode, rows, rows, keras.optimizers.SGD(0.1))
+
+    refused(of_rows, "is one number", tmp_path)
+
+    def own_variable(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
+        loss = ops.mean(features["image"] * keras.Variable(1.0))
+        return est.EstimatorSpec(mode, loss, loss, keras.optimizers.SGD(0.1))
+
+    refused(own_variable, "belong to layers", tmp_path)
+
+    def by_mode(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
+        units = 2 if mode == est.ModeKeys.TRAIN else 3
+        loss = ops.mean(ops.square(layers.Dense(units)(layers.Flatten()(features["image"]))))
+        return est.EstimatorSpec(mode, loss, loss, keras.optimizers.SGD(0.1))
+
+    refused(by_mode, "are the same in all modes", tmp_path / "by_mode")
+
+    def more_in_evaluation(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
+        x = layers.Dense(2)(layers.Flatten()(features["image"]))
+        if mode == est.ModeKeys.EVAL:
+            x = layers.Dense(2)(x)
+        loss = ops.mean(ops.square(x))
+        return est.EstimatorSpec(mode, loss, loss, keras.optimizers.SGD(0.1))
+
+    refused(more_in_evaluation, "no training would change", tmp_path / "more")
+
+
+def test_a_loss_that_sums_over_rows_is_refused_for_several_replicas(tmp_path: Path) -> None:
+    def sums(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
+        loss = ops.sum(ops.square(layers.Dense(2)(layers.Flatten()(features["image"]))))
+        return est.EstimatorSpec(mode, loss, loss, keras.optimizers.SGD(0.001))
+
+    refused(sums, "a loss that sums over rows", tmp_path, shards=2)
+
+
+def test_arguments_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="ends after `steps`"):
+        make(tmp_path).train(Batches)
+    with pytest.raises(TrainingError, match="Weights come from training"):
+        make(tmp_path).evaluate(Batches)
+    with pytest.raises(TrainingError, match="has seen no labels"):
+        list(make(tmp_path).predict(lambda: {"image": X}))
+    with pytest.raises(InputError, match="gets numbers"):
+        make(tmp_path).train(lambda: ({"image": np.array(["a"])}, Y[:1]), max_steps=1)
+    model = make(tmp_path).train(Batches, max_steps=1)
+    with pytest.raises(InputError, match="predict_keys"):
+        model.predict(Batches, predict_keys=["nothing"])
+    with pytest.raises(InputError, match="All batches have the same features"):
+        model.evaluate(lambda: ({"other": X}, Y))
