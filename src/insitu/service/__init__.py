@@ -1,0 +1,54 @@
+"""What the command line and the page both tell and do: jobs, caches and nodes in the forms of docs/json.md.
+
+Begin reading with `jobs.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from insitu.doors import lazy_door
+
+if TYPE_CHECKING:
+    from insitu.service.caches import build_cache_report, summarize_cache
+    from insitu.service.formats import format_duration, format_position, format_size, format_time
+    from insitu.service.job_index import JobIndex
+    from insitu.service.jobs import build_job_report, report_snapshot, summarize_job, summarize_rates
+    from insitu.service.logs import clean_line, find_incarnation, read_log
+    from insitu.service.nodes import list_nodes
+    from insitu.service.preview import preview_rows
+    from insitu.service.start_command import format_start_command
+
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "caches": ("build_cache_report", "summarize_cache"),
+        "formats": ("format_duration", "format_position", "format_size", "format_time"),
+        "job_index": ("JobIndex",),
+        "jobs": ("build_job_report", "report_snapshot", "summarize_job", "summarize_rates"),
+        "logs": ("clean_line", "find_incarnation", "read_log"),
+        "nodes": ("list_nodes",),
+        "preview": ("preview_rows",),
+        "start_command": ("format_start_command",),
+    },
+)
+
+__all__ = [
+    "JobIndex",
+    "build_cache_report",
+    "build_job_report",
+    "clean_line",
+    "find_incarnation",
+    "format_duration",
+    "format_position",
+    "format_size",
+    "format_start_command",
+    "format_time",
+    "list_nodes",
+    "preview_rows",
+    "read_log",
+    "report_snapshot",
+    "summarize_cache",
+    "summarize_job",
+    "summarize_rates",
+]

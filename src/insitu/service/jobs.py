@@ -1,0 +1,249 @@
+"""Jobs as `insitu ps --json` and `insitu describe JOB --json` have them (docs/json.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from insitu.evaluations import read_evaluations
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from insitu.cluster import BrokenJob, JobStatus, Rates
+    from insitu.paths import JobPaths
+    from insitu.spec import CacheSpec, TaskSpec
+
+_ASKING_SECONDS = 2.0
+"""How long `describe JOB` waits for a server of Ignite."""
+
+
+def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
+    """Return one job as `ps --json` and `describe --json` have it (docs/json.md)."""
+    from insitu.cluster import BrokenJob
+
+    if isinstance(job, BrokenJob):
+        return {"job_id": job.job_id, "state": "unreadable", "reason": job.reason}
+    spec, state = job.spec, job.state
+    return {
+        "job_id": spec.job_id,
+        "state": state.phase,
+        "cache": spec.cache,
+        "command": list(spec.command),
+        "tasks": {
+            role: sum(1 for t in state.tasks if t.task.role == role)
+            for role in ("chief", "worker", "ps", "evaluator")
+        },
+        "attempt": len(state.attempts),
+        "progress": {"epoch": job.steps[0], "step": job.steps[1]} if job.steps else None,
+        "created": spec.created,
+        "ended": state.attempts[-1].ended if state.exit_code is not None and state.attempts else None,
+        "exit_code": state.exit_code,
+        "reason": state.reason,
+    }
+
+
+def build_job_report(
+    job: JobPaths,
+    *,
+    ledger: bool = False,
+    events: bool = False,
+    goodput: bool = False,
+    quick: bool = False,
+) -> dict[str, Any]:
+    """Return what `describe JOB --json` prints (docs/json.md). `quick`: without what has to be waited for,
+    which are stragglers and the present topology of Ignite."""
+    from insitu.cluster import Journal, encode_job, measure_goodput, read_placement, read_status
+
+    status = read_status(job)
+    placement, cache = read_placement(job)
+    spec, state, stored = status.spec, status.state, encode_job(status.state)
+    report = summarize_job(status) | {
+        "kind": "job",
+        "folder": str(job.root),
+        "name": spec.name,
+        "cache_version": placement.shard_map.version,
+        "workers": spec.workers,
+        "shards": [
+            {"shard": index, "home": home, "partitions": list(partitions)}
+            for index, (home, partitions) in enumerate(
+                zip(placement.home_nodes, placement.shard_map.shards, strict=True)
+            )
+        ],
+        "engine": spec.engine,
+        "threads": spec.threads,
+        "settings": dict(spec.settings),
+        "seed": spec.seed,
+        "max_restarts": spec.max_restarts,
+        "stall_timeout": spec.stall_timeout,
+        "on_loss": spec.on_loss,
+        "standby": spec.standby,
+        "generation": state.generation,
+        "task_list": _describe_tasks(job, stored["tasks"]),
+        "stragglers": [] if quick else _measure_stragglers(job, status),
+        "strategy": _read_strategy(job, placement.tasks),
+        "servers": _read_servers(job, placement.tasks),
+        "recoveries": list(map(_describe_recovery, stored["recoveries"])),
+        "attempts": [
+            {**attempt, "progress": _name_steps(attempt["progress"])} for attempt in stored["attempts"]
+        ],
+        "evaluations": [asdict(each) for each in read_evaluations(job.evaluations)],
+        "checkpoints": sorted(e.name for e in os.scandir(job.checkpoints) if not e.name.startswith(".")),
+    }
+    if ledger:
+        report["ledger"] = audit_epochs(job)
+    report |= report_snapshot(cache, status.running and not quick)
+    if goodput:
+        report["goodput"] = measure_goodput(job, status).to_json()
+    if events:
+        report["events"] = [
+            {"at": e.at, "event": e.event, "actions": e.actions} for e in Journal(job.journal).entries()[1:]
+        ]
+    return report
+
+
+def _describe_recovery(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: entry[name] for name in ("how", "tasks", "text", "at", "generation")},
+        "steps": _name_steps(entry["steps"]),
+        "seconds": entry["ended"] and entry["ended"] - entry["at"],
+    }
+
+
+def _name_steps(progress: list[int] | None) -> dict[str, int] | None:
+    return {"epoch": progress[0], "step": progress[1]} if progress else None
+
+
+def _measure_stragglers(job: JobPaths, status: JobStatus) -> list[dict[str, Any]]:
+    """Return the tasks that the others of a running job wait for, measured for a moment."""
+    from insitu.cluster import watch_stragglers
+
+    if not status.running or status.state.phase != "running":
+        return []
+    return [
+        {
+            "task": str(straggler.task),
+            "share": straggler.share,
+            "seconds": straggler.seconds,
+            "steps": straggler.steps,
+        }
+        for straggler in watch_stragglers(job, [t.task for t in status.state.alive])
+    ]
+
+
+def _describe_tasks(job: JobPaths, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from insitu.cluster import read_rates
+    from insitu.progress import read_progress
+    from insitu.spec import TaskId
+
+    tasks = []
+    for state in states:
+        task = TaskId.parse(state["task"])
+        progress = read_progress(job.progress(task))
+        tasks.append(
+            {
+                "task": state["task"],
+                "node": state["node"],
+                "shards": state["shards"],
+                "attempt": state["attempt"],
+                "pid": state["pid"] if state["alive"] else None,
+                "member": state["member"] and not state["released"],
+                "alive": state["alive"],
+                "code": state["code"],
+                "progress": progress
+                and {
+                    "epoch": progress.epoch,
+                    "step": progress.step,
+                    "rows": progress.rows,
+                    "place": progress.place,
+                },
+                "reads": _read_json(job.reads(task)),
+                "rates": summarize_rates(read_rates(job, task)),
+            }
+        )
+    return tasks
+
+
+def _read_servers(job: JobPaths, tasks: Sequence[TaskSpec]) -> list[dict[str, Any]]:
+    """Return the last report of each parameter server, by index. A server that took over reports both."""
+    newest: dict[int, dict[str, Any]] = {}
+    for task in tasks:
+        report = _read_json(job.server_account(task.task)) if task.task.role == "ps" else None
+        for server in (report or {}).get("servers", []):
+            known = newest.get(server["server"])
+            if known is None or known["applied"] <= server["applied"]:
+                newest[server["server"]] = server
+    return [newest[index] for index in sorted(newest)]
+
+
+def _read_strategy(job: JobPaths, tasks: Sequence[TaskSpec]) -> dict[str, str] | None:
+    """Return what a task has published of its strategy: its name, and how gradients travel."""
+    choices = (_read_json(job.strategy(task.task)) for task in tasks)
+    return next((choice for choice in choices if choice is not None), None)
+
+
+def _read_json(path: Any) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def summarize_rates(rates: Rates | None) -> dict[str, Any] | None:
+    """Return the rates of a task as JSON has them (docs/json.md)."""
+    if rates is None:
+        return None
+    return {
+        "at": rates.at,
+        "rows_per_second": rates.rows_per_second,
+        "step_seconds": rates.step_seconds,
+        "split": dict(rates.split),
+        "cpu": rates.cpu,
+        "memory": rates.memory,
+        "gpus": [dict(gpu) for gpu in rates.gpus],
+    }
+
+
+def audit_epochs(job: JobPaths) -> list[dict[str, Any]]:
+    """Return the audit of each epoch, as `describe --ledger --json` has it (docs/json.md)."""
+    from insitu.cluster import read_placement
+    from insitu.grid import audit, read_ledgers
+
+    placement, cache = read_placement(job)
+    return [
+        {
+            "epoch": epoch.epoch,
+            "complete": epoch.complete,
+            "clean": epoch.clean,
+            "expected": epoch.expected,
+            "counted": epoch.counted,
+            "lost": epoch.lost,
+            "repeated": epoch.repeated,
+            "left_out": epoch.left_out,
+            "partitions": [
+                {
+                    "partition": p.partition,
+                    "expected": p.expected,
+                    "counted": p.counted,
+                    "left_out": p.left_out,
+                    "clean": p.clean,
+                }
+                for p in epoch.partitions
+            ],
+        }
+        for epoch in audit(cache, placement.shard_map, read_ledgers(job))
+    ]
+
+
+def report_snapshot(cache: CacheSpec, running: bool) -> dict[str, Any]:
+    """Return what `describe JOB --json` says of the snapshot of Ignite that a job trains on, if it does."""
+    if cache.origin is None:
+        return {}
+    origin = dict(cache.origin)
+    if not (running and "servers" in origin):
+        return {"snapshot": origin}
+    from insitu.grid.ignite import describe_moves
+
+    return {"snapshot": origin | {"now": describe_moves(origin, _ASKING_SECONDS)}}

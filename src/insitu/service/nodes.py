@@ -1,0 +1,124 @@
+"""Nodes as `insitu nodes --json` has them (docs/json.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from insitu.ports import format_address
+
+if TYPE_CHECKING:
+    from insitu.paths import Paths
+    from insitu.spec import CacheSpec
+
+_AGENT_FIELDS = (
+    "host",
+    "address",
+    "state",
+    "since",
+    "cores",
+    "gpus",
+    "memory",
+    "memory_available",
+    "disk",
+    "disk_free",
+    "unknown_versions",
+    "versions",
+    "processor",
+    "clock_skew",
+)
+
+
+def list_nodes(paths: Paths, notify: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
+    """Return the nodes: agents on hosts first, then the stores of this machine that hold something.
+
+    `notify` hears why what is listed may be old.
+    """
+    from insitu.grid import Catalog, load_topology, measure_store, read_store_id
+
+    agents = _list_agents(paths, notify)
+    served = {each["node"] for each in agents}
+    stored = Catalog(paths).stored()
+    listed = [{**each, **_count_copies(paths, stored, each["node"])} for each in agents]
+    for node in load_topology(paths).nodes:
+        copies = _count_copies(paths, stored, node)
+        if node in served or (agents and not copies["primaries"] + copies["backups"]):
+            continue
+        room = measure_store(paths, node)
+        found = {"node": node, **copies, "store": str(paths.node(node))}
+        found |= {"store_id": read_store_id(paths, node)}
+        found |= {"quota": room.quota, "used": room.used, "slow_bytes": room.slow}
+        found["slow"] = None if room.tier is None else str(room.tier)
+        listed.append({**found, **dict.fromkeys(_AGENT_FIELDS)})
+    return [_in_order(each) for each in listed]
+
+
+def _list_agents(paths: Paths, notify: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return the agents of the cluster that this home belongs to, as `--json` prints them."""
+    from insitu.grid import list_nodes_with_stores
+
+    stores = list_nodes_with_stores(paths)
+    if not paths.head.exists() and not any(paths.agent(node).exists() for node in stores):
+        return []
+    from insitu.cluster import read_nodes
+
+    members, notice = read_nodes(paths)
+    if notice:
+        notify(notice)
+    listed = []
+    for member in sorted(members, key=lambda each: each.facts.node):
+        facts, load = member.facts, member.load
+        listed.append(
+            {
+                "node": facts.node,
+                "store": facts.folder,
+                "store_id": facts.store,
+                "host": facts.host,
+                "address": format_address(facts.address, facts.port),
+                "state": "unknown" if notice and member.state != "left" else member.state,
+                "since": member.since,
+                "cores": facts.cores,
+                "gpus": list(facts.gpus),
+                "memory": facts.memory,
+                "memory_available": load.memory_available,
+                "disk": facts.disk,
+                "disk_free": load.disk_free,
+                "unknown_versions": load.unknown_versions,
+                "versions": dict(facts.versions),
+                "processor": facts.processor,
+                "clock_skew": round(member.clock_skew, 3),
+            }
+        )
+    return listed
+
+
+def _in_order(entry: dict[str, Any]) -> dict[str, Any]:
+    first = ("node", "primaries", "backups", "rows", "bytes", "store", "store_id")
+    room = ("quota", "used", "slow", "slow_bytes")
+    return {name: entry.get(name) for name in (*first, *room, *_AGENT_FIELDS)}
+
+
+def _count_copies(paths: Paths, stored: Sequence[CacheSpec], node: str) -> dict[str, int]:
+
+    owned = [p for cache in stored for p in cache.partitions if node in p.owners]
+    return {
+        "primaries": sum(p.owners[0] == node for p in owned),
+        "backups": sum(p.owners[0] != node for p in owned),
+        "rows": sum(p.rows for p in owned if p.owners[0] == node),
+        "bytes": _measure_copies(paths, stored, node),
+    }
+
+
+def _measure_copies(paths: Paths, stored: Sequence[CacheSpec], node: str) -> int:
+    """Return the bytes of all partitions on a node. Those that versions share count once."""
+    sizes: dict[Any, int] = {}
+    for cache in stored:
+        for info in cache.partitions:
+            if node in info.owners:
+                path = paths.partition(node, cache.name, cache.version, info.index)
+                try:
+                    found = path.stat()
+                    sizes[found.st_dev, found.st_ino] = info.bytes
+                except OSError:  # a damaged store; `describe --verify` names what is missing
+                    sizes[path] = info.bytes
+    return sum(sizes.values())

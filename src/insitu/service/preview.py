@@ -1,0 +1,54 @@
+"""Rows of a cache to look at: a few, drawn at random, as plain values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from insitu.paths import Paths
+
+MAX_ROWS = 200
+_MAX_NUMBERS = 4096
+"""Numbers that are given of one value, which is more than a small picture has."""
+_MAX_TEXT = 2000
+
+
+def preview_rows(paths: Paths, name: str, count: int = 24, seed: int = 0) -> dict[str, Any]:
+    """Return rows of the latest version in the form of docs/json.md. The same seed gives the same rows.
+
+    Raises UnknownCache, CorruptPartition, InputError.
+    """
+    import numpy as np
+
+    from insitu.context import Context
+    from insitu.grid import Catalog, dataset
+
+    cache = Catalog(paths).get(name)
+    columns = [column.name for column in cache.columns]
+    rows: list[dict[str, Any]] = []
+    if cache.rows:
+        drawn = dataset(name, features=columns, label=None, paths=paths, context=Context(paths=paths)).sample(
+            max(1, min(count, MAX_ROWS)), seed
+        )
+        arrays = drawn if isinstance(drawn, dict) else {columns[0]: drawn}
+        taken = len(next(iter(arrays.values())))
+        rows = [{name: _to_plain(np.asarray(arrays[name][i])) for name in columns} for i in range(taken)]
+    return {"name": name, "version": cache.version, "seed": seed, "labels": list(cache.labels), "rows": rows}
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: numbers as nested lists, text cut to a length. None if it is too
+    large."""
+    import math
+
+    if value.dtype.kind in "OSU":
+        text = value.item()
+        return (text.decode(errors="replace") if isinstance(text, bytes) else str(text))[:_MAX_TEXT]
+    if value.size > _MAX_NUMBERS:
+        return None
+    if value.dtype.kind == "f" or value.dtype.kind not in "biu":
+        numbers = value.astype("float64")
+        if value.ndim == 0:
+            return float(numbers) if math.isfinite(numbers) else str(numbers)
+        return [_to_plain(part) for part in numbers]
+    return value.tolist()

@@ -1,0 +1,129 @@
+"""Imports that were started from the page. Each is a process of the command line, so that it shares nothing
+with the server but the home."""
+
+from __future__ import annotations
+
+import collections
+import secrets
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from insitu.errors import InputError
+from insitu.service import clean_line
+
+_MOST = 100
+"""Imports that are remembered."""
+_AT_ONCE = 2
+_TAIL = 20
+_CHUNK = 4096
+
+
+@dataclass
+class _Import:
+    """One import."""
+
+    #: Its number for users.
+    token: str
+    #: The cache that it makes.
+    cache: str
+    #: What runs.
+    command: Sequence[str]
+    #: When it was started, in seconds since 1970.
+    started: float
+    #: The process.
+    process: subprocess.Popen[bytes]
+    #: The last lines that it printed, without what a terminal obeys.
+    output: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=_TAIL))
+    #: When it ended; None while it runs.
+    ended: float | None = None
+    #: Its exit code; None while it runs.
+    code: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it in the form of docs/json.md."""
+        state = "running" if self.code is None else "failed" if self.code else "finished"
+        return {
+            "import": self.token,
+            "cache": self.cache,
+            "state": state,
+            "command_line": shlex.join(self.command),
+            "started": self.started,
+            "ended": self.ended,
+            "exit_code": self.code,
+            "output": list(self.output),
+        }
+
+
+class Imports:
+    """The imports of this server. Safe for use by several threads."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._lock = threading.Lock()
+        self._imports: dict[str, _Import] = {}
+
+    def start(
+        self, cache: str, sources: Sequence[str], options: Sequence[str], done: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Start an import. `done` is called when it has ended. Raises InputError where too many run."""
+        arguments = ["import", *options, "--", cache, *sources]
+        with self._lock:
+            if sum(each.code is None for each in self._imports.values()) >= _AT_ONCE:
+                raise InputError(f"{_AT_ONCE} imports run at a time. Wait for one to end")
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "insitu", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**self._environment, "NO_COLOR": "1"},
+            )
+            token = secrets.token_hex(4)
+            started = _Import(token, cache, ["insitu", *arguments], time.time(), process)
+            self._imports[token] = started
+            ended = [each.token for each in self._imports.values() if each.code is not None]
+            for old in ended[: max(0, len(self._imports) - _MOST)]:
+                del self._imports[old]
+        threading.Thread(target=self._read, args=(started, done), daemon=True).start()
+        return started.to_json()
+
+    def list(self) -> list[dict[str, Any]]:
+        """Return all imports, the latest first."""
+        with self._lock:
+            return [each.to_json() for each in reversed(self._imports.values())]
+
+    def find(self, token: str) -> dict[str, Any] | None:
+        """Return one import, or None."""
+        with self._lock:
+            found = self._imports.get(token)
+            return None if found is None else found.to_json()
+
+    def close(self) -> None:
+        """End all that runs: an import that is interrupted leaves caches as they were."""
+        with self._lock:
+            for each in self._imports.values():
+                if each.code is None:
+                    each.process.terminate()
+
+    def _read(self, running: _Import, done: Callable[[], None]) -> None:
+        stream: IO[bytes] | None = running.process.stdout
+        rest = b""
+        while stream is not None and (data := stream.read1(_CHUNK)):  # type: ignore[attr-defined]
+            *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+            rest = rest[-_CHUNK:]
+            with self._lock:
+                running.output.extend(text for line in lines if (text := clean_line(line).strip()))
+        code = running.process.wait()
+        with self._lock:
+            if rest.strip():
+                running.output.append(clean_line(rest))
+            running.ended = time.time()
+            running.code = code
+        if stream is not None:
+            stream.close()
+        done()

@@ -1,0 +1,418 @@
+"""The page: documents for browsers. It shows what the REST interface has, and changes the same."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, Literal
+
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+
+from insitu.cluster import find_job, read_curve, read_spec
+from insitu.errors import InputError, InsituError
+from insitu.service import list_nodes, preview_rows
+from insitu.spec import NO_CACHE
+from insitu.ui import actions
+from insitu.ui.access import Session
+from insitu.ui.events import encode_event, follow_changes, refuse_too_many
+from insitu.ui.forms import ImportForm, StartForm, read_fields
+from insitu.ui.job_view import count_changed, render_fragments
+from insitu.ui.numbers_view import draw_comparison, read_numbers
+from insitu.ui.pictures import show_rows
+from insitu.ui.rendering import render, render_page
+from insitu.ui.state import UIState, get_session, get_state, note_for_audit
+
+router = APIRouter(include_in_schema=False)
+State = Annotated[UIState, Depends(get_state)]
+Asking = Annotated[Session, Depends(get_session)]
+Text = Annotated[str, Query(max_length=300)]
+_PER_PAGE = 50
+_COPY = 1 << 20
+_MOST_COMPARED = 8
+"""Jobs in one chart, which has as many colours."""
+_SLOWER = 2.0
+"""Seconds for which charts are shown before they are drawn again."""
+
+
+def format_problems(errors: Any) -> str:
+    """Return what is wrong with the fields of a request, a sentence for each."""
+    return ". ".join(
+        f"{'.'.join(str(part) for part in error['loc'] if part != 'body') or 'The body'}: {error['msg']}"
+        for error in errors
+    )
+
+
+def render_error(request: Request, status: int, message: str) -> Response:
+    """Return a page that says what went wrong."""
+    session = getattr(request.state, "session", None)
+    return render_page("error.html", status, session=session, message=message, here="")
+
+
+@router.get("/login")
+async def show_login(token: Text = "") -> HTMLResponse:
+    return render_page("login.html", token=token, wrong=False)
+
+
+@router.post("/login")
+async def sign_in(request: Request, state: State) -> Response:
+    form = await request.form(max_files=0, max_fields=4)
+    token = form.get("token")
+    signed = state.access.sign_in(token.strip() if isinstance(token, str) else "", time.monotonic())
+    note_for_audit(request, signed_in=signed is not None)
+    if signed is None:
+        return render_page("login.html", 403, token="", wrong=True)
+    note_for_audit(request, new_session=signed[1].name, new_role=signed[1].role)
+    answer = RedirectResponse("/", 303)
+    answer.set_cookie(
+        state.cookie, signed[0], httponly=True, samesite="strict", secure=state.secure, path="/"
+    )
+    return answer
+
+
+@router.post("/logout")
+async def sign_out(request: Request, state: State) -> Response:
+    state.access.sign_out(request.cookies.get(state.cookie, ""))
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(state.cookie, path="/", httponly=True, samesite="strict", secure=state.secure)
+    return answer
+
+
+async def _list_page(state: UIState, job_state: str, find: str, page: int) -> dict[str, Any]:
+    jobs = await state.list_jobs()
+    counts: dict[str, int] = {}
+    for job in jobs:
+        counts[job["state"]] = counts.get(job["state"], 0) + 1
+    chosen = [
+        job
+        for job in jobs
+        if job_state in ("", job["state"])
+        and (not find or find in job["job_id"] or find in job.get("cache", ""))
+    ]
+    first = _PER_PAGE * page
+    return {
+        "jobs": chosen[first : first + _PER_PAGE],
+        "counts": counts,
+        "total": len(chosen),
+        "all": len(jobs),
+        "first": first,
+        "job_state": job_state,
+        "find": find,
+        "page": page,
+        "pages": -(-len(chosen) // _PER_PAGE),
+    }
+
+
+PageNumber = Annotated[int, Query(ge=0, le=1_000_000)]
+
+
+@router.get("/")
+async def show_jobs(
+    state: State, session: Asking, job_state: Text = "", find: Text = "", page: PageNumber = 0
+) -> HTMLResponse:
+    listed = await _list_page(state, job_state, find, page)
+    return render_page("jobs.html", session=session, here="jobs", **listed)
+
+
+@router.get("/live/jobs")
+async def follow_jobs(
+    request: Request, state: State, job_state: Text = "", find: Text = "", page: PageNumber = 0
+) -> StreamingResponse:
+    refuse_too_many(state)
+
+    async def read() -> str:
+        return render("_jobs.html", **await _list_page(state, job_state, find, page))
+
+    async def events() -> AsyncIterator[bytes]:
+        async for shown in follow_changes(state, request, read):
+            yield b": alive\n\n" if shown is None else encode_event("jobs", shown)
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _choose_log(
+    task: Text = "", attempt: Annotated[str, Query(pattern=r"^\d{0,6}$")] = "", search: Text = ""
+) -> dict[str, Any]:
+    """Return which log a page shows. A form sends its empty fields, too."""
+    return {"task": task, "attempt": int(attempt or 0) or None, "search": search}
+
+
+Log = Annotated[dict[str, Any], Depends(_choose_log)]
+
+
+@router.get("/jobs/{job_id}")
+async def show_job(
+    job_id: str,
+    state: State,
+    session: Asking,
+    log: Log,
+) -> HTMLResponse:
+    def read() -> tuple[str, dict[str, str]]:
+        job = find_job(state.paths, job_id)
+        return job.root.name, render_fragments(job, session.role, log)
+
+    name, fragments = await anyio.to_thread.run_sync(read)
+    return render_page("job.html", session=session, here="jobs", job_id=name, log=log, fragments=fragments)
+
+
+@router.get("/live/jobs/{job_id}")
+async def follow_job(
+    job_id: str,
+    request: Request,
+    state: State,
+    session: Asking,
+    log: Log,
+) -> StreamingResponse:
+    refuse_too_many(state)
+    job = await anyio.to_thread.run_sync(find_job, state.paths, job_id)
+    subject = ("fragments", str(job.root), session.role, *log.values())
+
+    async def read() -> dict[str, str]:
+        report = await state.describe_job(job)
+        numbers = await state.snapshots.get(
+            ("numbers", str(job.root)), lambda: read_numbers(job, report["evaluations"]), _SLOWER
+        )
+        return await state.snapshots.get(subject, lambda: render_fragments(job, session.role, log, numbers))
+
+    async def events() -> AsyncIterator[bytes]:
+        shown: dict[str, str] = {}
+        async for fragments in follow_changes(state, request, read):
+            if fragments is None:
+                yield b": alive\n\n"
+                continue
+            for name in count_changed(shown, fragments):
+                yield encode_event(name, fragments[name])
+            shown = fragments
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+async def _change(
+    request: Request, session: Session, job_id: str, act: Callable[[], dict[str, Any]], **facts: Any
+) -> Response:
+    note_for_audit(request, job=job_id, **facts)
+    done = await anyio.to_thread.run_sync(act)
+    return RedirectResponse(f"/jobs/{done['job_id']}", 303)
+
+
+@router.post("/jobs/{job_id}/stop")
+async def stop_job(job_id: str, request: Request, state: State, session: Asking) -> Response:
+    return await _change(request, session, job_id, lambda: actions.stop(state, job_id))
+
+
+@router.post("/jobs/{job_id}/resume")
+async def resume_job(job_id: str, request: Request, state: State, session: Asking) -> Response:
+    return await _change(request, session, job_id, lambda: actions.resume(state, job_id))
+
+
+@router.post("/jobs/{job_id}/scale")
+async def scale_job(job_id: str, request: Request, state: State, session: Asking) -> Response:
+    text = (await request.form(max_files=0, max_fields=4)).get("workers")
+    if not isinstance(text, str) or not text.isdecimal() or len(text) > 6:
+        raise InputError(f"The number of workers is a whole number. Received: {str(text)[:50]!r}")
+    return await _change(
+        request, session, job_id, lambda: actions.scale(state, job_id, int(text)), workers=int(text)
+    )
+
+
+@router.get("/data")
+async def show_caches(state: State, session: Asking) -> HTMLResponse:
+    caches = await state.snapshots.get("caches", lambda: actions.list_caches(state))
+    return render_page(
+        "caches.html",
+        session=session,
+        here="data",
+        caches=caches,
+        imports=state.imports.list(),
+        problem="",
+        fields=defaultdict(str),
+    )
+
+
+@router.get("/live/imports")
+async def follow_imports(request: Request, state: State) -> StreamingResponse:
+    refuse_too_many(state)
+
+    async def read() -> str:
+        return render("_imports.html", imports=state.imports.list())
+
+    async def events() -> AsyncIterator[bytes]:
+        async for shown in follow_changes(state, request, read):
+            yield b": alive\n\n" if shown is None else encode_event("imports", shown)
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+@router.get("/data/{name:path}")
+async def show_cache(
+    name: str, state: State, session: Asking, seed: Annotated[int, Query(ge=0, lt=1 << 31)] = 0
+) -> HTMLResponse:
+    def read() -> dict[str, Any]:
+        cache = actions.describe_cache(state, name)
+        problem, rows = "", []
+        try:
+            rows = show_rows(cache["columns"], preview_rows(state.paths, name, 24, seed))
+        except InsituError as error:  # the rest of the page still says what there is
+            problem = error.message
+        owners = {owner for p in cache["partition_list"] for owner in (p["primary"], *p["backups"])}
+        return {"cache": cache, "rows": rows, "problem": problem, "nodes": sorted(owners)}
+
+    found = await anyio.to_thread.run_sync(read)
+    return render_page("cache.html", session=session, here="data", seed=seed, **found)
+
+
+@router.post("/import")
+async def start_import(request: Request, state: State, session: Asking) -> Response:
+    form = await request.form(max_files=1, max_fields=20)
+    fields = {name: value for name, value in form.items() if isinstance(value, str)}
+    try:
+        upload = await _keep_upload(state, form, "file")
+        values = read_fields(fields) | ({"upload": upload} if upload else {})
+        started = await anyio.to_thread.run_sync(
+            actions.start_import, state, ImportForm.model_validate(values)
+        )
+    except (InputError, ValidationError) as error:
+        caches = await state.snapshots.get("caches", lambda: actions.list_caches(state))
+        return render_page(
+            "caches.html",
+            400,
+            session=session,
+            here="data",
+            caches=caches,
+            imports=state.imports.list(),
+            problem=_explain(error),
+            fields=defaultdict(str, fields),
+        )
+    note_for_audit(request, command=started["command_line"][:2000])
+    return RedirectResponse("/data", 303)
+
+
+def _explain(error: InputError | ValidationError) -> str:
+    return error.message if isinstance(error, InputError) else format_problems(error.errors())
+
+
+async def _keep_upload(state: UIState, form: FormData, field: str) -> str | None:
+    """Keep the file that a form has sent, and return its token; None where there is none."""
+    sent = form.get(field)
+    if not isinstance(sent, UploadFile) or not sent.filename:
+        return None
+    token, _, file = state.uploads.open(sent.filename)
+    with file:
+        while chunk := await sent.read(_COPY):
+            await anyio.to_thread.run_sync(file.write, chunk)
+    return token
+
+
+@router.get("/compare")
+async def show_comparison(
+    state: State,
+    session: Asking,
+    job: Annotated[list[str] | None, Query(max_length=_MOST_COMPARED)] = None,
+    over: Literal["updates", "seconds"] = "updates",
+) -> HTMLResponse:
+    chosen = list(dict.fromkeys(job or []))
+
+    def read() -> list[Any]:
+        found = [find_job(state.paths, each) for each in chosen]
+        return draw_comparison({f.root.name: (read_spec(f).created, read_curve(f)) for f in found}, over)
+
+    charts = await anyio.to_thread.run_sync(read)
+    jobs = (await state.list_jobs())[:200]
+    return render_page(
+        "compare.html",
+        session=session,
+        here="compare",
+        jobs=jobs,
+        chosen=chosen,
+        over=over,
+        charts=charts,
+        most=_MOST_COMPARED,
+    )
+
+
+@router.get("/nodes")
+async def show_nodes(state: State, session: Asking) -> HTMLResponse:
+    nodes = await state.snapshots.get("nodes", lambda: list_nodes(state.paths), 2.0)
+    return render_page("nodes.html", session=session, here="nodes", nodes=nodes)
+
+
+async def _render_start(
+    state: UIState, session: Session, fields: dict[str, Any], problems: list[str], status: int = 200
+) -> HTMLResponse:
+    caches = await state.snapshots.get("caches", lambda: actions.list_caches(state))
+    return render_page(
+        "start.html",
+        status,
+        session=session,
+        here="start",
+        caches=caches,
+        fields=defaultdict(str, fields),
+        preview=await anyio.to_thread.run_sync(_preview, state, fields),
+        problems=problems,
+        no_cache=NO_CACHE,
+    )
+
+
+def _preview(state: UIState, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the command line of what a form holds, and its problems."""
+    if not any(fields.get(name) for name in ("command", "job_dir")):
+        return {"command_line": "", "problems": []}
+    try:
+        return actions.check_start(state, StartForm.model_validate(read_fields(fields)))
+    except (InputError, ValidationError) as error:
+        return {"command_line": "", "problems": [_explain(error)]}
+
+
+@router.get("/start")
+async def show_start(state: State, session: Asking, clone: Text = "", cache: Text = "") -> HTMLResponse:
+    fields: dict[str, Any] = {"cache": cache} if cache else {}
+    if clone:
+        fields = await anyio.to_thread.run_sync(_read_clone, state, clone)
+    return await _render_start(state, session, fields, [])
+
+
+def _read_clone(state: UIState, job_id: str) -> dict[str, Any]:
+    """Return the fields that start a job like one that there is, with its copy of the code."""
+    import shlex
+
+    job = find_job(state.paths, job_id)
+    spec = read_spec(job)
+    fields: dict[str, Any] = {
+        name: str(value) if value is not None else ""
+        for name in ("cache", "workers", "shards", "ps", "ps_backups", "name", "max_restarts", "seed")
+        for value in [getattr(spec, name)]
+    }
+    fields |= {
+        "threads": str(spec.threads),
+        "stall_timeout": f"{spec.stall_timeout:g}",
+        "on_loss": spec.on_loss,
+    }
+    fields |= {name: "on" for name in ("chief", "evaluator", "memory_checkpoint") if getattr(spec, name)}
+    return fields | {"job_dir": str(job.code), "command": shlex.join(spec.command)}
+
+
+@router.post("/start/preview")
+async def preview_start(request: Request, state: State) -> HTMLResponse:
+    form = await request.form(max_files=0, max_fields=40)
+    preview = await anyio.to_thread.run_sync(_preview, state, dict(form))
+    return render_page("_preview.html", preview=preview)
+
+
+@router.post("/start")
+async def start_job(request: Request, state: State, session: Asking) -> Response:
+    form = await request.form(max_files=1, max_fields=40)
+    fields = {name: value for name, value in form.items() if isinstance(value, str)}
+    try:
+        upload = await _keep_upload(state, form, "zip")
+        values = read_fields(fields) | ({"upload": upload} if upload else {})
+        checked = StartForm.model_validate(values)
+        started = await anyio.to_thread.run_sync(actions.start_job, state, checked)
+    except (InsituError, ValidationError) as error:
+        text = error.message if isinstance(error, InsituError) else format_problems(error.errors())
+        return await _render_start(state, session, fields, [text], 400)
+    note_for_audit(request, job=started["job_id"], command=started["command_line"][:2000])
+    return RedirectResponse(f"/jobs/{started['job_id']}", 303)

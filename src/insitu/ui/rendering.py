@@ -1,0 +1,47 @@
+"""Renders templates. What they are given is escaped: nothing of a job or a cache becomes markup."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from insitu.service import format_duration, format_position, format_size, format_time
+
+_environment = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def _lasted(job: Mapping[str, Any]) -> str:
+    """Return how long a job runs, or ran."""
+    return format_duration((job["ended"] or time.time()) - job["created"])
+
+
+_environment.filters |= {
+    "duration": format_duration,
+    "position": format_position,
+    "size": format_size,
+    "time": format_time,
+    "number": lambda value: f"{value:,}",
+    "percent": lambda value: f"{value:.0%}",
+    "lasted": _lasted,
+}
+
+
+def render(name: str, **values: Any) -> str:
+    """Return a template filled in."""
+    return _environment.get_template(name).render(**values)
+
+
+def render_page(name: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """Return a page as an answer."""
+    return HTMLResponse(render(name, **values), status)

@@ -1,0 +1,114 @@
+"""What one server of the page holds: shared by the REST interface and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from starlette.requests import Request
+
+from insitu.paths import JobPaths, Paths
+from insitu.service import JobIndex, build_job_report
+from insitu.ui.access import Access, Session
+from insitu.ui.imports import Imports
+from insitu.ui.uploads import Uploads
+
+T = TypeVar("T")
+_MOST = 512
+"""Values that are kept at a time."""
+FRESH = 0.5
+"""Seconds for which what was read is shown to others, too."""
+MAX_STREAMS = 256
+"""Streams at a time; each is a viewer who follows a page."""
+
+
+class Snapshots:
+    """Reads each subject once for all who look at it at the same time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._locks: dict[Any, asyncio.Lock] = {}
+        #: By subject: when it was read, and what was found.
+        self._values: dict[Any, tuple[float, Any]] = {}
+
+    async def get(self, subject: Any, read: Callable[[], T], fresh: float = FRESH) -> T:
+        """Return what `read` returns, or what it has returned for the subject `fresh` seconds ago or less.
+
+        `read` runs in a thread. What it raises is raised, and not kept.
+        """
+        known = self._values.get(subject)
+        if known is not None and self._clock() - known[0] <= fresh:
+            return known[1]
+        async with self._locks.setdefault(subject, asyncio.Lock()):
+            known = self._values.get(subject)
+            if known is not None and self._clock() - known[0] <= fresh:
+                return known[1]
+            value = await anyio.to_thread.run_sync(read)
+            self._values.pop(subject, None)
+            self._values[subject] = (self._clock(), value)
+        while len(self._values) > _MOST:
+            oldest = next(iter(self._values))
+            del self._values[oldest]
+            self._locks.pop(oldest, None)
+        return value
+
+
+@dataclass
+class UIState:
+    """One server."""
+
+    #: Names below $INSITU_HOME.
+    paths: Paths
+    #: Who may.
+    access: Access
+    #: The name of the cookie that holds a session.
+    cookie: str
+    #: Whether cookies are for TLS alone.
+    secure: bool
+    #: The address under which users reach the page, such as `http://127.0.0.1:8780`.
+    url: str
+    #: Job folders and data that were sent.
+    uploads: Uploads
+    #: Imports that were started here.
+    imports: Imports
+    #: Shared reads.
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    #: Set when the server ends, so that streams end, too.
+    ends: Callable[[], bool] = lambda: False
+    #: Streams that are open.
+    streams: int = 0
+    #: All jobs.
+    index: JobIndex = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.index = JobIndex(self.paths)
+
+    async def list_jobs(self) -> list[dict[str, Any]]:
+        """Return all jobs, the newest first."""
+        return await self.snapshots.get("jobs", self.index.list)
+
+    async def describe_job(self, job: JobPaths, **options: bool) -> dict[str, Any]:
+        """Return the report of a job."""
+        subject = ("job", str(job.root), *sorted(options.items()))
+        return await self.snapshots.get(subject, lambda: build_job_report(job, quick=True, **options))
+
+
+def get_state(request: Request) -> UIState:
+    """Return the state of the server that a request came to."""
+    state: UIState = request.app.state.ui
+    return state
+
+
+def get_session(request: Request) -> Session:
+    """Return who asks, which the guard has found."""
+    session: Session = request.state.session
+    return session
+
+
+def note_for_audit(request: Request, **facts: Any) -> None:
+    """Add facts to the line of the audit log that this request makes."""
+    request.scope["state"].setdefault("audit", {}).update(facts)

@@ -1,0 +1,82 @@
+"""Files that users send: each in a private folder, bounded, and removed after a while or with the server."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from insitu.errors import InputError
+
+MAX_ZIP = 256 << 20
+"""Bytes of a job folder, which is as much as `insitu start` copies."""
+MAX_DATA = 4 << 30
+"""Bytes of a file to import."""
+_MOST = 8
+_SECONDS = 3600.0
+"""How long a file is kept that nobody uses."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def check_file_name(name: str) -> str:
+    """Return the last part of a file's name, as a browser sends it, with letters that are safe anywhere.
+
+    Raises InputError where nothing is left of it.
+    """
+    last = re.split(r"[/\\]", name)[-1]
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", last).lstrip(".-")[:100]
+    if not _NAME.fullmatch(safe):
+        raise InputError(
+            f"A file needs a name of letters and digits, such as job.zip. Received: {name[:100]!r}"
+        )
+    return safe
+
+
+class Uploads:
+    """The files that were sent and not used yet."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._root = Path(tempfile.mkdtemp(prefix="insitu-uploads-"))
+        #: By token, which nobody can guess: when it came, and the file.
+        self._files: dict[str, tuple[float, Path]] = {}
+
+    def open(self, name: str) -> tuple[str, Path, BinaryIO]:
+        """Make a new file. Returns its token, its path and the open file. Raises InputError for its name."""
+        safe = check_file_name(name)
+        self._drop_old()
+        token = secrets.token_hex(16)
+        folder = self._root / token
+        folder.mkdir(mode=0o700)
+        path = folder / safe
+        self._files[token] = (self._clock(), path)
+        return token, path, path.open("xb")
+
+    def find(self, token: str) -> Path:
+        """Return the file of a token. Raises InputError where there is none."""
+        found = self._files.get(token)
+        if found is None:
+            raise InputError("An upload can be used for an hour. Send the file again")
+        return found[1]
+
+    def remove(self, token: str | None) -> None:
+        """Remove a file, if it is there."""
+        if token is not None and self._files.pop(token, None) is not None:
+            shutil.rmtree(self._root / token, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all files."""
+        self._files.clear()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _drop_old(self) -> None:
+        now = self._clock()
+        old = [token for token, (at, _) in self._files.items() if now - at > _SECONDS]
+        kept = [token for token in self._files if token not in old]
+        for token in (*old, *kept[: max(0, len(kept) + 1 - _MOST)]):
+            self.remove(token)

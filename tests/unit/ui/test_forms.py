@@ -1,0 +1,55 @@
+"""What HTML forms send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pydantic")
+
+from insitu.cluster import Request
+from insitu.errors import InputError
+from insitu.ui.forms import ImportForm, StartForm, read_fields, split_command
+
+
+def test_an_empty_field_has_the_default_of_the_command_line() -> None:
+    sent = {"cache": "a", "job_dir": " job ", "command": "train.py", "workers": "", "seed": " ", "ps": "auto"}
+    request = StartForm.model_validate(read_fields(sent)).to_request(Path("job"))
+    assert request == Request("a", Path("job"), ("train.py",), ps=None)
+
+
+def test_a_box_that_is_checked_is_true() -> None:
+    form = StartForm.model_validate(read_fields({"command": "a", "job_dir": "b", "chief": "on"}))
+    assert form.chief and not form.evaluator
+
+
+def test_a_quote_without_its_end_is_named() -> None:
+    with pytest.raises(InputError, match="quote"):
+        split_command("train.py 'a")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"workers": 0},
+        {"workers": "two"},
+        {"stall_timeout": float("nan")},
+        {"command": []},
+        {"command": ["a\0b"]},
+        {"on_loss": "explode"},
+        {"surprise": 1},
+        {"upload": "../../etc"},
+        {"seed": 2**63},
+    ],
+)
+def test_values_are_checked(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        StartForm.model_validate({"command": ["a"], "job_dir": "b"} | bad)
+
+
+def test_options_of_an_import_stay_with_their_names() -> None:
+    form = ImportForm(cache="a", sources=["x", "y"], key="--overwrite", label_from_filename=True, backups=1)
+    assert form.to_options() == ["--backups=1", "--key=--overwrite", "--label-from-filename"]
+    lines = read_fields({"sources": "/a\n\n /b \n"})
+    assert lines == {"sources": ["/a", "/b"]}
