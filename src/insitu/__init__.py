@@ -43,7 +43,9 @@ if TYPE_CHECKING:
         ReplicaContext,
         RunOptions,
         SidecarEvaluator,
+        StepLog,
         Strategy,
+        TensorBoard,
         TPUStrategy,
         estimator,
         get_replica_context,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
         in_cross_replica_context,
     )
     from insitu.train.features import feature_column
+    from insitu.train.features.adaptation import adapt
     from insitu.train.parameter_server import coordinator, layers
     from insitu.train.parameter_server.script_server import Server
     from insitu.train.strategies import cluster_resolver, experimental
@@ -63,6 +66,7 @@ _load, _ = lazy_door(
         "exchange": ("exchange",),
         "grid": ("Dataset", "dataset"),
         "insitu.train.estimator": ("estimator",),
+        "insitu.train.features.adaptation": ("adapt",),
         "insitu.train.features.feature_column": ("feature_column",),
         "insitu.train.parameter_server.coordinator": ("coordinator",),
         "insitu.train.parameter_server.layers": ("layers",),
@@ -92,8 +96,10 @@ _load, _ = lazy_door(
             "ReplicaContext",
             "RunOptions",
             "SidecarEvaluator",
+            "StepLog",
             "Strategy",
             "TPUStrategy",
+            "TensorBoard",
             "get_replica_context",
             "get_strategy",
             "has_strategy",
@@ -128,9 +134,12 @@ __all__ = [
     "RunOptions",
     "Server",
     "SidecarEvaluator",
+    "StepLog",
     "Strategy",
     "TPUStrategy",
+    "TensorBoard",
     "__version__",
+    "adapt",
     "cluster_resolver",
     "config",
     "context",

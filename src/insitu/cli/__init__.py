@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 INTERRUPTED = 130
 
@@ -18,8 +18,8 @@ def build_app() -> object:
     import typer
 
     from insitu._version import __version__
-    from insitu.cli import chaos, data, delete, describe, devices, jobs, nodes, repair, scrub, storage
     from insitu.cli.command_group import CommandGroup
+    from insitu.cli.outside import CLUSTER_OPTION, run_from_outside
 
     app = typer.Typer(
         name="insitu",
@@ -28,6 +28,7 @@ def build_app() -> object:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
 
     def show_version(requested: bool) -> None:
@@ -38,22 +39,24 @@ def build_app() -> object:
     @app.callback()
     def options(
         version: bool = typer.Option(
-            False, "--version", help="Print the version.", callback=show_version, is_eager=True
+            False, "--version", "-V", help="Print the version.", callback=show_version, is_eager=True
         ),
+        cluster: str = typer.Option("", "--cluster", **CLUSTER_OPTION),
     ) -> None:
-        pass
+        run_from_outside(cluster)
 
-    data.register(app)
-    nodes.register(app)
-    jobs.register(app)
-    describe.register(app)
-    delete.register(app)
-    scrub.register(app)
-    devices.register(app)
-    chaos.register(app)
-    repair.register(app)
-    storage.register(app)
+    for module in _list_modules():
+        module.register(app)
     return app
+
+
+def _list_modules() -> tuple[Any, ...]:
+    """Return the modules that have commands, in the order of the help."""
+    from insitu.cli import chaos, data, delete, describe, devices, export, jobs, nodes, repair, scrub
+    from insitu.cli import fetch, rebalance, storage, top, ui  # isort: skip
+
+    first = (data, nodes, jobs, describe, delete, fetch, scrub, rebalance)
+    return (*first, devices, chaos, repair, storage, export, top, ui)
 
 
 def main() -> NoReturn:

@@ -123,8 +123,8 @@ def _judge(
     paths: Paths, reference: JobPaths, job: JobPaths, done: list[InjectedFault], code: int, planned: int
 ) -> tuple[str, bool]:
     """Return the verdict as text, and whether all of it is as it must be."""
-    from insitu.cli.describe import build_job_report
     from insitu.cluster import find_leftovers, read_results
+    from insitu.service import build_job_report
 
     description: dict[str, Any] = build_job_report(job, ledger=True, events=False)
     lost = sum(e["lost"] for e in description["ledger"])

@@ -5,6 +5,30 @@ from __future__ import annotations
 import click
 from typer.core import TyperCommand, TyperGroup
 
+from insitu.cli.outside import ARGUMENTS
+
+START_EXAMPLES = """
+Starts a training job on the nodes that hold CACHE, and streams its output. A dash in place of CACHE is for
+a script that brings its own data: it then has one worker for each node, unless --workers says otherwise.
+The address of a cache of Apache Ignite is read first, once; each worker then trains beside a server of it.
+
+JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
+everything after JOB_CMD belongs to the script. Worker 0 is the chief; --chief adds it to --workers. Ctrl-C
+detaches, the job goes on. The exit code is that of the training (128 + the signal's number if a signal ended
+it, 124 if it stood still, 143 if it was stopped). Jobs and caches lie in the folder $INSITU_HOME, by default
+~/.insitu.
+
+Examples:
+
+    insitu start digits/train ./my_job train.py
+    insitu start --workers 2 --seed 7 digits/train ./my_job train.py --epochs 3
+    insitu start --detach --name nightly quickdraw job.zip python train.py
+    insitu start --workers 2 --ps 1 --chief digits ./my_job parameter_server.py
+    insitu start --ps auto clicks/train ./my_job train.py
+    insitu start --workers 2 - ./my_job train.py
+    insitu start --tensor image=uint8[28,28] ignite://grid-1,grid-2/DIGITS ./my_job train.py
+"""
+
 
 class CommandGroup(TyperGroup):
     """Leaves the suggestion to Click where that makes one: Typer would add the same a second time."""
@@ -12,6 +36,7 @@ class CommandGroup(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        ctx.meta[ARGUMENTS] = list(args)
         self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")
         return super().resolve_command(ctx, args)
 

@@ -6,15 +6,20 @@ import contextlib
 import json
 import os
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+from insitu.service import format_duration as format_duration
+from insitu.service import format_position as format_position
+from insitu.service import format_size as format_size
+from insitu.service import format_time as format_time
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
 _RED, _DIM = 31, 2
+_IN_NOTICES = "\n\t"
 _CELL_WIDTH = 60
 """Characters of a text in a cell."""
 
@@ -28,15 +33,21 @@ def paint(text: str, colour: int, stream: TextIO) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m" if wants_colour(stream) else text
 
 
+def escape_controls(text: str, kept: str = "") -> str:
+    """Return a text without what a terminal would obey: names and values may come from anybody's file or
+    server. `kept` are characters that stay."""
+    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
+
+
 def print_error(message: str) -> None:
-    """Print an error on stderr. What a terminal would obey, such as bytes of a file, is escaped."""
-    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in message)
+    """Print an error on stderr, escaped."""
+    shown = escape_controls(message, _IN_NOTICES)
     sys.stderr.write(f"{paint('error:', _RED, sys.stderr)} {shown}\n")
 
 
 def print_notice(message: str) -> None:
-    """Print on stderr what concerns the command rather than its result."""
-    sys.stderr.write(f"{message}\n")
+    """Print on stderr what concerns the command rather than its result, escaped."""
+    sys.stderr.write(f"{escape_controls(message, _IN_NOTICES)}\n")
     sys.stderr.flush()
 
 
@@ -45,8 +56,8 @@ def print_json(value: Any) -> None:
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the header and the rows, with columns as wide as their widest cell."""
-    table = [list(header), *(list(row) for row in rows)]
+    """Return the header and the rows, escaped, with columns as wide as their widest cell."""
+    table = [[escape_controls(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -65,29 +76,6 @@ def format_cell(text: str) -> str:
     """Return `text` as one line, short enough for a cell of a table."""
     line = " ".join(text.split())
     return line if len(line) <= _CELL_WIDTH else f"{line[: _CELL_WIDTH - 3]}..."
-
-
-def format_duration(seconds: float) -> str:
-    """Return such as `42s`, `3m10s`, `2h05m`, `4d3h`."""
-    whole = max(0, int(seconds))
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if days:
-        return f"{days}d{hours % 24}h"
-    if hours:
-        return f"{hours}h{minutes % 60:02d}m"
-    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
-
-
-def format_position(progress: Mapping[str, int] | None) -> str:
-    """Return such as `epoch 2 step 17`, counted from 1 as Keras prints them; `-` before training."""
-    if not progress or progress["epoch"] < 0:
-        return "-"
-    return f"epoch {progress['epoch'] + 1} step {progress['step'] + 1}"
-
-
-def format_time(at: float) -> str:
-    """Return the local date and time of `at`, in seconds since 1970."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 class OutputPrinter:
@@ -122,14 +110,6 @@ class OutputPrinter:
         for line in lines:
             sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
-
-
-def format_size(size: int) -> str:
-    """Return a number of bytes in the largest fitting unit, such as 24.9 MB."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size} B"
 
 
 @contextlib.contextmanager

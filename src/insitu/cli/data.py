@@ -5,16 +5,25 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from insitu.cli.compression import describe_sizes, summarize_compression
+from insitu.cli.compression import describe_sizes
 from insitu.cli.console import format_size, print_json, print_notice, print_table
-from insitu.cli.ignite import ArrowOption, FillOption, TensorOption, WithoutOption, format_origin
+from insitu.cli.ignite import (
+    ArrowOption,
+    ConfigOption,
+    FillOption,
+    TensorOption,
+    WithoutOption,
+    find_address,
+    format_origin,
+)
 from insitu.cli.import_progress import shown_progress
 from insitu.errors import GridError, InputError
 from insitu.paths import Paths
+from insitu.service import build_cache_report, summarize_cache
 
 if TYPE_CHECKING:
     from insitu.spec import CacheSpec, Column
@@ -82,6 +91,7 @@ def import_command(
     fill: FillOption = None,
     arrow: ArrowOption = None,
     without: WithoutOption = None,
+    config: ConfigOption = None,
     features: Annotated[
         str | None,
         typer.Option(metavar="COLUMNS", help="Of TFRecord files: image:uint8[28,28]=image_raw,label:int64."),
@@ -105,16 +115,21 @@ def import_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    from insitu.grid import import_cache
+    from insitu.grid import import_cache, is_home_of_agent
     from insitu.grid.ignite import parse_field_options
 
     paths = Paths.default()
     started = time.monotonic()
+    remote = None
+    if paths.head.exists() or is_home_of_agent(paths):
+        from insitu.cluster import find_owners
+
+        remote = find_owners(paths)
     with _interruption_explained(paths, resume), shown_progress(cache) as progress:
         published = import_cache(
             paths,
             cache,
-            sources,
+            [find_address(source, config) for source in sources],
             partitions=partitions,
             backups=backups,
             format=format,
@@ -131,10 +146,14 @@ def import_command(
             compress=compress,
             fields=parse_field_options(tensor or (), fill or (), arrow or (), without or ()),
             progress=progress.report,
+            remote=remote,
         )
     seconds = max(1e-9, time.monotonic() - started)
     speed = progress.bytes_read / 1e6 / seconds
     print_notice(f"Imported {progress.rows_read:,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
+    if remote is not None and remote.sent:
+        sent = ", ".join(f"{format_size(size)} to {node}" for node, size in sorted(remote.sent.items()))
+        print_notice(f"Sent {sent}")
     _print_caches(published, as_json)
 
 
@@ -216,36 +235,23 @@ def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
     )
 
 
-def summarize_cache(cache: CacheSpec) -> dict[str, Any]:
-    """Return one cache as `insitu caches --json` prints it."""
-    return {
-        "name": cache.name,
-        "version": cache.version,
-        "rows": cache.rows,
-        "bytes": cache.bytes,
-        "partitions": len(cache.partitions),
-        "backups": cache.backups,
-        "columns": [{"name": c.name, "dtype": c.dtype, "shape": list(c.shape)} for c in cache.columns],
-        "created": cache.created,
-    }
-
-
 def describe_cache(name: str, as_json: bool, verify: bool) -> None:
     """Print all about a cache: schema, rows, bytes, partitions and their owners.
 
     `verify` reads every copy of every partition and compares it with its checksum. Raises UnknownCache;
     CorruptPartition after all has been printed.
     """
+    from insitu.cli.remote import find_remote
     from insitu.grid import Catalog, find_slow_copies, verify_copies
 
     paths = Paths.default()
     catalog = Catalog(paths)
     cache = catalog.get(name)
     jobs = catalog.pinned_by(name)
-    checks = verify_copies(paths, cache) if verify else []
+    checks = verify_copies(paths, cache, find_remote(paths, cache)) if verify else []
     slow = find_slow_copies(paths, cache)
     if as_json:
-        print_json(_cache_details(cache, jobs, slow, checks if verify else None))
+        print_json(build_cache_report(cache, jobs, slow, checks if verify else None))
     else:
         _print_cache(cache, jobs, slow)
         if verify and not any(problem for _, _, problem in checks):
@@ -255,41 +261,6 @@ def describe_cache(name: str, as_json: bool, verify: bool) -> None:
         for problem in problems[:-1]:
             print_notice(str(problem))
         raise problems[-1]
-
-
-def _cache_details(
-    cache: CacheSpec,
-    jobs: list[str],
-    slow: Mapping[int, Sequence[str]],
-    checks: Sequence[tuple[int, str, Exception | None]] | None,
-) -> dict[str, Any]:
-    partitions = [
-        {
-            "index": p.index,
-            "rows": p.rows,
-            "bytes": p.bytes,
-            "checksum": p.checksum,
-            "primary": p.owners[0],
-            "backups": list(p.owners[1:]),
-            "slow": list(slow.get(p.index, ())),
-        }
-        for p in cache.partitions
-    ]
-    details = {
-        **summarize_cache(cache),
-        "kind": "cache",
-        "key": cache.key,
-        "labels": list(cache.labels),
-        "jobs": jobs,
-        "compression": summarize_compression(cache),
-        "partition_list": partitions,
-    } | ({"origin": cache.origin} if cache.origin else {})
-    if checks is not None:
-        details["verified"] = [
-            {"partition": index, "node": node, "problem": str(problem) if problem else None}
-            for index, node, problem in checks
-        ]
-    return details
 
 
 def _print_cache(cache: CacheSpec, jobs: list[str], slow: Mapping[int, Sequence[str]]) -> None:

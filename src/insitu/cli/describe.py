@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -15,20 +12,19 @@ from insitu.cli.console import (
     format_position,
     format_time,
     print_json,
-    print_notice,
     print_table,
 )
-from insitu.cli.jobs import complete_cache, complete_job, summarize_job
+from insitu.cli.goodput import print_goodput
+from insitu.cli.ignite import ConfigOption, find_address, format_snapshot
+from insitu.cli.jobs import complete_cache, complete_job
+from insitu.cli.ledger import print_ledger
+from insitu.cli.rates import print_rates
 from insitu.errors import InputError, UnknownCache, UnknownJob
-from insitu.evaluations import read_evaluations
 from insitu.paths import Paths
+from insitu.service import build_job_report
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from insitu.cluster import JobStatus
     from insitu.paths import JobPaths
-    from insitu.spec import TaskSpec
 
 
 _SHOWN_EVALUATIONS = 20
@@ -52,7 +48,11 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
     ledger: Annotated[bool, typer.Option("--ledger", help="Of a job: audit the rows of each epoch.")] = False,
     events: Annotated[bool, typer.Option("--events", help="Of a job: everything that happened.")] = False,
+    goodput: Annotated[
+        bool, typer.Option("--goodput", help="Of a job: where each second went, and what to do about it.")
+    ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Of a cache: check every partition.")] = False,
+    config: ConfigOption = None,
 ) -> None:
     """Show all about a cache, or about a job. A name that both have means the cache.
 
@@ -63,6 +63,7 @@ def describe(
     ```
     insitu describe digits/train --verify
     insitu describe digits-3fa9c1 --ledger
+    insitu describe digits-3fa9c1 --goodput
     insitu describe digits-3fa9c1 --json
     insitu describe ignite://grid-1/DIGITS
     ```
@@ -71,16 +72,18 @@ def describe(
     from insitu.cli.ignite import describe_ignite_cache
     from insitu.grid.ignite import is_ignite_address
 
+    of_jobs = {"--ledger": ledger, "--events": events, "--goodput": goodput}
+    name = find_address(name, config)
     if is_ignite_address(name):
-        _refuse_options(f"{name} is a cache of Ignite", "a job", {"--ledger": ledger, "--events": events})
+        _refuse_options(f"{name} is a cache of Ignite", "a job", of_jobs)
         describe_ignite_cache(name, as_json, verify)
         return
     job = find_cache_or_job(Paths.default(), name)
     if job is not None:
         _refuse_options(f"{name} is a job", "a cache", {"--verify": verify})
-        describe_job(job, as_json=as_json, ledger=ledger, events=events)
+        describe_job(job, as_json=as_json, ledger=ledger, events=events, goodput=goodput)
         return
-    _refuse_options(f"{name} is a cache", "a job", {"--ledger": ledger, "--events": events})
+    _refuse_options(f"{name} is a cache", "a job", of_jobs)
     describe_cache(name, as_json, verify)
 
 
@@ -120,182 +123,21 @@ def _raise_unknown(paths: Paths, name: str, no_job: UnknownJob) -> NoReturn:
     raise no_job
 
 
-def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) -> None:
+def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool, goodput: bool = False) -> None:
     """Print one job."""
-    report = build_job_report(job, ledger=ledger, events=events)
+    report = build_job_report(job, ledger=ledger, events=events, goodput=goodput)
     if as_json:
         print_json(report)
         return
     _print_job(report)
     if ledger:
-        _print_ledger(report["ledger"], report["servers"])
+        print_ledger(report["ledger"], report["servers"])
+    if goodput:
+        print_goodput(report["goodput"])
     if events:
         for entry in report["events"]:
             fields = ", ".join(f"{k}={v}" for k, v in entry["event"].items() if k != "event" and v)
             typer.echo(f"{format_time(entry['at'])}  {entry['event']['event']}  {fields}".rstrip())
-
-
-def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
-    """Return what `describe JOB --json` prints (docs/json.md)."""
-    from insitu.cluster import Journal, encode_job, read_placement, read_status
-
-    status = read_status(job)
-    placement, _ = read_placement(job)
-    spec, state, stored = status.spec, status.state, encode_job(status.state)
-    report = summarize_job(status) | {
-        "kind": "job",
-        "folder": str(job.root),
-        "name": spec.name,
-        "cache_version": placement.shard_map.version,
-        "workers": spec.workers,
-        "shards": [
-            {"shard": index, "home": home, "partitions": list(partitions)}
-            for index, (home, partitions) in enumerate(
-                zip(placement.home_nodes, placement.shard_map.shards, strict=True)
-            )
-        ],
-        "engine": spec.engine,
-        "threads": spec.threads,
-        "settings": dict(spec.settings),
-        "seed": spec.seed,
-        "max_restarts": spec.max_restarts,
-        "stall_timeout": spec.stall_timeout,
-        "on_loss": spec.on_loss,
-        "standby": spec.standby,
-        "generation": state.generation,
-        "task_list": _describe_tasks(job, stored["tasks"]),
-        "stragglers": _measure_stragglers(job, status),
-        "strategy": _read_strategy(job, placement.tasks),
-        "servers": _read_servers(job, placement.tasks),
-        "recoveries": list(map(_describe_recovery, stored["recoveries"])),
-        "attempts": [
-            {**attempt, "progress": _name_steps(attempt["progress"])} for attempt in stored["attempts"]
-        ],
-        "evaluations": [asdict(each) for each in read_evaluations(job.evaluations)],
-        "checkpoints": sorted(e.name for e in os.scandir(job.checkpoints) if not e.name.startswith(".")),
-    }
-    if ledger:
-        report["ledger"] = _audit_epochs(job)
-    if events:
-        report["events"] = [
-            {"at": e.at, "event": e.event, "actions": e.actions} for e in Journal(job.journal).entries()[1:]
-        ]
-    return report
-
-
-def _describe_recovery(entry: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **{name: entry[name] for name in ("how", "tasks", "text", "at", "generation")},
-        "steps": _name_steps(entry["steps"]),
-        "seconds": entry["ended"] and entry["ended"] - entry["at"],
-    }
-
-
-def _name_steps(progress: list[int] | None) -> dict[str, int] | None:
-    return {"epoch": progress[0], "step": progress[1]} if progress else None
-
-
-def _measure_stragglers(job: JobPaths, status: JobStatus) -> list[dict[str, Any]]:
-    """Return the tasks that the others of a running job wait for, measured for a moment."""
-    from insitu.cluster import watch_stragglers
-
-    if not status.running or status.state.phase != "running":
-        return []
-    return [
-        {
-            "task": str(straggler.task),
-            "share": straggler.share,
-            "seconds": straggler.seconds,
-            "steps": straggler.steps,
-        }
-        for straggler in watch_stragglers(job, [t.task for t in status.state.alive])
-    ]
-
-
-def _describe_tasks(job: JobPaths, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    from insitu.progress import read_progress
-    from insitu.spec import TaskId
-
-    tasks = []
-    for state in states:
-        task = TaskId.parse(state["task"])
-        progress = read_progress(job.progress(task))
-        tasks.append(
-            {
-                "task": state["task"],
-                "node": state["node"],
-                "shards": state["shards"],
-                "attempt": state["attempt"],
-                "pid": state["pid"] if state["alive"] else None,
-                "member": state["member"] and not state["released"],
-                "alive": state["alive"],
-                "code": state["code"],
-                "progress": progress
-                and {
-                    "epoch": progress.epoch,
-                    "step": progress.step,
-                    "rows": progress.rows,
-                    "place": progress.place,
-                },
-                "reads": _read_json(job.reads(task)),
-            }
-        )
-    return tasks
-
-
-def _read_servers(job: JobPaths, tasks: Sequence[TaskSpec]) -> list[dict[str, Any]]:
-    """Return the last report of each parameter server, by index. A server that took over reports both."""
-    newest: dict[int, dict[str, Any]] = {}
-    for task in tasks:
-        report = _read_json(job.server_account(task.task)) if task.task.role == "ps" else None
-        for server in (report or {}).get("servers", []):
-            known = newest.get(server["server"])
-            if known is None or known["applied"] <= server["applied"]:
-                newest[server["server"]] = server
-    return [newest[index] for index in sorted(newest)]
-
-
-def _read_strategy(job: JobPaths, tasks: Sequence[TaskSpec]) -> dict[str, str] | None:
-    """Return what a task has published of its strategy: its name, and how gradients travel."""
-    choices = (_read_json(job.strategy(task.task)) for task in tasks)
-    return next((choice for choice in choices if choice is not None), None)
-
-
-def _read_json(path: Any) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-
-
-def _audit_epochs(job: JobPaths) -> list[dict[str, Any]]:
-    from insitu.cluster import read_placement
-    from insitu.grid import audit, read_ledgers
-
-    placement, cache = read_placement(job)
-    return [
-        {
-            "epoch": epoch.epoch,
-            "complete": epoch.complete,
-            "clean": epoch.clean,
-            "expected": epoch.expected,
-            "counted": epoch.counted,
-            "lost": epoch.lost,
-            "repeated": epoch.repeated,
-            "left_out": epoch.left_out,
-            "partitions": [
-                {
-                    "partition": p.partition,
-                    "expected": p.expected,
-                    "counted": p.counted,
-                    "left_out": p.left_out,
-                    "clean": p.clean,
-                }
-                for p in epoch.partitions
-            ],
-        }
-        for epoch in audit(cache, placement.shard_map, read_ledgers(job))
-    ]
 
 
 def _print_job(job: dict[str, Any]) -> None:
@@ -307,6 +149,7 @@ def _print_job(job: dict[str, Any]) -> None:
         "Reason": job["reason"],
         "Started": f"{format_time(job['created'])} ({format_duration(time.time() - job['created'])} ago)",
         "Cache": _format_cache(job),
+        "Snapshot": format_snapshot(job),
         "Command": " ".join(job["command"]),
         "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
         f"{job['threads']} threads per replica, seed {job['seed']}, "
@@ -324,6 +167,7 @@ def _print_job(job: dict[str, Any]) -> None:
     typer.echo("")
     header = ("TASK", "NODE", "SHARDS", "STATE", "PROGRESS", "ROWS", "READ LOCALLY", "READ REMOTELY")
     print_table(header, (_format_task(task) for task in job["task_list"]))
+    print_rates(job["task_list"])
     typer.echo("")
     print_table(
         ("ATTEMPT", "STARTED", "LASTED", "CAME TO", "ENDED BECAUSE"),
@@ -361,11 +205,8 @@ def _print_servers(servers: list[dict[str, Any]]) -> None:
     print_table(("SERVER", "HOLDS", "OF IT", "BYTES"), rows)
     for server in servers:
         total = server["bytes"] + server["slot_bytes"] + sum(t["bytes"] for t in server["tables"].values())
-        late = (
-            f", {server['dropped']:,} dropped late with {server['dropped_rows']:,} rows"
-            if server["dropped"]
-            else ""
-        )
+        late = f", {server['dropped']:,} dropped late with {server['dropped_rows']:,} rows"
+        late = late if server["dropped"] else ""
         lost = f", {server['lost']:,} lost with a server" if server["lost"] else ""
         typer.echo(
             f"ps:{server['server']} ({server['mode']}): {total:,} bytes with the optimizer's, "
@@ -454,43 +295,6 @@ def _format_attempt(attempt: dict[str, Any]) -> tuple[str, ...]:
         format_position(progress),
         cause["text"] if cause else "-",
     )
-
-
-def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -> None:
-    typer.echo("")
-    if not epochs:
-        print_notice(
-            "No rows have been accounted for yet. There is no ledger of data that a script brings itself, "
-            "nor of datasets with filter or take."
-        )
-        return
-    left_out = any(e["left_out"] for e in epochs)
-    print_table(
-        ("EPOCH", "ROWS", "COUNTED", *(("LEFT OUT",) if left_out else ()), "LOST", "REPEATED", "VERDICT"),
-        (
-            (
-                str(e["epoch"] + 1),
-                f"{e['expected']:,}",
-                f"{e['counted']:,}",
-                *((f"{e['left_out']:,}",) if left_out else ()),
-                f"{e['lost']:,}",
-                f"{e['repeated']:,}",
-                ("each row once" if e["complete"] else "under way") if e["clean"] else "DOESN'T ADD UP",
-            )
-            for e in epochs
-        ),
-    )
-    if left_out:
-        print_notice(
-            "Rows left out were counted, but their gradients entered no update: they came too late for their "
-            "step, or weren't finite."
-        )
-    # Each server decides the same of each gradient.
-    if servers and servers[0]["dropped_rows"]:
-        shards = ", ".join(f"{count:,} of shard {shard}" for shard, count in servers[0]["dropped_by_shard"])
-        print_notice(
-            f"Gradients of {servers[0]['dropped_rows']:,} rows came too late for their step: {shards}."
-        )
 
 
 def register(app: typer.Typer) -> None:

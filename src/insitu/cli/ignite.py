@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import format_size, format_time, print_json, print_table
+from insitu.cli.console import format_size, format_time, print_json, print_notice, print_table
+from insitu.errors import InputError, JobSpecError
+from insitu.paths import Paths
+
+if TYPE_CHECKING:
+    pass
 
 TensorOption = Annotated[
     list[str] | None,
@@ -21,6 +27,95 @@ ArrowOption = Annotated[
 WithoutOption = Annotated[
     list[str] | None, typer.Option(metavar="COLUMN", help="Of Ignite: a column that is left out.")
 ]
+RaggedOption = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="Of Ignite: arrays of different lengths.")
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="Of Ignite: a client's Spring XML; its servers have the cache."
+    ),
+]
+
+
+def read_cache_of_ignite(
+    cache: str,
+    job_dir: Path,
+    tensor: list[str] | None,
+    fill: list[str] | None,
+    arrow: list[str] | None,
+    without: list[str] | None,
+    ragged: list[str] | None,
+    config: Path | None,
+) -> str:
+    """Return the cache to train on: `cache`, or the snapshot of the cache of Ignite that it names, which is
+    read now.
+
+    Raises InputError and SourceError.
+    """
+    from insitu.grid.ignite import is_ignite_address
+
+    if not (tensor or fill or arrow or without or ragged or config or is_ignite_address(cache)):
+        return cache  # as most jobs do, without loading what reads Ignite
+    from insitu.grid.ignite import parse_field_options
+
+    fields = parse_field_options(tensor or (), fill or (), arrow or (), without or ())
+    cache = find_address(cache, config)
+    if not is_ignite_address(cache):
+        given = fields.given or ("--ragged" if ragged else "")
+        if given:
+            raise InputError(
+                f"{given} is said of the columns of a cache of Ignite. Received: {cache}. Leave it out; "
+                f"`insitu import` takes it, too"
+            )
+        return cache
+    if not job_dir.exists():  # before all is read
+        raise JobSpecError(f"JOB_DIR {job_dir} doesn't exist")
+    from insitu.cli.import_progress import shown_progress
+    from insitu.grid import read_snapshot
+
+    with shown_progress(cache) as progress:
+        found = read_snapshot(Paths.default(), cache, fields, ragged or (), progress.report)
+    print_notice(
+        f"Read {found.rows:,} rows: version {found.version} of {found.name}, "
+        f"{format_origin(dict(found.origin or {}))}"
+    )
+    return found.name
+
+
+def find_address(name: str, config: Path | None) -> str:
+    """Return `name`, or with a client's configuration the address of the cache of Ignite of that name.
+
+    Raises InputError.
+    """
+    from insitu.grid.ignite import address_by_configuration, is_ignite_address
+
+    if config is None:
+        return name
+    if is_ignite_address(name):
+        raise InputError(
+            f"--config names the servers of a cache of Ignite. Received: it beside {name}, which names them, "
+            f"too. Give the name of the cache alone, or leave --config out"
+        )
+    return address_by_configuration(config, name)
+
+
+def format_snapshot(job: dict[str, Any]) -> str:
+    """Return what `describe JOB` says of the snapshot that a job trains on; empty for another cache."""
+    if "snapshot" not in job:
+        return ""
+    origin = job["snapshot"]
+    now = origin.get("now")
+    if now is None:
+        return format_origin(origin)
+    if now["problem"] is not None:
+        return f"{format_origin(origin)}; the topology of now can't be asked: {now['problem']}"
+    if now["topology"] == origin["topology"][1]:
+        return f"{format_origin(origin)}; the topology is as it was"
+    return (
+        f"{format_origin(origin)}; the topology version is now {_format_topology(now['topology'])}, "
+        f"{now['moved']} partition(s) have another primary server. The job goes on with its snapshot"
+    )
 
 
 def describe_ignite_cache(address: str, as_json: bool, count_rows: bool) -> None:
@@ -79,9 +174,11 @@ def _format_topology(version: list[int]) -> str:
 def format_origin(origin: dict[str, Any]) -> str:
     """Return what `describe CACHE` says of where the rows come from."""
     first, last = origin["topology"]
-    remote = f", {format_size(origin['remote_bytes'])} by other servers" if origin["remote_bytes"] else ""
+    # Versions that were read by an insitu before it counted them have no local bytes.
+    local = f"{format_size(origin['local_bytes'])} from primary servers, " if "local_bytes" in origin else ""
+    read = f"{local}{format_size(origin['remote_bytes'])} from others"
     versions = _format_topology(first) + (f" to {_format_topology(last)}" if last != first else "")
     return (
         f"{origin['address']}, read {format_time(origin['read'][0])}, topology version {versions}, "
-        f"digest {origin['digest']}{remote}"
+        f"digest {origin['digest']}, {read}"
     )

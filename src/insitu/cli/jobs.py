@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.cli import INTERRUPTED
-from insitu.cli.command_group import StartCommand
+from insitu.cli.command_group import START_EXAMPLES, StartCommand
 from insitu.cli.console import (
     OutputPrinter,
     format_cell,
@@ -21,33 +21,21 @@ from insitu.cli.console import (
     print_notice,
     print_table,
 )
+from insitu.cli.ignite import (
+    ArrowOption,
+    ConfigOption,
+    FillOption,
+    RaggedOption,
+    TensorOption,
+    WithoutOption,
+    read_cache_of_ignite,
+)
 from insitu.errors import ClusterError, InputError, InsituError
 from insitu.paths import Paths
+from insitu.service import find_incarnation, summarize_job
 
 if TYPE_CHECKING:
-    from insitu.cluster import BrokenJob, JobStatus
     from insitu.paths import JobPaths
-    from insitu.spec import TaskId
-
-START_EXAMPLES = """
-Starts a training job on the nodes that hold CACHE, and streams its output. A dash in place of CACHE is for
-a script that brings its own data: it then has one worker for each node, unless --workers says otherwise.
-
-JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
-everything after JOB_CMD belongs to the script. Worker 0 is the chief; --chief adds it to --workers. Ctrl-C
-detaches, the job goes on. The exit code is that of the training (128 + the signal's number if a signal ended
-it, 124 if it stood still, 143 if it was stopped). Jobs and caches lie in the folder $INSITU_HOME, by default
-~/.insitu.
-
-Examples:
-
-    insitu start digits/train ./my_job train.py
-    insitu start --workers 2 --seed 7 digits/train ./my_job train.py --epochs 3
-    insitu start --detach --name nightly quickdraw job.zip python train.py
-    insitu start --workers 2 --ps 1 --chief digits ./my_job parameter_server.py
-    insitu start --ps auto clicks/train ./my_job train.py
-    insitu start --workers 2 - ./my_job train.py
-"""
 
 
 def complete_job(incomplete: str) -> list[str]:
@@ -98,7 +86,9 @@ def start(
     cache: Annotated[
         str,
         typer.Argument(
-            metavar="CACHE", help="The cache to train on; - for none.", autocompletion=complete_start
+            metavar="CACHE",
+            help="The cache to train on, or ignite://HOST[:PORT][,HOST...]/NAME; - for none.",
+            autocompletion=complete_start,
         ),
     ],
     job_dir: Annotated[Path, typer.Argument(metavar="JOB_DIR", help="Folder or .zip with the script.")],
@@ -119,7 +109,7 @@ def start(
     evaluator_grace: Annotated[
         float | None, typer.Option(metavar="SEC", help="How long it may score on.", show_default="600")
     ] = None,
-    engine: Annotated[str, typer.Option(help="What runs the tasks.")] = "local",
+    engine: Annotated[str, typer.Option(help="local, or hosts.", show_default="hosts, if up")] = "",
     name: Annotated[
         str | None, typer.Option(help="Beginning of the job's id.", show_default="CACHE's last part")
     ] = None,
@@ -169,13 +159,20 @@ def start(
         bool,
         typer.Option("--allow-unauthenticated", help="Let JAX, TensorFlow connect hosts without a secret."),
     ] = False,
+    tensor: TensorOption = None,
+    fill: FillOption = None,
+    arrow: ArrowOption = None,
+    without: WithoutOption = None,
+    ragged: RaggedOption = None,
+    config: ConfigOption = None,
+    mixed: Annotated[bool, typer.Option("--allow-mixed-processors", help="Hosts may differ.")] = False,
     prefix: PrefixOption = True,
 ) -> None:
     from insitu.cluster import Request, find_inherited_settings, submit
     from insitu.config import DeviceSettings, parse_virtual_devices
 
     request = Request(
-        cache=cache,
+        cache=read_cache_of_ignite(cache, job_dir, tensor, fill, arrow, without, ragged, config),
         job_dir=job_dir,
         command=tuple(command),
         workers=workers,
@@ -184,6 +181,7 @@ def start(
         standby=standby,
         memory_checkpoint=memory_checkpoint,
         allow_unauthenticated=allow_unauthenticated,
+        allow_mixed_processors=mixed,
         ps=parse_server_tasks(ps),
         ps_backups=ps_backups,
         chief=chief,
@@ -361,31 +359,6 @@ def ps(
         )
 
 
-def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
-    """Return one job as `ps --json` and `describe --json` have it (docs/json.md)."""
-    from insitu.cluster import BrokenJob
-
-    if isinstance(job, BrokenJob):
-        return {"job_id": job.job_id, "state": "unreadable", "reason": job.reason}
-    spec, state = job.spec, job.state
-    return {
-        "job_id": spec.job_id,
-        "state": state.phase,
-        "cache": spec.cache,
-        "command": list(spec.command),
-        "tasks": {
-            role: sum(1 for t in state.tasks if t.task.role == role)
-            for role in ("chief", "worker", "ps", "evaluator")
-        },
-        "attempt": len(state.attempts),
-        "progress": {"epoch": job.steps[0], "step": job.steps[1]} if job.steps else None,
-        "created": spec.created,
-        "ended": state.attempts[-1].ended if state.exit_code is not None and state.attempts else None,
-        "exit_code": state.exit_code,
-        "reason": state.reason,
-    }
-
-
 def _format_row(job: dict[str, Any]) -> tuple[str, ...]:
     if job["state"] == "unreadable":
         return (job["job_id"], "unreadable", *[""] * 6, format_cell(job["reason"]))
@@ -457,7 +430,7 @@ def follow_task(
     `incarnation` is its number, from 1. None is the latest, and then those that come after.
     Raises InputError for a task that the job doesn't have and for an incarnation that there never was.
     """
-    task, latest = _find_incarnation(job, text)
+    task, latest = find_incarnation(job, text)
     if not 1 <= (incarnation or latest) <= latest:
         count = "1 incarnation" if latest == 1 else f"{latest} incarnations"
         advice = f"Give --attempt 1 to {latest}" if latest else "Ask again once it has been started"
@@ -474,22 +447,6 @@ def follow_task(
 
 def _is_over_or_replaced(is_over: Callable[[], bool], successor: Path) -> bool:
     return is_over() or successor.exists()
-
-
-def _find_incarnation(job: JobPaths, text: str) -> tuple[TaskId, int]:
-    """Return the task that `text` names, and the number of its latest incarnation that has a log, or 0."""
-    from insitu.cluster import read_status
-    from insitu.spec import TaskId
-
-    task = TaskId.parse(text)
-    states = {t.task: t for t in read_status(job).state.tasks}
-    if task not in states:
-        raise InputError(
-            f"{job.root.name} has no task {task}. Give one of {', '.join(map(str, states))}. Received: {text}"
-        )
-    # The state knows of an incarnation a moment before its log is there.
-    numbers = range(states[task].incarnation, 0, -1)
-    return task, next((n for n in numbers if job.task_log(task, n).exists()), 0)
 
 
 def register(app: typer.Typer) -> None:

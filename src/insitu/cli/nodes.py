@@ -6,42 +6,29 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from insitu.cli.console import format_size, format_time, print_json, print_notice, print_table
 from insitu.cli.data import JsonOption, remove_leftovers
-from insitu.errors import ClusterError, InputError, JobEnded
+from insitu.cli.hosts import (
+    check_network,
+    down_hosts,
+    refuse_options,
+    require_hosts,
+    up_hosts,
+    up_ray,
+)
+from insitu.errors import InputError, JobEnded
 from insitu.paths import Paths
 
-if TYPE_CHECKING:
-    from insitu.cluster import Outcome
-    from insitu.spec import CacheSpec
-
 _SSH = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 {host}"
-_AGENT_FIELDS = (
-    "host",
-    "address",
-    "state",
-    "since",
-    "cores",
-    "gpus",
-    "memory",
-    "memory_available",
-    "disk",
-    "disk_free",
-    "unknown_versions",
-    "versions",
-    "processor",
-    "clock_skew",
-)
 
 _UP_HELP = """
 Brings up nodes: simulated ones on this machine, each with a store of its own, or an agent on each of several
-hosts.
+hosts or of the nodes of a Ray cluster.
 
 Simulated nodes: caches that exist stay where they are; import them again with --overwrite to spread them.
 Stores lie in the folder $INSITU_HOME, by default ~/.insitu. What lies there is its owner's alone. With
@@ -53,6 +40,9 @@ name=NODE, interface=ib0, port=7071 or home=/data/insitu. The head runs on this 
 reached by ssh, or by the command of --launcher. insitu must be installed there in the same version. Run
 again, it starts what doesn't run.
 
+Ray: --engine ray starts an agent on each node of the Ray cluster that this machine is a node of, also on
+nodes that join it later. An agent's $INSITU_HOME is that of `ray start` there.
+
 Examples:
 
     insitu up --nodes 3
@@ -60,6 +50,7 @@ Examples:
     insitu up --quota 200GB --tier /slow
     insitu up --hosts hosts.txt
     insitu up --hosts hosts.txt --interface eth1
+    insitu up --engine ray
 """
 
 _AGENT_HELP = """
@@ -67,12 +58,14 @@ Runs the agent of this machine: it owns the store, serves its partitions to othe
 
 `insitu up --hosts` starts it on each host over ssh. Under a scheduler start it yourself, such as by srun. It
 joins the head at --head, whose token it takes from the file `token` in the folder $INSITU_HOME, by default
-~/.insitu. It ends with --stop, by SIGTERM, or when the head is taken down.
+~/.insitu. It ends with --stop, by SIGTERM, or when the head is taken down. With --tied it ends
+with the process that has started it, too: no step of a scheduler leaves it behind.
 
 Examples:
 
     insitu agent --head 10.0.0.1:7070
     insitu agent --head head.example.com:7070 --interface ib0 --detach
+    insitu agent --head 10.0.0.1:7070 --tied
     insitu agent --stop
 """
 
@@ -124,29 +117,36 @@ def up(
         int | None,
         typer.Option(min=0, max=65535, help="The head's port.", show_default="chosen by the system"),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="ray", help="Start an agent on each node of a Ray cluster.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The Ray cluster; auto: the one of this machine.",
+            show_default="$RAY_ADDRESS, or auto",
+        ),
+    ] = None,
 ) -> None:
-    if hosts is not None:
-        given = {
-            "--nodes": nodes is not None,
-            "--shared": shared is not None,
-            "--private": private,
-            "--quota": quota is not None,
-            "--tier": tier is not None,
-        }
-        if any(given.values()):
-            raise InputError(
-                f"--hosts excludes what is about this machine alone. Received: --hosts with "
-                f"{', '.join(name for name, there in given.items() if there)}"
-            )
-        _up_hosts(hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0)
-        return
-    options = {"--launcher": launcher, "--insitu": insitu, "--interface": interface, "--port": port}
-    if any(value is not None for value in options.values()):
+    if engine not in (None, "ray"):
         raise InputError(
-            f"{', '.join(options)} go with --hosts. Received: "
-            f"{', '.join(name for name, value in options.items() if value is not None)} without it"
+            f"--engine names what starts the agents: ray. Received: {engine}. Leave it out for nodes of this "
+            f"machine, or give --hosts"
         )
-    _up_nodes(nodes, shared, private, quota, tier)
+    local: dict[str, object] = {"--nodes": nodes, "--shared": shared, "--private": private or None}
+    local |= {"--quota": quota, "--tier": tier}
+    of_hosts = {"--launcher": launcher, "--insitu": insitu}
+    of_head = {"--interface": interface, "--port": port}
+    if hosts is not None:
+        refuse_options("--hosts", {**local, "--engine": engine, "--address": address})
+        up_hosts(hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0)
+    elif engine is not None:
+        refuse_options("--engine ray", {**local, **of_hosts})
+        up_ray(address or os.environ.get("RAY_ADDRESS") or "auto", interface or "", port or 0)
+    else:
+        require_hosts({**of_hosts, **of_head}, {"--address": address})
+        _up_nodes(nodes, shared, private, quota, tier)
 
 
 def _up_nodes(
@@ -188,57 +188,16 @@ def _up_nodes(
         )
 
 
-def _up_hosts(file: Path, launcher: str, insitu: str, interface: str, port: int) -> None:
-    from insitu.cluster import HostRequest, bring_up_hosts, read_hosts_file
-
-    request = HostRequest(read_hosts_file(file), str(file), launcher, insitu, interface, port)
-    address, outcomes = bring_up_hosts(Paths.default(), request, _report_start)
-    failed = [outcome.host for outcome in outcomes if outcome.answer is None]
-    joined = len(outcomes) - len(failed)
-    print_notice(f"{joined} of {len(outcomes)} host(s) up. The head is at {address}.")
-    if failed:
-        raise ClusterError(
-            f"Each host must start its agent. Received: {', '.join(failed)} didn't. The others stay up. "
-            f"Correct what is named above and run the same command again, or `insitu down`"
-        )
-    _check_network(Paths.default())
-
-
-def _check_network(paths: Paths) -> None:
-    """Print each pair of nodes that can't talk. Raises ClusterError where there is one."""
-    from insitu.cluster import find_separated
-
-    pairs = find_separated(paths)
-    for source, target, why in pairs:
-        print_notice(f"{source} can't reach {target}: {why}")
-    if pairs:
-        raise ClusterError(
-            f"All nodes must reach each other. Received: {len(pairs)} pair(s) that can't talk, named above. "
-            f"Open the ports of `insitu nodes` between them, or choose other addresses by interface= or "
-            f"port= in the file of hosts"
-        )
-
-
-def _report_start(outcome: Outcome) -> None:
-    answer = outcome.answer
-    if answer is None:
-        print_notice(f"{outcome.host}: failed: {outcome.problem}")
-    elif answer.get("already"):
-        print_notice(f"{outcome.host}: {answer.get('node')} runs already")
-    else:
-        print_notice(f"{outcome.host}: {answer.get('node')} serves at {answer.get('address')}")
-
-
 def down(
     force: Annotated[
         bool,
         typer.Option("--force", "--yes", help="Delete caches, too, and stop running jobs first."),
     ] = False,
 ) -> None:
-    """Take the nodes down and delete their stores, with all caches in them.
+    """Take simulated nodes down and delete their stores, or end the agents and the head of several hosts.
 
-    Where agents run on hosts, these and the head are ended first, and their stores stay: the next `insitu up
-    --hosts` finds them. With --force these are deleted, too.
+    The stores of hosts stay, and the next `insitu up --hosts` finds them. With --force they are deleted, too.
+    Stores of simulated nodes that hold caches are deleted with --force alone.
 
     Example: insitu down --force
     """
@@ -249,30 +208,11 @@ def down(
     if read_head(paths) is not None:
         if force:
             _stop_jobs(paths, force=True)
-        if _down_hosts(paths, force) and not force:
+        if down_hosts(paths, force) and not force:
             return
     _stop_jobs(paths, force=force)
     topology = take_down(paths, force=force)
     print_notice(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
-
-
-def _down_hosts(paths: Paths, delete: bool) -> bool:
-    """End head and agents. Returns whether there were any. Raises ClusterError, which names what is left."""
-    from insitu.cluster import read_head, take_down_hosts
-
-    before = read_head(paths)
-    report = take_down_hosts(paths, delete=delete, report=lambda outcome: None)
-    if report.ended:
-        kept = "" if delete else ", whose stores stay"
-        print_notice(f"{len(report.ended)} agent(s) ended{kept}: {', '.join(report.ended)}")
-    for name, why in report.left.items():
-        print_notice(f"{name}: {why}")
-    if report.left:
-        raise ClusterError(
-            f"Agents on all hosts must end. Received: {', '.join(report.left)} can't be reached. Run `insitu "
-            f"down` again once they are there"
-        )
-    return bool(report.ended or (before and (before.hosts or before.pid)))
 
 
 def _stop_jobs(paths: Paths, *, force: bool) -> None:
@@ -312,6 +252,9 @@ def agent(
         int, typer.Option(min=0, max=65535, help="The agent's port.", show_default="chosen by the system")
     ] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it has joined; it runs on.")] = False,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="End with the process that has started this one.")
+    ] = False,
     token_stdin: Annotated[
         bool, typer.Option("--token-stdin", help="Take the cluster's token from the standard input.")
     ] = False,
@@ -320,7 +263,7 @@ def agent(
         bool, typer.Option("--delete", help="With --stop: delete their stores, too, with all data.")
     ] = False,
 ) -> None:
-    from insitu.cluster import AgentOptions, read_token, run_agent, start_agent
+    from insitu.cluster import AgentOptions, identify_parent, read_token, run_agent, start_agent
 
     paths = Paths.default()
     if stop:
@@ -332,8 +275,15 @@ def agent(
             f"{'--delete without --stop' if delete else 'no --head'}. Example: insitu agent --head "
             f"10.0.0.1:7070"
         )
+    if tied and detach:
+        raise InputError(
+            "An agent ends with what has started it, or outlives it. Received: --tied and --detach. Leave "
+            "one out"
+        )
     token = sys.stdin.readline().strip() if token_stdin else read_token(paths)
-    options = AgentOptions(head, name or "", interface or "", port)
+    parent = identify_parent() if tied else None
+    tied_to = () if parent is None else ((parent.pid, parent.start),)
+    options = AgentOptions(head, name or "", interface or "", port, tied_to)
     if detach:
         sys.stdout.write(f"{json.dumps(start_agent(paths, options, token))}\n")
         return
@@ -373,94 +323,25 @@ def nodes(
     Example: insitu nodes
     """
     if check:
-        _check_network(Paths.default())
+        check_network(Paths.default())
         print_notice("All nodes reach each other.")
         return
     from insitu.cli.storage import print_nodes
-    from insitu.grid import Catalog, check_distinct, load_topology, measure_store, read_store_id
+    from insitu.grid import check_distinct, load_topology, read_store_id
+    from insitu.service import list_nodes
 
     paths = Paths.default()
     remove_leftovers(paths)
-    agents = _list_agents(paths)
-    served = {each["node"] for each in agents}
-    local = [node for node in load_topology(paths).nodes if node not in served]
-    stores = {node: read_store_id(paths, node) for node in local}
-    stored = Catalog(paths).stored()
-    listed = [{**each, **_count_copies(paths, stored, each["node"])} for each in agents]
-    for node, store_id in stores.items():
-        copies = _count_copies(paths, stored, node)
-        if agents and not copies["primaries"] + copies["backups"]:
-            continue
-        room = measure_store(paths, node)
-        found = {"node": node, **copies, "store": str(paths.node(node)), "store_id": store_id}
-        found |= {"quota": room.quota, "used": room.used, "slow_bytes": room.slow}
-        found["slow"] = None if room.tier is None else str(room.tier)
-        listed.append({**found, **dict.fromkeys(_AGENT_FIELDS)})
+    listed = list_nodes(paths, print_notice)
     if as_json:
-        print_json([_in_order(each) for each in listed])
-    elif agents:
+        print_json(listed)
+    elif any(each["host"] is not None for each in listed):
         _print_hosts(listed)
     else:
         print_nodes(listed)
+    served = {each["node"] for each in listed if each["host"] is not None}
+    stores = {node: read_store_id(paths, node) for node in load_topology(paths).nodes if node not in served}
     check_distinct(paths, {node: store for node, store in stores.items() if store is not None})
-
-
-def _list_agents(paths: Paths) -> list[dict[str, Any]]:
-    """Return the agents of the cluster that this home belongs to, as `--json` prints them."""
-    from insitu.grid import list_nodes_with_stores
-
-    stores = list_nodes_with_stores(paths)
-    if not paths.head.exists() and not any(paths.agent(node).exists() for node in stores):
-        return []
-    from insitu.cluster import read_nodes
-
-    members, notice = read_nodes(paths)
-    if notice:
-        print_notice(notice)
-    listed = []
-    for member in sorted(members, key=lambda each: each.facts.node):
-        facts, load = member.facts, member.load
-        host, port = facts.address, facts.port
-        listed.append(
-            {
-                "node": facts.node,
-                "store": facts.folder,
-                "store_id": facts.store,
-                "host": facts.host,
-                "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-                "state": "unknown" if notice and member.state != "left" else member.state,
-                "since": member.since,
-                "cores": facts.cores,
-                "gpus": list(facts.gpus),
-                "memory": facts.memory,
-                "memory_available": load.memory_available,
-                "disk": facts.disk,
-                "disk_free": load.disk_free,
-                "unknown_versions": load.unknown_versions,
-                "versions": dict(facts.versions),
-                "processor": facts.processor,
-                "clock_skew": round(member.clock_skew, 3),
-            }
-        )
-    return listed
-
-
-def _in_order(entry: dict[str, Any]) -> dict[str, Any]:
-    first = ("node", "primaries", "backups", "rows", "bytes", "store", "store_id")
-    room = ("quota", "used", "slow", "slow_bytes")
-    return {name: entry.get(name) for name in (*first, *room, *_AGENT_FIELDS)}
-
-
-def _count_copies(paths: Paths, stored: Sequence[CacheSpec], node: str) -> dict[str, int]:
-    from insitu.cli.storage import measure_copies
-
-    owned = [p for cache in stored for p in cache.partitions if node in p.owners]
-    return {
-        "primaries": sum(p.owners[0] == node for p in owned),
-        "backups": sum(p.owners[0] != node for p in owned),
-        "rows": sum(p.rows for p in owned if p.owners[0] == node),
-        "bytes": measure_copies(paths, stored, node),
-    }
 
 
 def _print_hosts(listed: list[dict[str, Any]]) -> None:

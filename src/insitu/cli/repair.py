@@ -45,11 +45,19 @@ def repair_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
+    from insitu.cluster import find_owners
     from insitu.grid import repair_catalog
 
     paths = Paths.default()
+    remote = find_owners(paths) if paths.head.exists() else None
     with _shown_progress() as progress:
-        report = repair_catalog(paths, dry_run=dry_run, with_unpublished=with_unpublished, progress=progress)
+        report = repair_catalog(
+            paths,
+            dry_run=dry_run,
+            with_unpublished=with_unpublished,
+            progress=progress,
+            remote=remote,
+        )
     if not dry_run and report.restored:
         _pin_again(paths)
     if as_json:

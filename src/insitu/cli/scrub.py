@@ -45,6 +45,7 @@ def scrub(
     insitu scrub digits/train --repair --rate 100
     ```
     """
+    from insitu.cli.remote import find_remote
     from insitu.grid import Catalog, scrub_cache
 
     if rate is not None and not rate > 0:
@@ -55,7 +56,8 @@ def scrub(
     started = time.monotonic()
     with _shown_progress(cache) as on_read:
         limit = None if rate is None else rate * 1e6
-        checks = scrub_cache(paths, cache, repair=repair, rate=limit, on_read=on_read)
+        remote = find_remote(paths, cache)
+        checks = scrub_cache(paths, cache, repair=repair, rate=limit, on_read=on_read, remote=remote)
     seconds = time.monotonic() - started
     if as_json:
         print_json(_describe(cache, checks, seconds))

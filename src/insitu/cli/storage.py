@@ -20,7 +20,7 @@ from insitu.paths import Paths
 
 if TYPE_CHECKING:
     from insitu.grid import Tier
-    from insitu.spec import CacheSpec, NodeId
+    from insitu.spec import NodeId
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _NONE = "none"
@@ -108,11 +108,11 @@ def quota(
     insitu quota node-0 none
     ```
     """
-    from insitu.grid import load_topology, measure_store, set_up_stores
+    from insitu.grid import list_local_nodes, measure_store, set_up_stores
     from insitu.spec import NodeId
 
     paths = Paths.default()
-    nodes = load_topology(paths).nodes
+    nodes = list_local_nodes(paths)
     if node is not None and node not in nodes:
         raise InputError(f"NODE is one of {', '.join(nodes)}. Received: {node}")
     chosen = nodes if node is None else (NodeId(node),)
@@ -192,21 +192,6 @@ def tier(
         )
     if not moved:
         print_notice(f"All partitions of {name} lay there already.")
-
-
-def measure_copies(paths: Paths, stored: Sequence[CacheSpec], node: str) -> int:
-    """Return the bytes of all partitions on a node. Those that versions share count once."""
-    sizes: dict[Any, int] = {}
-    for cache in stored:
-        for info in cache.partitions:
-            if node in info.owners:
-                path = paths.partition(node, cache.name, cache.version, info.index)
-                try:
-                    found = path.stat()
-                    sizes[found.st_dev, found.st_ino] = info.bytes
-                except OSError:  # a damaged store; `describe --verify` names what is missing
-                    sizes[path] = info.bytes
-    return sum(sizes.values())
 
 
 def print_nodes(listed: Sequence[Mapping[str, Any]]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from insitu.cli import chaos, describe
+from insitu import service
+from insitu.cli import chaos
 from insitu.cluster import InjectedFault, Request
 from insitu.cluster.chaos.injector import parse_fault
 from insitu.paths import JobPaths, Paths
@@ -26,7 +27,7 @@ def job(folder: Path, *results: str) -> JobPaths:
 
 
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int = 0, **change: Any) -> tuple[str, bool]:
-    monkeypatch.setattr(describe, "build_job_report", lambda *_, **__: {**REPORT, **change})
+    monkeypatch.setattr(service, "build_job_report", lambda *_, **__: {**REPORT, **change})
     done = [InjectedFault(parse_fault("kill worker:1 2.5"), (2, 5), True, "worker:1")]
     first, second = job(tmp_path / "first-1", "a"), job(tmp_path / "second-1", "a")
     return chaos._judge(Paths(tmp_path), first, second, done, code, 2)

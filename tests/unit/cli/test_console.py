@@ -95,3 +95,12 @@ def test_errors_are_plain_without_a_terminal(capsys: pytest.CaptureFixture[str])
 def test_errors_do_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_error("a\n\tb é \x1b[31m\x89PNG\r\0")
     assert capsys.readouterr().err == "error: a\n\tb é \\x1b[31m\\x89PNG\\r\\x00\n"
+
+
+def test_tables_and_notices_do_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of columns come from files and servers, and cells from rows."""
+    print_table(["a"], [["\x1b]52;c;bXk=\x07"], ["é\nb"]])
+    console.print_notice("left out: \x1b[2J\n\tnext")
+    found = capsys.readouterr()
+    assert found.out == "a\n\\x1b]52;c;bXk=\\x07\né\\nb\n"
+    assert found.err == "left out: \\x1b[2J\n\tnext\n"

@@ -59,7 +59,7 @@ def test_records_and_drawings_are_imported(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--ledger", "--events"])
 def test_a_cache_has_no_ledger(home: Path, source: str, option: str) -> None:
     import_cache(Paths(home), "a", [source])
-    message = f"--ledger and --events can be asked of a job only.*Received: {option}"
+    message = f"--ledger and --events and --goodput can be asked of a job only.*Received: {option}"
     with pytest.raises(InputError, match=message):
         run("describe", "a", option)
 

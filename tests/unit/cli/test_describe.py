@@ -19,6 +19,7 @@ from insitu.cluster.decide.job import advance
 from insitu.errors import UnknownJob
 from insitu.evaluations import Evaluation, append_evaluation
 from insitu.paths import JobPaths
+from insitu.service.jobs import _read_servers
 from insitu.spec import TaskId
 
 W0 = TaskId("worker", 0)
@@ -137,6 +138,6 @@ def test_the_newest_report_of_each_server_counts(insitu: Insitu) -> None:
         job.server_account(TaskId("ps", index)).write_text(json.dumps({"servers": known}))
 
     report(0, (0, 5))
-    assert [s["applied"] for s in module._read_servers(job, placement.tasks)] == [5]
+    assert [s["applied"] for s in _read_servers(job, placement.tasks)] == [5]
     report(1, (1, 7), (0, 9))  # it took over the other one
-    assert [s["applied"] for s in module._read_servers(job, placement.tasks)] == [9, 7]
+    assert [s["applied"] for s in _read_servers(job, placement.tasks)] == [9, 7]

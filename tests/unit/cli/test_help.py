@@ -16,11 +16,13 @@ COMMANDS = [
     "chaos",
     "describe",
     "devices",
+    "fetch",
     "import",
     "logs",
     "nodes",
     "ps",
     "quota",
+    "rebalance",
     "repair",
     "resume",
     "scale",
@@ -28,6 +30,7 @@ COMMANDS = [
     "start",
     "stop",
     "tier",
+    "ui",
     "up",
 ]
 
@@ -43,7 +46,7 @@ def help_of(command: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("command", ["import", "up", "start", "nodes", "repair", "agent"])
+@pytest.mark.parametrize("command", ["import", "up", "start", "nodes", "repair", "agent", "ui"])
 def test_commands_that_store_something_say_where(command: str) -> None:
     assert "the folder $INSITU_HOME, by default ~/.insitu." in " ".join(help_of(command).split())
 

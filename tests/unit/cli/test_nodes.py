@@ -16,6 +16,7 @@ from insitu.cli import build_app, nodes
 from insitu.errors import InputError
 from insitu.grid import load_topology
 from insitu.paths import Paths
+from insitu.service.nodes import _AGENT_FIELDS
 
 
 def run(*arguments: str) -> Any:
@@ -41,5 +42,5 @@ def test_simulated_nodes_have_no_host(home: Path) -> None:
     run("up", "--nodes", "2")
     listed = json.loads(run("nodes", "--json").stdout)
     assert [each["node"] for each in listed] == ["node-0", "node-1"]
-    assert {each[name] for each in listed for name in nodes._AGENT_FIELDS} == {None}
+    assert {each[name] for each in listed for name in _AGENT_FIELDS} == {None}
     assert run("nodes").stdout.split()[:6] == ["NODE", "PRIMARIES", "BACKUPS", "ROWS", "SIZE", "STORE"]

@@ -127,3 +127,17 @@ def test_what_cannot_be_moved(paths: Paths) -> None:
         run("tier", "b", "--to", "slow")
     with pytest.raises(InputError, match=r"one of node-0, node-1. Received: node-7"):
         run("quota", "node-7", "1GB")
+
+
+def test_the_host_of_an_agent_has_a_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no list of nodes: the store says whose it is."""
+    paths = Paths(tmp_path / "agent")
+    paths.node("fast").mkdir(parents=True)
+    paths.home.chmod(0o700)
+    paths.agent("fast").write_text("{}")
+    monkeypatch.setenv("INSITU_HOME", str(paths.home))
+    run("quota", "fast", "1GB")
+    (shown,) = json.loads(run("quota", "--json").stdout)
+    assert (shown["node"], shown["quota"]) == ("fast", 10**9)
+    with pytest.raises(InputError, match=r"NODE is one of fast. Received: node-0"):
+        run("quota", "node-0", "1GB")

@@ -1,0 +1,125 @@
+"""The export command: rows of a cache into a cache of Apache Ignite, or a model out of a job's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from insitu.cli.console import print_notice
+from insitu.cli.describe import complete_either
+from insitu.cli.ignite import ConfigOption, find_address
+from insitu.errors import InputError, UnknownJob
+from insitu.paths import Paths
+
+
+def export(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="CACHE_OR_JOB",
+            help="A cache's name, or a job's id or enough of its beginning.",
+            autocompletion=complete_either,
+        ),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="Of a cache, as ignite://HOST[:PORT][,HOST...]/NAME. Of a job, a path, or a folder.",
+        ),
+    ],
+    best: Annotated[bool, typer.Option("--best", help="Of a job: the model of its BestExporter.")] = False,
+    exporter: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a job: the newest model of this exporter.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="The column of the keys.", show_default="key, else the row's number"
+        ),
+    ] = None,
+    type_name: Annotated[
+        str | None, typer.Option("--type", metavar="CLASS", help="The class of values.", show_default="NAME")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="A column that is left out.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where this command was interrupted.")
+    ] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Put the rows of a cache into a cache of Apache Ignite, or copy the newest model of a job.
+
+    The cache of Ignite is made if need be. A row replaces the one under its key, so the command can be given
+    again. Columns are fields of objects; a single column `value` is the value itself.
+
+    Models of a job are those that its exporters have published. The copy gets its name when it is whole, and
+    replaces nothing.
+
+    Examples:
+
+    ```
+    insitu export people-3fa9c1 model.keras --best
+    insitu export digits ignite://grid-1,grid-2/DIGITS --key id
+    insitu export predictions ignite://grid-1/PREDICTIONS --resume
+    ```
+    """
+    from insitu.grid.ignite import is_ignite_address
+
+    address = find_address(target, config)
+    of_cache = {"--key": key, "--type": type_name, "--without": without, "--resume": resume}
+    if is_ignite_address(address):
+        _refuse("a job's models", {"--best": best, "--exporter": exporter}, address)
+        _export_rows(name, address, key, type_name, without or [], resume)
+    else:
+        _refuse("rows that go to ignite://", of_cache, target)
+        _export_model(name, target, best, exporter)
+
+
+def _refuse(what: str, options: Mapping[str, object], target: str) -> None:
+    """Raise InputError where one of the options is given, which are said of something else."""
+    given = [option for option, value in options.items() if value]
+    if given:
+        raise InputError(f"{given[0]} is said of {what}. Received: {given[0]}, to {target}. Leave it out")
+
+
+def _export_rows(
+    cache: str, address: str, key: str | None, type_name: str | None, without: list[str], resume: bool
+) -> None:
+    from insitu.grid import export_cache
+
+    done = export_cache(
+        Paths.default(), cache, address, key=key, type_name=type_name, without=without, resume=resume
+    )
+    before = f", {done.rows - done.sent:,} of them before" if done.sent < done.rows else ""
+    print_notice(f"Exported {done.rows:,} rows of {cache} version {done.version} to {done.address}{before}")
+
+
+def _export_model(name: str, target: str, best: bool, exporter: str | None) -> None:
+    from insitu.cluster import copy_export, find_export, find_job
+    from insitu.grid import Catalog
+
+    paths = Paths.default()
+    try:
+        job = find_job(paths, name)
+    except UnknownJob:
+        if not any(cache.name == name for cache in Catalog(paths).caches()):
+            raise
+        raise InputError(
+            f"Rows of a cache go to ignite://HOST[:PORT][,HOST...]/NAME. Received: {target}. Files of a "
+            f"cache are read by `insitu.dataset`"
+        ) from None
+    if best and exporter is not None:
+        raise InputError(f"--best names an exporter too. Received: --exporter {exporter}. Leave one out")
+    model = find_export(job, best=best, exporter=exporter)
+    copy = copy_export(model, Path(target))
+    print_notice(f"Exported {copy}: {model.exporter} of {job.root.name} at step {model.step:,}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command()(export)

@@ -1,0 +1,75 @@
+"""`insitu fetch`: copies of a cache's partitions from other hosts, for processes outside of jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import typer
+
+from insitu.cli.console import format_size, open_byte_bar, print_json, print_notice
+from insitu.cli.data import JsonOption
+from insitu.cli.jobs import complete_cache
+from insitu.errors import GridError
+from insitu.paths import Paths
+
+_HELP = """
+Copies the partitions of CACHE that lie on other hosts alone to this machine, for processes outside of jobs.
+
+What is here already isn't copied. An interrupted call is continued by the next one. The copies aren't those
+of an owner: they stay until the version is replaced or deleted. Jobs don't need them.
+
+Example:
+
+    insitu fetch digits/train
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("fetch", help=_HELP)(fetch)
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="CACHE", help="Its name.", autocompletion=complete_cache)],
+    as_json: JsonOption = False,
+) -> None:
+    from insitu.cluster import find_stores
+    from insitu.grid import Catalog, find_missing_here, list_local_nodes
+
+    paths = Paths.default()
+    cache = Catalog(paths).get(name)
+    missing = find_missing_here(paths, cache, range(len(cache.partitions)))
+    node, moved, started = list_local_nodes(paths)[0], 0, time.monotonic()
+    if missing:
+        remote = find_stores(paths)
+        if remote is None:
+            raise GridError(
+                f"The partitions of a cache lie in stores that can be reached. Received: {name}, of which "
+                f"{len(missing)} are missing in {paths.home}. `insitu describe {name} --verify` names them"
+            )
+        with _shown_progress(name) as progress:
+            moved = remote.fetch_here(paths, node, cache, missing, progress).bytes
+    if as_json:
+        print_json({"cache": name, "version": cache.version, "partitions": len(missing), "bytes": moved})
+    elif not missing:
+        print_notice(f"All partitions of {name} are here already.")
+    else:
+        print_notice(
+            f"Fetched {len(missing)} partition(s) of {name} version {cache.version} into {node}: "
+            f"{format_size(moved)} in {time.monotonic() - started:.1f} s"
+        )
+
+
+@contextlib.contextmanager
+def _shown_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda node, done, total: None
+        return
+    with open_byte_bar() as bar:
+        task = bar.add_task(f"fetch {name}", total=None)
+        yield lambda node, done, total: bar.update(task, completed=done, total=total)

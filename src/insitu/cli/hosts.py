@@ -1,0 +1,105 @@
+"""What `insitu up` and `insitu down` do about agents on hosts and on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from insitu.cli.console import print_notice
+from insitu.errors import ClusterError, InputError
+from insitu.paths import Paths
+
+if TYPE_CHECKING:
+    from insitu.cluster import Outcome
+
+
+def refuse_options(option: str, others: Mapping[str, object]) -> None:
+    """Raise InputError where an option is given that doesn't go with `option`."""
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise InputError(
+            f"{option} excludes what is about this machine alone, or other ways to start agents. Received: "
+            f"{option} with {', '.join(given)}"
+        )
+
+
+def require_hosts(of_hosts: Mapping[str, object], of_ray: Mapping[str, object]) -> None:
+    """Raise InputError where an option is given that needs --hosts or --engine."""
+    for names, needed in ((of_hosts, "--hosts"), (of_ray, "--engine ray")):
+        given = [name for name, value in names.items() if value is not None]
+        if given:
+            raise InputError(f"{', '.join(names)} go with {needed}. Received: {', '.join(given)} without it")
+
+
+def up_hosts(file: Path, launcher: str, insitu: str, interface: str, port: int) -> None:
+    """Bring up the head and an agent on each host of a file. Raises ClusterError where one fails."""
+    from insitu.cluster import HostRequest, bring_up_hosts, read_hosts_file
+
+    request = HostRequest(read_hosts_file(file), str(file), launcher, insitu, interface, port)
+    address, outcomes = bring_up_hosts(Paths.default(), request, _report_start)
+    _report_end(address, outcomes, "host")
+
+
+def up_ray(ray: str, interface: str, port: int) -> None:
+    """Bring up the head and an agent on each node of a Ray cluster. Raises ClusterError where one fails."""
+    from insitu.cluster import RayRequest, bring_up_ray
+
+    address, outcomes = bring_up_ray(Paths.default(), RayRequest(ray, interface, port), _report_start)
+    _report_end(address, outcomes, "node")
+
+
+def _report_end(address: str, outcomes: Sequence[Outcome], kind: str) -> None:
+    failed = [outcome.host for outcome in outcomes if outcome.answer is None]
+    joined = len(outcomes) - len(failed)
+    print_notice(f"{joined} of {len(outcomes)} {kind}(s) up. The head is at {address}.")
+    if failed:
+        raise ClusterError(
+            f"Each {kind} must start its agent. Received: {', '.join(failed)} didn't. The others stay up. "
+            f"Correct what is named above and run the same command again, or `insitu down`"
+        )
+    check_network(Paths.default())
+
+
+def check_network(paths: Paths) -> None:
+    """Print each pair of nodes that can't talk. Raises ClusterError where there is one."""
+    from insitu.cluster import find_separated
+
+    pairs = find_separated(paths)
+    for source, target, why in pairs:
+        print_notice(f"{source} can't reach {target}: {why}")
+    if pairs:
+        raise ClusterError(
+            f"All nodes must reach each other. Received: {len(pairs)} pair(s) that can't talk, named above. "
+            f"Open the ports of `insitu nodes` between them, or choose other addresses by interface= or "
+            f"port= in the file of hosts"
+        )
+
+
+def _report_start(outcome: Outcome) -> None:
+    answer = outcome.answer
+    if answer is None:
+        print_notice(f"{outcome.host}: failed: {outcome.problem}")
+    elif answer.get("already"):
+        print_notice(f"{outcome.host}: {answer.get('node')} runs already")
+    else:
+        print_notice(f"{outcome.host}: {answer.get('node')} serves at {answer.get('address')}")
+
+
+def down_hosts(paths: Paths, delete: bool) -> bool:
+    """End head and agents. Returns whether there were any. Raises ClusterError, which names what is left."""
+    from insitu.cluster import read_head, take_down_cluster
+
+    before = read_head(paths)
+    report = take_down_cluster(paths, delete=delete, report=lambda outcome: None)
+    if report.ended:
+        kept = "" if delete else ", whose stores stay"
+        print_notice(f"{len(report.ended)} agent(s) ended{kept}: {', '.join(report.ended)}")
+    for name, why in report.left.items():
+        print_notice(f"{name}: {why}")
+    if report.left:
+        raise ClusterError(
+            f"Agents on all hosts must end. Received: {', '.join(report.left)} can't be reached. Run `insitu "
+            f"down` again once they are there"
+        )
+    return bool(report.ended or (before and (before.hosts or before.pid or before.ray)))

@@ -1,0 +1,74 @@
+"""`insitu export` of a job's models. That of rows is tested beside the caches of Ignite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.testing
+from published_models import publish_models, publish_saved_model
+
+from insitu.cli import build_app
+from insitu.errors import InputError, UnknownJob
+from insitu.paths import JobPaths, Paths
+
+
+def run(*arguments: str) -> Any:
+    """Runs a command in this process; errors of insitu are raised."""
+    result = typer.testing.CliRunner().invoke(build_app(), ["export", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def job(home: Path) -> JobPaths:
+    return publish_models(home)
+
+
+def test_the_newest_model_the_best_one_and_that_of_an_exporter_are_copied(
+    job: JobPaths, tmp_path: Path
+) -> None:
+    text = run("people", str(tmp_path / "a.keras")).stderr
+    assert (tmp_path / "a.keras").read_text() == "final 300"
+    assert "final of people-aa11 at step 300" in text
+    run("people", str(tmp_path), "--best")
+    assert (tmp_path / "00000200.keras").read_text() == "best 200"
+    run("people", str(tmp_path / "b.keras"), "--exporter", "best")
+    assert (tmp_path / "b.keras").read_text() == "best 200"
+    publish_saved_model(job)
+    run("people", str(tmp_path / "served"))
+    assert (tmp_path / "served" / "variables" / "data").read_text() == "latest 400"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("people", "there.keras"), "replaces nothing"),
+        (("people", "model"), r"ends with \.keras"),
+        (("people", "none/model.keras"), "folder that is there"),
+        (("people", "a.keras", "--exporter", "latest"), "are best, final"),
+        (("people", "a.keras", "--exporter", "best", "--best"), "Leave one out"),
+        (("people", "a.keras", "--key", "id"), "--key is said of"),
+        (("people", "ignite://grid/A", "--best"), "--best is said of"),
+    ],
+)
+def test_what_can_not_be_copied_is_told(
+    job: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.keras").write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match=error):
+        run(*arguments)
+    assert sorted(tmp_path.iterdir()) == before and (tmp_path / "there.keras").read_text() == "mine"
+
+
+def test_a_job_without_models_and_an_unknown_one_are_told(home: Path, tmp_path: Path) -> None:
+    Paths(home).job("empty-bb22").root.mkdir(parents=True)
+    with pytest.raises(InputError, match="Models of a job come from exporters"):
+        run("empty", str(tmp_path))
+    with pytest.raises(UnknownJob):
+        run("nothing", str(tmp_path))
