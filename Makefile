@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 DATA ?=
+HOSTS ?=
 KERAS_OPTIONS ?=
 # Two processes share the files of tests. PARALLEL= runs them one after another.
 PARALLEL ?= --numprocesses 2 --dist loadfile
@@ -14,7 +15,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test test-torch test-slow test-tls test-hosts test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help ready-lab ready-hosts ready-ui ready-ignite demo demo-ignite test test-torch test-slow test-tls test-hosts test-ui test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -26,11 +27,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
-demo: $(STAMP) ## Import, train on three nodes, kill a worker, recover (DATA=folder of Quick, Draw! files)
-	$(BIN)/python examples/demo/demo.py $(if $(DATA),--data $(DATA))
+demo: $(if $(HOSTS),ready-lab,$(STAMP)) ## Import, train on three nodes, kill a worker, recover (DATA=folder of Quick, Draw! files; HOSTS=3: on hosts)
+	$(BIN)/python examples/demo/demo$(if $(HOSTS),_hosts.py --hosts $(HOSTS),.py) $(if $(DATA),--data $(DATA))
 
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
-	$(BIN)/python -m pytest -m "not slow and not torch and not ignite and not hosts" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not slow and not torch and not ignite and not hosts and not ui" $(PARALLEL)
 
 test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the default wheel is several GB)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
@@ -46,9 +47,24 @@ TLS_TESTS := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.
 test-tls: $(STAMP) ## Run the tests of the exchange and of the servers with all connections encrypted
 	TEST_TLS=always $(BIN)/python -m pytest $(PARALLEL) $(TLS_TESTS)
 
-test-hosts: $(STAMP) ## Run the tests on several hosts made of namespaces (needs root; installs iproute2)
+# Each `ready-` target installs what a suite needs, or says what is missing and fails.
+ready-lab: $(STAMP)
 	$(BIN)/python tests/support/hosts_lab.py
-	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts.py tests/process/test_agents.py
+
+ready-hosts: ready-lab
+	$(BIN)/python tests/support/ray_hosts.py
+
+test-hosts: ready-hosts ## Run the tests on several hosts made of namespaces (needs root; installs iproute2 and Ray)
+	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts.py tests/fault/test_hosts_ray.py \
+	  tests/process/test_agents.py tests/process/test_host_jobs.py
+
+ready-ui: $(STAMP)
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install --quiet --yes chromium >/dev/null
+	$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install --quiet "playwright>=1.50,<2"
+	PYTHONPATH=tests/support $(BIN)/python tests/support/page_browser.py
+
+test-ui: ready-ui ## Look at the page with Debian's Chromium; pictures go to build/page (installs Playwright, as root Chromium)
+	timeout 360 $(BIN)/python -m pytest -m ui tests/process/test_page.py
 
 test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--help lists the choices)
 	$(BIN)/python -m pip install --quiet --requirement tests/support/keras_suite_requirements.txt
@@ -56,6 +72,7 @@ test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--h
 
 NODES ?= 3
 IGNITE_OPTIONS ?=
+DRAWINGS := ../shared/data/quickdraw
 IGNITE_SERVERS := PYTHONPATH=tests/support $(BIN)/python tests/support/ignite_servers.py
 
 ignite: $(STAMP) ## Fetch Apache Ignite and start NODES=3 servers on loopback (IGNITE_OPTIONS=--tls --authentication)
@@ -64,8 +81,14 @@ ignite: $(STAMP) ## Fetch Apache Ignite and start NODES=3 servers on loopback (I
 ignite-down: $(STAMP) ## End the servers that `make ignite` has started
 	$(IGNITE_SERVERS) down
 
-test-ignite: $(STAMP) ## Run the tests with real servers of Apache Ignite (needs Java and Maven)
+demo-ignite: $(STAMP) ## Train beside three servers of Ignite, kill one, add one (DATA=folder of Quick, Draw! files)
 	$(IGNITE_SERVERS) fetch
+	$(BIN)/python examples/demo/demo_ignite.py $(if $(DATA),--data $(DATA),$(if $(wildcard $(DRAWINGS)/*.npy),--data $(DRAWINGS)))
+
+ready-ignite: $(STAMP)
+	$(IGNITE_SERVERS) fetch
+
+test-ignite: ready-ignite ## Run the tests with real servers of Apache Ignite (needs Java and Maven)
 	$(BIN)/python -m pytest -m ignite --timeout 300 tests/process/test_ignite.py
 
 check: $(STAMP) ## Lint, types, layering, words, commit subjects
@@ -91,7 +114,8 @@ sanitize: $(STAMP) ## Run the tests of the exchange and of the servers with sani
 FUZZ_SECONDS ?= 1200
 FUZZ_TARGETS := $(addprefix wire/,handshake info ranks message stream request) \
   $(addprefix sources/,arrow arrows parquet csv npy npz tfrecord ndjson record) $(addprefix partitions/,mapped blocks footer) \
-  $(addprefix checkpoints/,checkpoint servers roster journal lock)
+  $(addprefix checkpoints/,checkpoint servers roster journal lock) $(addprefix agents/,head agent line) \
+  $(addprefix ignite/,page answer arrow)
 
 fuzz: $(STAMP) ## Fuzz what arrives over sockets and all files, each target for FUZZ_SECONDS (installs atheris)
 	$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/python -m pip install --quiet atheris==3.0.0
@@ -113,7 +137,7 @@ lock: ## Resolve requirements.in anew into requirements.lock
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
-	  --extra dev --extra jax --output-file requirements.lock pyproject.toml requirements.in
+	  --extra dev --extra jax --extra ui --output-file requirements.lock pyproject.toml requirements.in
 
 clean: ## Remove what make has set up
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,6 +24,8 @@ ROOMS = (
     "parameters",
     "cluster",
     "train",
+    "service",
+    "ui",
     "cli",
     "ground",
     "docs",
