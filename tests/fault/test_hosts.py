@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from agent_hosts import INSITU, insitu, wait_until
+from host_jobs import HostJobs, make_images, run_undisturbed
 from hosts_lab import Host, HostsLab, find_obstacle
 
 from insitu.cluster.agents import records
+from insitu.cluster.agents.host_server import LEASE_SECONDS
 from insitu.cluster.agents.hosts import read_nodes
-from insitu.grid import import_cache
+from insitu.cluster.job_files import read_controller
+from insitu.grid import Catalog, bring_up, import_cache
 from insitu.grid.transfer import ServerAddress, fetch_partition
 from insitu.paths import Paths
 from insitu.spec import NodeId
@@ -275,3 +282,182 @@ def test_hosts_come_up_over_ssh(cluster: Cluster, tmp_path: Path) -> None:
     for host in (first, second):
         assert all("sshd" in command for command in host.processes().values()), host.processes()
         assert host.shared_memory() == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The weights of the job of `HostJobs` with three workers on one machine."""
+    return run_undisturbed(tmp_path_factory.mktemp("alone") / "run", 3)
+
+
+def start_three(cluster: Cluster, folder: Path) -> tuple[HostJobs, str]:
+    """Start a job with a worker on each host, and wait until all are in the middle."""
+    cluster.up()
+    jobs = HostJobs(cluster.head, folder / "job")
+    job = jobs.start(workers=3)
+    jobs.wait_in_the_middle(job, 3)
+    found = {task: where[:2] for task, where in jobs.where(job).items()}
+    assert found == {f"worker:{n}": [f"host{n + 1}", f"host{n + 1}"] for n in range(3)}
+    return jobs, job
+
+
+def count_tasks(host: Host) -> int:
+    """How many processes run on a host beside its agent."""
+    return sum("insitu.cluster.agents.agent" not in line for line in host.processes().values())
+
+
+def has_no_task(host: Host) -> bool:
+    return count_tasks(host) == 0
+
+
+def assert_no_job_left(hosts: list[Host]) -> None:
+    for host in hosts:
+        wait_until(partial(has_no_task, host), "the end of tasks")
+        assert host.shared_memory() == [] and len(host.listeners()) == 1, host.name
+        assert list(Paths(host.home).jobs.iterdir()) == []
+
+
+def test_a_job_has_the_bits_of_one_machine_also_where_its_controller_dies(
+    cluster: Cluster, tmp_path: Path, undisturbed: set[str]
+) -> None:
+    jobs, job = start_three(cluster, tmp_path)
+    controller = read_controller(cluster.paths.job(job).controller)
+    assert controller is not None
+    os.kill(controller.pid, signal.SIGKILL)
+    wait_until(lambda: "a new one has taken over" in jobs.output(job), "another controller")
+    jobs.let_go()
+    found, weights = jobs.finish(job)
+    assert weights == undisturbed and found["attempt"] == 1
+    assert [t["attempt"] for t in found["task_list"]] == [1, 1, 1]
+    assert_no_job_left(cluster.lab.hosts)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_host_that_vanishes_costs_its_tasks_alone(
+    cluster: Cluster, tmp_path: Path, undisturbed: set[str], number: int
+) -> None:
+    jobs, job = start_three(cluster, tmp_path)
+    cluster.lab.hosts[number - 1].kill()
+    jobs.let_go()
+    found, weights = jobs.finish(job)
+    assert weights == undisturbed and found["attempt"] == 1
+    assert [t["attempt"] for t in found["task_list"]] == [1 + (n + 1 == number) for n in range(3)]
+    assert f"host{number} said nothing for 10 s: its tasks count as killed" in jobs.output(job)
+    assert found["task_list"][number - 1]["node"] != f"host{number}"
+    assert_no_job_left([host for host in cluster.lab.hosts if host.number != number])
+
+
+def test_a_host_that_is_cut_off_ends_its_tasks_while_others_go_on(
+    cluster: Cluster, tmp_path: Path, undisturbed: set[str]
+) -> None:
+    jobs, job = start_three(cluster, tmp_path)
+    second = cluster.lab.hosts[1]
+    second.cut()
+    jobs.let_go()
+    found, weights = jobs.finish(job)
+    assert weights == undisturbed and found["attempt"] == 1
+    # It hears nothing of this, and ends them by itself.
+    deadline = time.monotonic() + 2 * LEASE_SECONDS
+    while count_tasks(second):
+        assert time.monotonic() < deadline, second.processes()
+        time.sleep(0.2)
+    second.heal()
+    wait_until(lambda: cluster.states() == ("alive", "alive", "alive"), "the return")
+    assert_no_job_left(cluster.lab.hosts)
+
+
+def test_stop_and_the_end_of_a_supervisor_leave_nothing_on_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    jobs, job = start_three(cluster, tmp_path)
+    insitu(cluster.head, "stop", job)
+    assert_no_job_left(cluster.lab.hosts)
+    shutil.rmtree(jobs.meeting)
+    jobs.meeting.mkdir()
+    job = jobs.start(workers=3)
+    jobs.wait_in_the_middle(job, 3)
+    jobs.kill_supervisor(job)
+    assert_no_job_left(cluster.lab.hosts)
+
+
+def read_rows(cluster: Cluster, host: Host, cache: str) -> str:
+    """The digest of all rows of a cache, read by a process on a host after it has fetched what it lacks."""
+    cluster.on(host, "fetch", cache)
+    program = (
+        "import hashlib, insitu, numpy as np; "
+        f"rows = np.sort(np.concatenate([np.asarray(b) for b in insitu.dataset('{cache}').batch(1000)])); "
+        "print(hashlib.sha256(rows.tobytes()).hexdigest())"
+    )
+    done = cluster.run_on(host, f'{sys.executable} -c "{program}"')
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_an_owner_that_loses_its_power_during_an_import_costs_the_import_alone(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The old version stands, nothing is left over, and the next import has the bytes of a local one."""
+    cluster.up()
+    rows = np.random.default_rng(0).permutation(8 << 20)
+    np.save(tmp_path / "small.npy", rows[:10_000])
+    np.save(tmp_path / "x.npy", rows)
+    options = ("--partitions", "6", "--backups", "1")
+    insitu(cluster.head, "import", "d", str(tmp_path / "small.npy"), *options)
+    second = cluster.lab.hosts[1]
+    staging = Paths(second.home).staging
+    command = [sys.executable, "-m", "insitu", "import", "d", str(tmp_path / "x.npy"), *options]
+    with subprocess.Popen(
+        [*command, "--overwrite"],
+        env={**os.environ, "INSITU_HOME": str(cluster.head)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            wait_until(lambda: any(staging.rglob("part-*")), "the first bytes on host2")
+            second.kill()
+            _, said = process.communicate(timeout=100)
+        finally:
+            process.kill()
+    assert process.returncode == 1 and "Received: host2: " in said and "Nothing was imported" in said
+    assert [(c.version, c.rows) for c in Catalog(cluster.paths).caches()] == [(1, 10_000)]
+    first, third = cluster.lab.hosts[0], cluster.lab.hosts[2]
+    for host in (first, third):
+        assert not list(Paths(host.home).staging.rglob("part-*"))
+    second.start()
+    cluster.up()
+    wait_until(lambda: not list(staging.rglob("part-*")), "the end of the import that died on host2")
+    expected = hashlib.sha256(np.sort(rows[:10_000]).tobytes()).hexdigest()
+    assert read_rows(cluster, second, "d") == expected
+
+    insitu(cluster.head, "import", "d", str(tmp_path / "x.npy"), *options, "--overwrite")
+    cache = Catalog(cluster.paths).get("d")
+    local = Paths(tmp_path / "local")
+    bring_up(local, 3)
+    (alike,) = import_cache(local, "d", [str(tmp_path / "x.npy")], partitions=6, backups=1)
+    assert [p.checksum for p in cache.partitions] == [p.checksum for p in alike.partitions]
+    expected = hashlib.sha256(np.sort(rows).tobytes()).hexdigest()
+    wait_until(lambda: Catalog(Paths(third.home)).get("d").version == cache.version, "the catalogue")
+    assert read_rows(cluster, third, "d") == expected
+    assert "verified: 12 file(s)" in insitu(cluster.head, "describe", "d", "--verify").stdout
+
+
+def test_a_host_with_data_vanishes_and_its_rows_are_read_from_backups(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    source = str(make_images(tmp_path / "images"))
+    options = ("--partitions", "6", "--backups", "1", "--label-from-filename")
+    alone = HostJobs(tmp_path / "alone", tmp_path / "alone-job")
+    insitu(alone.home, "up", "--nodes", "3")
+    insitu(alone.home, "import", "images", source, *options)
+    alone.let_go()
+    _, undisturbed = alone.finish(alone.start(workers=3, cache="images"))
+    cluster.up()
+    insitu(cluster.head, "import", "images", source, *options)
+    jobs = HostJobs(cluster.head, tmp_path / "job")
+    job = jobs.start(workers=3, cache="images")
+    jobs.wait_in_the_middle(job, 3)
+    cluster.lab.hosts[1].kill()
+    jobs.let_go()
+    found, weights = jobs.finish(job)
+    assert weights == undisturbed and found["attempt"] == 1
+    assert ("replaced", ["worker:1"]) in [(r["how"], r["tasks"]) for r in found["recoveries"]]
+    assert found["task_list"][1]["node"] in ("host1", "host3")
+    assert_no_job_left([cluster.lab.hosts[0], cluster.lab.hosts[2]])

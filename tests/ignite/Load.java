@@ -159,6 +159,23 @@ public class Load {
         }
     }
 
+    // Compares what insitu has exported with what Java itself would write.
+    static void checkExported(IgniteClient client, String name, long rows) {
+        ClientCache<Long, BinaryObject> cache = client.cache(name).withKeepBinary();
+        for (long i = 0; i < rows; i++) {
+            BinaryObject found = cache.get(i);
+            byte[] pixels = new byte[12];
+            for (int j = 0; j < pixels.length; j++)
+                pixels[j] = (byte) (i + j);
+            BinaryObject meta = client.binary().builder("example.Exported.meta").setField("width", (int) i)
+                .setField("country", i % 2 == 0 ? "DE" : "\u65e5\u672c").build();
+            BinaryObject expected = client.binary().builder("example.Exported").setField("image", pixels)
+                .setField("score", i / 8.0f).setField("meta", meta).build();
+            if (!expected.equals(found) || expected.hashCode() != found.hashCode())
+                throw new IllegalStateException("row " + i + ": " + found + ", expected " + expected);
+        }
+    }
+
     static void put(IgniteClient client, String cache, long from, long to) {
         ClientCache<Long, Object> target = client.getOrCreateCache(cache);
         for (long i = from; i < to; i++)
@@ -182,6 +199,7 @@ public class Load {
                     case "types": loadTypes(client); break;
                     case "images": load(client, what[1], Long.parseLong(what[2]), n -> n, n -> image(client, n, 784)); break;
                     case "mixed": load(client, what[1], Long.parseLong(what[2]), n -> n, n -> mixed(client, n)); break;
+                    case "exported": checkExported(client, what[1], Long.parseLong(what[2])); break;
                     case "large": load(client, what[1], 2, n -> n, n -> new byte[Integer.parseInt(what[2])]); break;
                     case "numbers": put(client, what[1], Long.parseLong(what[2]), Long.parseLong(what[3])); break;
                     default: throw new IllegalArgumentException(arguments[i]);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ from agent_hosts import INSITU, LoopbackHosts, insitu, is_running, wait_until
 from insitu.cluster.agents import records
 from insitu.cluster.agents.hosts import read_nodes
 from insitu.grid import Catalog, import_cache
+from insitu.grid.leftovers import host_mark
 from insitu.grid.transfer import ServerAddress, fetch_partition
 from insitu.paths import Paths
 from insitu.spec import NodeId, PlacedCopy
@@ -30,6 +32,31 @@ from insitu.spec import NodeId, PlacedCopy
 def hosts(tmp_path: Path) -> Iterator[LoopbackHosts]:
     with contextlib.closing(LoopbackHosts(tmp_path, ("a", "b"))) as found:
         yield found
+
+
+def assert_asked_from_outside(hosts: LoopbackHosts, tmp_path: Path) -> None:
+    """A machine that has only address and token has the head run commands."""
+    record = records.read_head(Paths(hosts.head))
+    assert record is not None
+    home = tmp_path / "outside"
+    by_option = ("--cluster", record.address)
+    variables = {"INSITU_CLUSTER": record.address, "INSITU_TOKEN_FILE": str(Paths(hosts.head).token)}
+    token = {"INSITU_TOKEN_FILE": variables["INSITU_TOKEN_FILE"]}
+    for command in (("caches", "--json"), ("describe", "digits", "--verify"), ("ps", "--all")):
+        here = insitu(hosts.head, *command)
+        there = insitu(home, *by_option, *command, **token)
+        assert (there.stdout, there.stderr) == (here.stdout, here.stderr), command
+    listed = json.loads(insitu(home, "nodes", "--json", **variables).stdout)
+    assert {n["node"]: n["state"] for n in listed} == {n: f["state"] for n, f in hosts.nodes().items()}
+    failed = insitu(home, "describe", "more", code=None, **variables)
+    assert failed.returncode == insitu(hosts.head, "describe", "more", code=None).returncode != 0
+    assert "more" in failed.stderr and failed.stdout == ""
+    assert "Received: import with" in insitu(home, *by_option, "import", "x", "y", code=2, **token).stderr
+    (tmp_path / "other").write_text("x" * 32)
+    (tmp_path / "other").chmod(0o600)
+    token["INSITU_TOKEN_FILE"] = str(tmp_path / "other")
+    assert "has another token" in insitu(home, *by_option, "caches", code=1, **token).stderr
+    assert not home.exists()
 
 
 def test_agents_come_up_serve_a_copy_of_the_catalogue_and_end(hosts: LoopbackHosts, tmp_path: Path) -> None:
@@ -43,6 +70,14 @@ def test_agents_come_up_serve_a_copy_of_the_catalogue_and_end(hosts: LoopbackHos
     assert found["a"]["store"] == str(Paths(hosts.homes["a"]).node("a"))
     assert hosts.nodes(hosts.homes["b"]).keys() == found.keys()
     assert "ADDRESS" in insitu(hosts.head, "nodes").stdout
+
+    # A stranger at the port of an agent leaves nothing in its log.
+    host, _, port = found["a"]["address"].rpartition(":")
+    with socket.create_connection((host, int(port)), 30) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert stranger.recv(1) == b""
+    assert "andshake" not in Paths(hosts.homes["a"]).agent_log("a").read_text()
+
     assert "a runs already" in hosts.up().stderr
 
     # The catalogue of the head reaches the agents, where nobody changes it.
@@ -54,6 +89,7 @@ def test_agents_come_up_serve_a_copy_of_the_catalogue_and_end(hosts: LoopbackHos
     refused = insitu(there, "import", "more", str(tmp_path / "x.npy"), code=1).stderr
     assert "The head alone changes the catalogue" in refused
     assert "The head alone" in insitu(there, "down", "--force", code=1).stderr
+    assert_asked_from_outside(hosts, tmp_path)
 
     pids = [hosts.agent_pid(name) for name in hosts.homes]
     pids.append(records.read_head(Paths(hosts.head)).pid)  # type: ignore[union-attr]
@@ -92,6 +128,110 @@ def test_a_killed_agent_is_lost_and_comes_back_and_so_does_the_head(hosts: Loopb
     assert after is not None and after.epoch == before.epoch + 1 and after.address == before.address
     assert [hosts.agent_pid(name) for name in ("a", "b")] == agents
     assert {n: f["store_id"] for n, f in hosts.nodes().items()} == stores
+
+
+def owned_files(home: Path, node: str) -> list[Path]:
+    """The partitions in the store of a node, and what imports have staged there."""
+    paths = Paths(home)
+    return sorted([*paths.node(node).rglob("part-*.arrow"), *paths.staging.rglob("part-*")])
+
+
+def test_an_import_lands_on_the_agents_and_is_read_from_there(hosts: LoopbackHosts, tmp_path: Path) -> None:
+    hosts.up()
+    np.save(tmp_path / "x.npy", np.arange(5000))
+    paths, options = Paths(hosts.head), (str(tmp_path / "x.npy"), "--partitions", "4")
+    said = insitu(hosts.head, "import", "digits", *options, "--backups", "1").stderr
+    cache = Catalog(paths).get("digits")
+    assert "Imported 5,000 rows" in said and "Sent " in said and " to a, " in said and " to b" in said
+    assert {p.owners for p in cache.partitions} == {("a", "b"), ("b", "a")}
+    assert [len(owned_files(home, name)) for name, home in hosts.homes.items()] == [4, 4]
+    assert "verified: 8 file(s)" in insitu(hosts.head, "describe", "digits", "--verify").stdout
+
+    # A lost catalogue is put together again from what the agents have.
+    assert json.loads(insitu(hosts.head, "rebalance", "digits", "--json").stdout)[0]["moves"] == []
+    paths.catalog.unlink()
+    assert "restored" in insitu(hosts.head, "repair").stdout
+    assert Catalog(paths).get("digits") == cache
+
+    # A process outside of a job reads what is here, and is told how to get it.
+    read = "import insitu; print(sum(int(b.sum()) for b in insitu.dataset('digits').batch(100)))"
+
+    def run(home: Path) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "INSITU_HOME": str(home)}
+        command = [sys.executable, "-c", read]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+    assert run(hosts.homes["a"]).stdout == f"{sum(range(5000))}\n"
+    assert "`insitu fetch digits` copies them" in run(hosts.head).stderr
+    fetched = json.loads(insitu(hosts.head, "fetch", "digits", "--json").stdout)
+    assert fetched == {"cache": "digits", "version": 1, "partitions": 4, "bytes": cache.bytes}
+    assert run(hosts.head).stdout == f"{sum(range(5000))}\n"
+    assert "are here already" in insitu(hosts.head, "fetch", "digits").stderr
+
+    # A job trains where the partitions are.
+    (tmp_path / "job").mkdir()
+    program = (
+        "import insitu\nme, data = insitu.context(), insitu.dataset()\n"
+        "print('SUM', me.node, sum(int(b.sum()) for b in data.batch(100)), flush=True)"
+    )
+    (tmp_path / "job" / "train.py").write_text(program)
+    done = insitu(hosts.head, "start", "digits", str(tmp_path / "job"), "train.py", KERAS_BACKEND="jax")
+    sums = dict(re.findall(r"SUM (\w+) (\d+)", done.stdout))
+    assert sums.keys() == {"a", "b"} and sum(map(int, sums.values())) == sum(range(5000))
+
+    # What was replaced goes, and what an import that died has brought.
+    dead = Paths(hosts.homes["a"]).staged("digits", f"{host_mark()}-1-dead").partition("a", 9)
+    dead.parent.mkdir(parents=True)
+    dead.write_bytes(b"x" * 100)
+    insitu(hosts.head, "import", "digits", *options, "--overwrite")
+
+    def versions(name: str) -> set[str]:
+        return {file.parent.name for file in owned_files(hosts.homes[name], name)}
+
+    wait_until(lambda: versions("a") == versions("b") == {"v2"}, "the removal of the old version")
+    assert not dead.exists()
+    insitu(hosts.head, "delete", "digits", "--yes")
+    wait_until(lambda: versions("a") == versions("b") == set(), "the removal of the cache")
+    insitu(hosts.head, "down")
+    assert "whose head doesn't run" in insitu(hosts.head, "import", "digits", *options, code=1).stderr
+
+
+@pytest.mark.hosts
+def test_a_node_that_joins_gets_its_part_and_what_a_lost_one_had_is_made_again(
+    hosts: LoopbackHosts, tmp_path: Path
+) -> None:
+    hosts.up()
+    np.save(tmp_path / "x.npy", np.arange(60_000))
+    options = ("--partitions", "6", "--backups", "1")
+    insitu(hosts.head, "import", "digits", str(tmp_path / "x.npy"), *options)
+
+    def rebalance(*options: str) -> dict[str, Any]:
+        (found,) = json.loads(insitu(hosts.head, "rebalance", "digits", "--json", *options).stdout)
+        assert not found["failed"] and not found["unavailable"]
+        return dict(found)
+
+    def count_copies() -> dict[str, int]:
+        assert "verified: 12 file(s)" in insitu(hosts.head, "describe", "digits", "--verify").stdout
+        owners = [node for p in Catalog(Paths(hosts.head)).get("digits").partitions for node in p.owners]
+        return {str(node): owners.count(node) for node in sorted(set(owners))}
+
+    hosts.homes["c"] = tmp_path / "c"
+    with hosts.file.open("a") as file:
+        file.write(f"127.0.0.1 name=c home={hosts.homes['c']}\n")
+    hosts.up()
+    planned = rebalance("--dry-run")
+    assert count_copies() == {"a": 6, "b": 6} and {move["to"] for move in planned["moves"]} == {"c"}
+    done = rebalance("--rate", "100")
+    assert done["moved"] == done["bytes"] == planned["bytes"] > 0
+    assert count_copies() == {"a": 4, "b": 4, "c": 4}
+
+    os.kill(hosts.agent_pid("c"), signal.SIGKILL)
+    wait_until(lambda: hosts.states()["c"] == "lost", "the loss")
+    rebalance()
+    assert count_copies() == {"a": 6, "b": 6}
+    hosts.up()
+    assert rebalance()["moved"] == 0  # it has its copies still
+    assert count_copies() == {"a": 4, "b": 4, "c": 4}
 
 
 def agent(home: Path, head: str, *options: str, token: str, code: int = 1) -> str:
@@ -242,3 +382,50 @@ def test_an_agent_in_the_foreground_ends_by_a_signal(hosts: LoopbackHosts, tmp_p
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     wait_until(lambda: hosts.states()["c"] == "left", "the farewell")
+
+
+@pytest.mark.hosts
+def test_a_tied_agent_ends_with_the_process_that_has_started_it(hosts: LoopbackHosts, tmp_path: Path) -> None:
+    """As with a step of Slurm that is killed."""
+    hosts.up()
+    record = records.read_head(Paths(hosts.head))
+    assert record is not None
+    shutil.copy(Paths(hosts.head).token, tmp_path / "token")
+    environment: dict[str, Any] = {**os.environ, "INSITU_HOME": str(tmp_path)}
+    command = f"{INSITU} agent --tied --head {record.address} --name c & wait"
+    with subprocess.Popen(
+        ["sh", "-c", command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as step:
+        assert step.stdout is not None
+        assert json.loads(step.stdout.readline())["node"] == "c" and hosts.states()["c"] == "alive"
+        step.kill()
+        assert step.stdout.read() == b""  # the agent had it, too
+    wait_until(lambda: hosts.states()["c"] == "left", "the farewell")
+
+
+def test_an_agent_is_tied_or_outlives_what_has_started_it(home: Path) -> None:
+    said = insitu(home, "agent", "--tied", "--detach", "--head", "h:1", code=2).stderr
+    assert "Received: --tied and --detach" in " ".join(said.split())
+
+
+@pytest.mark.hosts
+def test_jobs_are_seen_from_any_node_and_from_outside(hosts: LoopbackHosts, tmp_path: Path) -> None:
+    hosts.up()
+    np.save(tmp_path / "x.npy", np.arange(100))
+    insitu(hosts.head, "import", "digits", str(tmp_path / "x.npy"))
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "hello.py").write_text("print('hello from the head')")
+    insitu(hosts.head, "start", "--name", "greet", "digits", str(folder), "hello.py")
+    record = records.read_head(Paths(hosts.head))
+    assert record is not None
+    outside = {"INSITU_CLUSTER": record.address, "INSITU_TOKEN_FILE": str(Paths(hosts.head).token)}
+    wait_until(lambda: Paths(hosts.homes["a"]).catalog.exists(), "a copy of the catalogue")
+    for home, variables in ((hosts.homes["a"], {}), (tmp_path / "outside", outside)):
+        (job,) = json.loads(insitu(home, "ps", "--all", "--json", **variables).stdout)
+        assert job["job_id"].startswith("greet-")
+        assert "hello from the head" in insitu(home, "logs", job["job_id"], **variables).stdout
+        assert insitu(home, "describe", "digits", "--json", **variables).stdout.count('"key"') == 1
+        described = json.loads(insitu(home, "describe", job["job_id"], "--json", **variables).stdout)
+        assert described["kind"] == "job"
+        assert insitu(home, "stop", job["job_id"], code=None, **variables).returncode == 3  # it has ended

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from ignite_rows import expected_types
 from ignite_servers import FILES, IgniteServers, find_missing, run_java
 
 from insitu.context import Context
 from insitu.errors import InputError, SourceError
-from insitu.grid import Catalog, dataset, import_cache
-from insitu.grid.ignite import FieldOptions, describe_ignite
+from insitu.grid import Catalog, bring_up, dataset, export_cache, import_cache, read_snapshot, take_down
+from insitu.grid.ignite import FieldOptions, describe_ignite, describe_moves
 from insitu.paths import Paths
 from insitu.spec import CacheSpec
 
@@ -91,6 +94,9 @@ def test_caches_of_other_modes_are_read(servers: IgniteServers, paths: Paths):
     np.testing.assert_array_equal(rows_of(paths, replicated)["value"], np.arange(500) ** 2)
     (defaults,) = import_cache(paths, "defaults", [servers.address("defaults")])
     np.testing.assert_array_equal(rows_of(paths, defaults)["value"], np.arange(5000) * 3)
+    snapshot = read_snapshot(paths, servers.address("defaults"), FieldOptions())
+    assert len(snapshot.partitions) == 1024 and snapshot.rows == 5000
+    np.testing.assert_array_equal(rows_of(paths, snapshot)["value"], np.arange(5000) * 3)
     (lists,) = import_cache(paths, "lists", [servers.address("grid16_lists")], ragged=["value"])
     assert [len(row) for row in rows_of(paths, lists)["value"]] == [i % 5 for i in range(60)]
 
@@ -171,6 +177,136 @@ def test_servers_that_die_and_join_change_nothing(paths: Paths, tmp_path: Path):
         with pytest.raises(SourceError, match=r"of 30000|must answer"):
             lose_partitions(paths, cluster)
     assert Catalog(paths).get("images").version == joined.version
+
+
+def test_a_snapshot_outlives_its_servers(paths: Paths, tmp_path: Path):
+    """Each node holds the rows of its server. One is killed while it is read, another one joins: the rows
+    stay, what came from others is counted, and what has moved is said."""
+    bring_up(paths, 3)
+    with IgniteServers(tmp_path / "ignite", region_mib=256) as cluster:
+        cluster.start(0, 1, 2)
+        load(cluster, "images:grid16_images:30000")
+        address = cluster.address("grid16_images")
+        whole = read_snapshot(paths, address, FieldOptions())
+        origin = dict(whole.origin or {})
+        assert origin["remote_bytes"] == 0 and origin["local_bytes"] > 30000 * 784
+        assert [p.owners[0] for p in whole.partitions] == [f"node-{n}" for n in origin["primaries"]]
+        assert len(set(origin["primaries"])) == 3
+        killed = []
+
+        def kill_one(rows: int, done: int, total: int | None) -> None:
+            if rows and not killed:
+                killed.append(1)
+                cluster.kill(1)
+
+        again = read_snapshot(paths, address, FieldOptions(), progress=kill_one)
+        assert killed and same_rows(whole, again)
+        cluster.start(3)
+        now = describe_moves(origin, 5.0)
+        assert now["problem"] is None and now["topology"][0] > origin["topology"][1][0] and now["moved"] > 0
+
+
+JOB = """
+import sys
+import insitu
+
+rows = insitu.dataset(sys.argv[1], label=None).batch(600)
+for shard in rows.shards:
+    for batch in rows.shard_batches(shard, 0):
+        if batch.rows:
+            print("KEYS", *batch.data["key"].tolist())
+"""
+
+
+def test_a_job_reads_in_place_and_its_shards_follow_from_the_servers(
+    servers: IgniteServers, paths: Paths, tmp_path: Path
+):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "read.py").write_text(JOB)
+    address = servers.address("defaults")
+    shards = []
+    for nodes in (3, 1):
+        take_down(paths, force=True)
+        bring_up(paths, nodes)
+        command = ["start", "--workers", str(nodes), "--shards", "3", "--name", f"on-{nodes}", "--no-prefix"]
+        started = insitu(*command, address, str(folder), "read.py", address)
+        printed = [line.split()[1:] for line in started.stdout.splitlines() if "KEYS" in line]
+        keys = [int(key) for line in printed for key in line]
+        assert sorted(keys) == list(range(5000)), started.stderr
+        (job,) = (each["job_id"] for each in json.loads(insitu("ps", "--all", "--json").stdout))
+        found = json.loads(insitu("describe", job, "--json").stdout)
+        assert found["snapshot"]["remote_bytes"] == 0 and found["snapshot"]["rows"] == 5000
+        assert all(task["reads"]["remote_bytes"] == 0 for task in found["task_list"])
+        assert len({shard["home"] for shard in found["shards"]}) == nodes
+        shards.append([shard["partitions"] for shard in found["shards"]])
+        insitu("delete", job, "--yes")
+    assert shards[0] == shards[1]
+
+
+def insitu(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "insitu", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_exported_rows_are_those_that_java_writes(servers: IgniteServers, paths: Paths, tmp_path: Path):
+    keys = np.arange(100)
+    rows = {
+        "key": keys,
+        "image": (keys[:, None] + np.arange(12)).astype(np.uint8),
+        "score": (keys / 8).astype(np.float32),
+        "meta.width": keys.astype(np.int32),
+        "meta.country": np.array(["DE", "\u65e5\u672c"] * 50),
+    }
+    np.savez(tmp_path / "rows.npz", **rows)
+    import_cache(paths, "rows", [str(tmp_path / "rows.npz")])
+    address = servers.address("grid16_exported")
+    for _ in range(2):
+        assert export_cache(paths, "rows", address, type_name="example.Exported").rows == 100
+    load(servers, "exported:grid16_exported:100")
+    (back,) = import_cache(paths, "back", [address])
+    found = rows_of(paths, back)
+    assert found.keys() == rows.keys()
+    for name, values in rows.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    with pytest.raises(InputError, match="the SQL table CITY"):
+        export_cache(paths, "rows", servers.address("CITY"))
+
+
+def test_values_of_several_rows_of_arrow_data(servers: IgniteServers, paths: Paths, tmp_path: Path):
+    streams = []
+    for value in range(20):
+        batch = pa.record_batch({"x": np.arange(3) + 10 * value, "y": np.full(3, value / 2)})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        streams.append(np.frombuffer(sink.getvalue(), np.uint8))
+    np.savez(tmp_path / "streams.npz", key=np.arange(20), value=np.stack(streams))
+    import_cache(paths, "streams", [str(tmp_path / "streams.npz")])
+    export_cache(paths, "streams", servers.address("grid16_arrow"))
+    cache = read_snapshot(paths, servers.address("grid16_arrow"), FieldOptions(arrow=frozenset(["value"])))
+    assert cache.rows == 60 and sum(rows for _, rows, _ in dict(cache.origin or {})["partitions"]) == 20
+    found = rows_of(paths, cache, "x")
+    np.testing.assert_array_equal(found["key"], np.repeat(np.arange(20), 3))
+    np.testing.assert_array_equal(found["y"], np.repeat(np.arange(20) / 2, 3))
+
+
+def test_certificates_of_clients(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with IgniteServers(tmp_path / "ignite", tls=True, client_certificates=True) as cluster:
+        cluster.start(0)
+        for name, value in cluster.environment().items():
+            monkeypatch.setenv(name, value)
+        np.savez(tmp_path / "rows.npz", key=np.arange(50), value=np.arange(50) * 2)
+        import_cache(paths, "rows", [str(tmp_path / "rows.npz")])
+        export_cache(paths, "rows", cluster.address("grid16_numbers"))
+        (cache,) = import_cache(paths, "numbers", [cluster.address("grid16_numbers")])
+        np.testing.assert_array_equal(rows_of(paths, cache)["value"], np.arange(50) * 2)
+        monkeypatch.delenv("INSITU_IGNITE_CERT")
+        monkeypatch.delenv("INSITU_IGNITE_KEY")
+        with pytest.raises(SourceError, match="INSITU_IGNITE_CERT"):
+            import_cache(paths, "other", [cluster.address("grid16_numbers")])
 
 
 def lose_partitions(paths: Paths, cluster: IgniteServers) -> None:

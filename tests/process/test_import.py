@@ -25,8 +25,8 @@ POINTS = {
     "before the first partition is complete": "importer.PartitionBuilders, 'finish', 0",
     "after half of the partitions": "importer.PartitionBuilders, 'finish', 4",
     "before the second block is written": "insitu.grid.partitions.writer, '_write_all', 1",
-    "before the stores are renamed": "importer, '_move_into_stores', 0",
-    "after one store is renamed": "importer, 'sync_folder', 2",
+    "before the stores are renamed": "import_owners.ImportOwners, 'put_in_place', 0",
+    "after one store is renamed": "import_owners, 'sync_folder', 2",
     "after all stores are renamed": "importer.Catalog, 'publish', 0",
     "inside the transaction": "importer.Catalog, '_drop_unused', 0",
     "just after the transaction": "importer.Catalog, 'remove_files', 0",
@@ -35,7 +35,7 @@ POINTS = {
 CHILD = """
 import os, signal, sys
 import insitu.grid.importer as importer, insitu.grid.partitions.writer, insitu.grid.import_plan
-import insitu.grid.import_journal
+import insitu.grid.import_journal, insitu.grid.import_owners as import_owners
 from insitu.paths import Paths
 
 importer.BLOCK_BYTES = 4000

@@ -590,7 +590,10 @@ def test_the_shell_completes_jobs_and_caches(insitu: Insitu) -> None:
         (("--workers", "2", "--shards", "1", "data/train", "JOB", "train.py"), "--shards must be at least 2"),
         (("--threads", "0", "data/train", "JOB", "train.py"), "--threads must be at least 1"),
         (("--stall-timeout", "0", "data/train", "JOB", "train.py"), "--stall-timeout must be positive"),
-        (("--engine", "ray", "data/train", "JOB", "train.py"), "--engine must be local. Received: ray"),
+        (
+            ("--engine", "ray", "data/train", "JOB", "train.py"),
+            "--engine must be local or hosts. Received",
+        ),
         (("--name", "a/b", "data/train", "JOB", "train.py"), "A job's name"),
         (("data/trian", "JOB", "train.py"), "Did you mean data/train"),
         (("data/train", "JOB", "gone.py"), "no script 'gone.py'. It holds: data.txt, train.py"),

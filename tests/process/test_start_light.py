@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from job_runs import PATIENCE, Insitu, insitu_at
 
-HEAVY = ("keras", "tensorflow", "jax", "torch", "pyarrow", "rich", "psutil", "multiprocessing", "asyncio")
+WEB = ("fastapi", "starlette", "uvicorn", "jinja2", "pydantic")
+HEAVY = (
+    *("keras", "tensorflow", "jax", "torch", "pyarrow", "rich", "psutil", "multiprocessing", "asyncio"),
+    *WEB,
+)
 """What `start` and `ps` do without."""
 TASK_HEAVY = (*HEAVY, "numpy", "sqlite3", "typer", "subprocess")
 

@@ -55,3 +55,12 @@ def test_between_graph_replication_as_in_tensorflow_1(insitu: Insitu) -> None:
     output, codes = run(insitu, "between_graph.py", "--workers", "2", "--ps", "1")
     assert sorted(re.findall(r"worker (\d) learned \[ 2. -3.\]", output)) == ["0", "1"]
     assert codes == {"worker:0": 0, "worker:1": 0, "ps:0": -15}
+
+
+@pytest.mark.slow
+def test_in_graph_replication_as_in_tensorflow_1(insitu: Insitu) -> None:
+    output, codes = run(insitu, "in_graph.py", "--workers", "1")
+    assert re.findall(r"step (\d+), loss = \S+, [\d,]+ examples/s", output) == ["50", "100", "150", "200"]
+    (loss,) = re.findall(r"4 towers learned it: loss ([\d.]+)", output)
+    assert float(loss) < 0.02
+    assert codes == {"worker:0": 0}

@@ -21,8 +21,10 @@ def job_context(paths: Paths, task: str = "worker:0", **more: Any) -> Context:
     return context(paths, job_id="job-1", task=TaskId.parse(task), cache="a", node=NodeId("node-0"), **more)
 
 
-def write_own_map(paths: Paths, homes: tuple[str, ...], shards: tuple[tuple[int, ...], ...]) -> None:
-    path = paths.job("job-1").shard_map("a")
+def write_own_map(
+    paths: Paths, homes: tuple[str, ...], shards: tuple[tuple[int, ...], ...], cache: str = "a"
+) -> None:
+    path = paths.job("job-1").shard_map(cache)
     path.parent.mkdir(parents=True)
     nodes = tuple(NodeId(home) for home in homes)
-    path.write_text(shard_map_to_json(ShardMap("a", 1, shards), nodes))
+    path.write_text(shard_map_to_json(ShardMap(cache, 1, shards), nodes))

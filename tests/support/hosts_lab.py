@@ -103,6 +103,13 @@ class Host:
         """Give it its link back."""
         _ip("link", "set", self.link, "up")
 
+    def wait_for_link(self) -> None:
+        """Wait until the launcher sees its link: the kernel tells a second late that it is up."""
+        deadline = time.monotonic() + _SECONDS
+        while Path(f"/sys/class/net/{self.link}/operstate").read_text() != "up\n":
+            assert time.monotonic() < deadline, f"{self.link} doesn't come up"
+            time.sleep(0.02)
+
     def processes(self) -> dict[int, str]:
         """The processes that run on it, beside the first one: command lines by number."""
         own = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
@@ -244,7 +251,7 @@ def main() -> None:
         subprocess.run(["apt-get", "install", "--yes", "--quiet", "iproute2"], stdout=subprocess.DEVNULL)
     obstacle = find_obstacle()
     if obstacle:
-        sys.exit(f"The tests on several hosts can't run: {obstacle}")
+        sys.exit(f"Several hosts can't be made here: {obstacle}")
 
 
 if __name__ == "__main__":

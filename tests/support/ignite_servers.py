@@ -99,6 +99,7 @@ class IgniteServers:
         folder: Path,
         *,
         tls: bool = False,
+        client_certificates: bool = False,
         authentication: bool = False,
         region_mib: int = 128,
         outlive: bool = False,
@@ -106,6 +107,7 @@ class IgniteServers:
         """With `outlive` the servers run on after this process, else they end with it."""
         self.folder = folder
         self._tls, self._authentication, self._region_mib = tls, authentication, region_mib
+        self._client_certificates = client_certificates
         ends_with_parent = shutil.which("setpriv") and not outlive
         self._prefix = ["setpriv", "--pdeathsig", "KILL"] if ends_with_parent else []
         (self._discovery,) = find_ports(1)
@@ -138,6 +140,14 @@ class IgniteServers:
             .sign(key, hashes.SHA256())
         )
         self.authority.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        self.key = self.folder / "server.key"
+        self.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
         encryption = serialization.BestAvailableEncryption(KEY_STORE_PASSWORD)
         (self.folder / "server.p12").write_bytes(
             pkcs12.serialize_key_and_certificates(b"server", key, certificate, None, encryption)
@@ -170,6 +180,7 @@ class IgniteServers:
             "region.bytes": self._region_mib << 20,
             "tls": str(self._tls).lower(),
             "authentication": str(self._authentication).lower(),
+            "client.certificates": str(self._client_certificates).lower(),
             "key.store": self.folder / "server.p12",
             "IGNITE_QUIET": "false",
             "IGNITE_UPDATE_NOTIFIER": "false",
@@ -203,6 +214,8 @@ class IgniteServers:
         found = {"INSITU_IGNITE_TIMEOUT": "20"}
         if self._tls:
             found |= {"INSITU_IGNITE_CA": str(self.authority), "INSITU_IGNITE_SERVER_NAME": "localhost"}
+        if self._client_certificates:
+            found |= {"INSITU_IGNITE_CERT": str(self.authority), "INSITU_IGNITE_KEY": str(self.key)}
         if self._authentication:
             found |= {"INSITU_IGNITE_USERNAME": "ignite", "INSITU_IGNITE_PASSWORD": "ignite"}
         return found

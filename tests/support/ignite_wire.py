@@ -7,13 +7,23 @@ import socket
 import ssl
 import struct
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from insitu.grid.ignite import protocol
 from insitu.grid.ignite.protocol import BinaryType, Field
-from insitu.grid.ignite.wire import OBJECT, hash_name, pack_byte_array, pack_int, pack_long, pack_string
+from insitu.grid.ignite.wire import (
+    OBJECT,
+    Reader,
+    end_of_value,
+    hash_name,
+    pack_byte_array,
+    pack_int,
+    pack_long,
+    pack_string,
+)
 
 NULL = bytes([101])
 _USER_TYPE, _HAS_SCHEMA, _ONE_BYTE, _TWO_BYTES, _COMPACT = 0x01, 0x02, 0x08, 0x10, 0x20
@@ -85,6 +95,23 @@ class FakeCache:
         return sum(map(len, self.partitions))
 
 
+DRAWING = binary_type("example.Drawing", [("image", 12), ("label", 3)])
+
+
+def drawing(index: int) -> tuple[bytes, bytes]:
+    image = bytes((index + place) % 256 for place in range(12))
+    fields = [("image", pack_byte_array(image)), ("label", number(3, "i", index % 10))]
+    return number(4, "q", index), binary_object(DRAWING, fields)
+
+
+def drawings(rows: int, partitions: int = 5) -> FakeCache:
+    """A cache whose rows lie in their partitions in the reverse order of their keys."""
+    return FakeCache(
+        [[drawing(index) for index in reversed(range(p, rows, partitions))] for p in range(partitions)],
+        [DRAWING],
+    )
+
+
 Behaviour = Callable[["FakeServer", int, int], bytes | None]
 """Called with the server, the operation and how many requests of it there were; returns raw bytes that are
 sent instead of the response and after which the connection is closed, or None."""
@@ -100,6 +127,7 @@ class FakeCluster:
     servers: list[FakeServer] = field(default_factory=list)
     password: str = ""
     page_rows: int | None = None
+    created: str = ""
 
     def add(self, behave: Behaviour | None = None, tls: ssl.SSLContext | None = None) -> FakeServer:
         server = FakeServer(self, len(self.servers), behave, tls)
@@ -221,7 +249,27 @@ class FakeServer:
             return _page(cursors, struct.unpack("<q", contents)[0])
         if operation == protocol.CLOSE:
             return b""
+        if operation == protocol.STREAM:
+            return self._stream(contents)
+        if operation == protocol.PUT_TYPE:
+            cache.types = [*cache.types, _decode_put_type(contents)]
+            return b""
+        if operation == protocol.GET_OR_CREATE:
+            cache.name = cluster.created = Reader(contents).read_text()
+            return b""
         return f"operation {operation} isn't known"
+
+    def _stream(self, contents: bytes) -> bytes:
+        """Put rows over those with their keys, into the partition that the bytes of the key choose."""
+        partitions = self.cluster.cache.partitions
+        rows, place = struct.unpack_from("<i", contents, 14)[0], 18
+        for _ in range(rows):
+            middle = end_of_value(contents, place)
+            end = end_of_value(contents, middle)
+            key, value, place = contents[place:middle], contents[middle:end], end
+            chosen = zlib.crc32(key) % len(partitions)
+            partitions[chosen] = [row for row in partitions[chosen] if row[0] != key] + [(key, value)]
+        return pack_long(0)
 
     def _partitions(self) -> bytes:
         cluster, cache = self.cluster, self.cluster.cache
@@ -255,6 +303,12 @@ def _page(cursors: dict[int, tuple[list[tuple[bytes, bytes]], int]], cursor: int
     now, later = rows[:size], rows[size:]
     cursors[cursor] = (later, size)
     return pack_int(len(now)) + b"".join(key + value for key, value in now) + bytes([bool(later)])
+
+
+def _decode_put_type(contents: bytes) -> BinaryType:
+    found = protocol.decode_type(memoryview(b"\1" + contents))
+    assert found is not None
+    return found
 
 
 def type_answer(types: Sequence[BinaryType], number: int) -> bytes:
@@ -297,3 +351,13 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 def _framed(body: bytes) -> bytes:
     return pack_int(len(body)) + body
+
+
+def cluster_of(
+    servers: int, cache: FakeCache, behave: Behaviour | None = None, tls: ssl.SSLContext | None = None
+) -> FakeCluster:
+    """Servers that hold the partitions in turn; `behave` is how the first one does."""
+    cluster = FakeCluster(cache, [p % servers for p in range(len(cache.partitions))])
+    for index in range(servers):
+        cluster.add(behave if index == 0 else None, tls)
+    return cluster

@@ -63,9 +63,14 @@ def slow_link(address: str, one_way: float) -> Iterator[str]:
     try:
         yield "{}:{}".format(*listener.getsockname())
     finally:
-        for each in opened:
+        # Each is closed once no thread reads it any more: its number could be another socket's by then.
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        threads[0].join(10)
+        for each in opened[1:]:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        for thread in threads:
+        for thread in threads[1:]:
             thread.join(10)
+        for each in opened:
+            each.close()

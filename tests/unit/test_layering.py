@@ -27,6 +27,8 @@ GROUND = {
     "durable",
     "errors",
     "evaluations",
+    "gpus",
+    "guarded_paths",
     "import_hooks",
     "lazy_imports",
     "missing_names",
@@ -39,6 +41,8 @@ GROUND = {
     "roster",
     "signatures",
     "spec",
+    "task_samples",
+    "time_account",
     "unauthenticated",
     "tracebacks",
 }
@@ -49,7 +53,9 @@ BELOW = {
     "parameters": GROUND | {"exchange"},
     "cluster": GROUND | {"grid", "exchange", "parameters"},
     "train": GROUND | {"grid", "exchange", "parameters"},
-    "cli": GROUND | {"grid", "exchange", "parameters", "cluster", "train"},
+    "service": GROUND | {"grid", "cluster"},
+    "ui": GROUND | {"grid", "cluster", "service"},
+    "cli": GROUND | {"grid", "exchange", "parameters", "cluster", "train", "service", "ui"},
     "__main__": {"cli"},
 }
 """What each room may import, beside itself. The ground floor imports only itself."""
@@ -91,6 +97,7 @@ PURE = [
 ]
 IMPURE = {"asyncio", "socket", "threading", "subprocess", "time"}
 BACKENDS = {"keras", "tensorflow", "jax", "torch"}
+WEB_FRAMEWORKS = {"anyio", "fastapi", "jinja2", "markupsafe", "pydantic", "starlette", "uvicorn"}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -250,6 +257,12 @@ def test_only_train_knows_keras(path: Path):
     assert not known or room_of(path) == "train"
 
 
+@pytest.mark.parametrize("path", MODULES, ids=identity)
+def test_only_the_page_knows_a_web_framework(path: Path):
+    known = {name.split(".")[0] for name in imports(path)} & WEB_FRAMEWORKS
+    assert not known or room_of(path) == "ui"
+
+
 @pytest.mark.parametrize("path", PURE, ids=identity)
 def test_pure_modules_touch_no_clock_thread_or_socket(path: Path):
     assert not {imported.split(".")[0] for imported in imports(path)} & IMPURE
@@ -309,9 +322,12 @@ def test_the_public_names_are_there():
         "RunOptions",
         "Server",
         "SidecarEvaluator",
+        "StepLog",
         "Strategy",
         "TPUStrategy",
+        "TensorBoard",
         "__version__",
+        "adapt",
         "cluster_resolver",
         "config",
         "context",

@@ -1,0 +1,190 @@
+"""Agents on the nodes of a real Ray cluster, on hosts of their own. Run by `make test-hosts`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray_hosts
+from agent_hosts import wait_until
+from hosts_lab import Host, HostsLab, find_obstacle
+from ray_hosts import RayLab, find_ours, find_processes, wait_until_none
+
+from insitu.cluster.agents import records
+from insitu.paths import Paths
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+
+AGENT = "insitu.cluster.agents.agent"
+HOLDER = "ray::AgentHolder"
+
+
+@pytest.fixture(scope="module")
+def whole_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
+    """A Ray cluster on two hosts; a third one has none yet."""
+    if obstacle := find_obstacle() or ray_hosts.find_obstacle():
+        pytest.skip(obstacle)
+    with HostsLab(tmp_path_factory.mktemp("lab"), 3) as lab:
+        ray = RayLab(lab)
+        for host in lab.hosts[:2]:
+            ray.start(host)
+        yield ray
+
+
+@pytest.fixture
+def ray(whole_lab: RayLab) -> Iterator[RayLab]:
+    yield whole_lab
+    first, _, third = whole_lab.hosts
+    whole_lab.insitu(first, "down", "--force", code=None)
+    third.clear()  # Ray's nodes stay on the others
+
+
+def nodes(ray: RayLab) -> dict[str, dict[str, Any]]:
+    listed = json.loads(ray.insitu(ray.hosts[0], "nodes", "--json").stdout)
+    return {each["node"]: each for each in listed if each["state"]}
+
+
+def states(ray: RayLab) -> dict[str, str]:
+    return {name: node["state"] for name, node in nodes(ray).items()}
+
+
+def up(ray: RayLab, code: int = 0) -> str:
+    return " ".join(ray.insitu(ray.hosts[0], "up", "--engine", "ray", code=code).stderr.split())
+
+
+def agent_of(host: Host) -> int:
+    (pid,) = find_processes(host, AGENT)
+    return pid
+
+
+def read_process(pid: int) -> dict[str, str]:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return {
+        **dict(line.split(":\t", 1) for line in status if ":\t" in line),
+        **dict(pair.split("=", 1) for pair in environment if "=" in pair),
+        "nice": str(os.getpriority(os.PRIO_PROCESS, pid)),
+        "score": Path(f"/proc/{pid}/oom_score_adj").read_text().strip(),
+    }
+
+
+def test_each_node_of_ray_has_an_agent_until_down(ray: RayLab) -> None:
+    first, second, _ = ray.hosts
+    said = up(ray)
+    assert "2 of 2 node(s) up. The head is at " in said and "host2: host2 serves at " in said
+    found = nodes(ray)
+    assert {n: (f["state"], f["host"]) for n, f in found.items()} == {
+        host.name: ("alive", host.name) for host in (first, second)
+    }
+    assert found["host2"]["address"].startswith(f"{second.address}:")
+    # An agent is no worker of Ray's: neither slow, nor the first to be killed, nor without its signals.
+    token = records.read_token(Paths(first.home))
+    for host in (first, second):
+        process = read_process(agent_of(host))
+        assert (process["nice"], process["score"], process["OMP_NUM_THREADS"]) == ("0", "0", "7")
+        assert int(process["SigBlk"], 16) == 0 and "CUDA_VISIBLE_DEVICES" not in process
+        assert token not in " ".join(process.values())
+        assert not any(token in command for command in host.processes().values())
+    assert sorted(name.partition("-")[0] for name in ray.list_actors()) == ["agent", "agent", "controller"]
+    logs = [path for host in (first, second) for path in (host.disk / "ray").rglob("*") if path.is_file()]
+    assert logs and not [path for path in logs if token.encode() in path.read_bytes()]
+
+    # Again: what runs stays.
+    before = [agent_of(host) for host in (first, second)]
+    assert "2 of 2 node(s) up" in up(ray)
+    assert [agent_of(host) for host in (first, second)] == before
+    ray.insitu(first, "down")
+    assert [find_ours(host) for host in (first, second)] == [{}, {}] and ray.list_actors() == []
+    up(ray)
+    assert {n: f["store_id"] for n, f in nodes(ray).items()} == {n: f["store_id"] for n, f in found.items()}
+    assert "2 agent(s) ended: host1, host2" in ray.insitu(first, "down", "--force").stderr
+    assert [find_ours(host) for host in (first, second)] == [{}, {}] and ray.list_actors() == []
+    assert [list(Paths(host.home).nodes.glob("*")) for host in (first, second)] == [[], []]
+
+
+def test_agents_and_holders_that_are_killed_come_back(ray: RayLab) -> None:
+    up(ray)
+    second = ray.hosts[1]
+    store = nodes(ray)["host2"]["store_id"]
+    for victim in (AGENT, HOLDER):
+        before = agent_of(second)
+        (pid,) = find_processes(second, victim)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: find_processes(second, AGENT) not in ([], [before]), "another agent")  # noqa: B023
+        wait_until(lambda: states(ray).get("host2") == "alive", "its return")
+    assert nodes(ray)["host2"]["store_id"] == store
+
+
+def test_a_node_that_joins_later_gets_an_agent_and_finds_its_store_when_it_returns(ray: RayLab) -> None:
+    up(ray)
+    *others, third = ray.hosts
+    before = [agent_of(host) for host in others]
+    (controller,) = find_processes(others[0], "ray::AgentController")
+    os.kill(controller, signal.SIGKILL)  # Ray restarts it
+    ray.start(third)
+    wait_until(lambda: states(ray).get("host3") == "alive", "the third node")
+    assert [agent_of(host) for host in others] == before
+    store = nodes(ray)["host3"]["store_id"]
+    (raylet,) = find_processes(third, "raylet/raylet")
+    os.kill(raylet, signal.SIGKILL)
+    wait_until_none(third)
+    wait_until(lambda: states(ray)["host3"] in ("left", "lost"), "its loss")
+    ray.start(third)
+    wait_until(lambda: states(ray)["host3"] == "alive", "its return")
+    assert nodes(ray)["host3"]["store_id"] == store
+
+
+BROKEN = {
+    "insitu 9.9 instead of": "import insitu._version; insitu._version.__version__ = '9.9'",
+    "can't load this version of insitu (ModuleNotFoundError": (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.partition('.')[0] == 'insitu':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Refuse())"
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", BROKEN)
+def test_a_node_with_another_or_no_insitu_is_named(ray: RayLab, tmp_path: Path, problem: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BROKEN[problem])
+    ray.start(ray.hosts[2], PYTHONPATH=str(tmp_path))
+    said = up(ray, code=1)
+    # Ray may still count the node that was on this host before as alive.
+    assert said.count(" serves at ") == 2 and "host3: failed: " in said and problem in said
+    assert states(ray) == {"host1": "alive", "host2": "alive"}
+
+
+def test_without_ray_nothing_is_begun(ray: RayLab) -> None:
+    third = ray.hosts[2]
+    said = " ".join(ray.insitu(third, "up", "--engine", "ray", code=1).stderr.split())
+    assert "--engine ray needs a Ray cluster that this machine is a node of" in said
+    said = " ".join(
+        ray.insitu(third, "up", "--engine", "ray", "--address", ray.address, code=1).stderr.split()
+    )
+    assert "that this machine is a node of" in said
+    assert find_ours(third) == {} and not Paths(third.home).head.exists()
+
+
+def test_ray_asks_for_its_own_token_and_its_end_ends_the_agents(ray: RayLab) -> None:
+    third = ray.hosts[2]
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
+    ray.start(third, alone=True, **access)
+    refused = " ".join(ray.insitu(third, "up", "--engine", "ray", code=1).stderr.split())
+    assert "Received: --address auto" in refused and find_ours(third) == {}
+    said = ray.insitu(third, "up", "--engine", "ray", code=0, **access).stderr
+    assert "1 of 1 node(s) up" in said
+    stopped = ray.run(third, f"{sys.executable} -m ray.scripts.scripts stop --force")
+    assert stopped.returncode == 0, stopped.stderr
+    wait_until(lambda: not find_processes(third, AGENT), "the end of the agent")
+    # Nothing of Ray is left that could be asked.
+    ray.insitu(third, "down", **access)
+    assert find_ours(third) == {}

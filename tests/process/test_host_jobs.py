@@ -1,0 +1,141 @@
+"""Jobs on agents of this machine, each with a home of its own. tests/fault/test_host_jobs.py has some on
+hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_hosts import LoopbackHosts, insitu, is_running, wait_until
+from host_jobs import CACHE_SCRIPT, HostJobs, make_images, run_undisturbed
+
+from insitu.cluster.agents.records import read_holder
+from insitu.cluster.chaos.injector import Fault, FaultInjector
+from insitu.paths import Paths
+from insitu.spec import TaskId
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[LoopbackHosts]:
+    with contextlib.closing(LoopbackHosts(tmp_path, ("a", "b"))) as found:
+        found.up()
+        yield found
+
+
+@pytest.fixture
+def jobs(hosts: LoopbackHosts, tmp_path: Path) -> HostJobs:
+    return HostJobs(hosts.head, tmp_path / "job")
+
+
+def list_left(hosts: LoopbackHosts, job: str) -> list[str]:
+    """What hosts still have of a job: files, processes."""
+    files = [str(path) for home in hosts.homes.values() for path in Paths(home).jobs.glob("*")]
+    mark = f"INSITU_JOB_ID={job}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if mark in (entry / "environ").read_bytes().split(b"\0") or job.encode() in words:
+                    files.append(f"{entry.name}: {b' '.join(words)!r}")
+    return files
+
+
+def test_a_task_that_dies_on_a_host_is_replaced_and_the_bits_are_those_of_one_machine(
+    hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path
+) -> None:
+    jobs.let_go()
+    job = jobs.start(workers=2, kill="worker:1")
+    found, weights = jobs.finish(job)
+    assert weights == run_undisturbed(tmp_path / "alone", 2) and len(weights) == 1
+    assert found["engine"] == "hosts" and [t["node"] for t in found["task_list"]] == ["a", "b"]
+    assert [t["attempt"] for t in found["task_list"]] == [1, 2] and found["attempt"] == 1
+    assert [(r["how"], r["tasks"]) for r in found["recoveries"]] == [("replaced", ["worker:1"])]
+    homes = {task: where[2] for task, where in jobs.where(job).items()}
+    assert homes == {"worker:0": str(hosts.homes["a"]), "worker:1": str(hosts.homes["b"])}
+    # What tasks have written is here, and nothing of the job there.
+    here = Paths(hosts.head).job(job)
+    assert list(here.checkpoints.rglob("state.json")) and found["task_list"][1]["progress"]["rows"] > 0
+    assert list_left(hosts, job) == []
+    assert "RESULT" in insitu(hosts.head, "logs", job, "worker:1").stdout
+
+
+@pytest.mark.hosts
+def test_stop_leaves_nothing_and_resume_goes_on(hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path) -> None:
+    job = jobs.start(workers=2)
+    jobs.wait_in_the_middle(job, 2)
+    assert job in insitu(hosts.head, "ps").stdout
+    insitu(hosts.head, "stop", job)
+    assert jobs.describe(job)["state"] == "stopped" and list_left(hosts, job) == []
+    jobs.let_go()
+    insitu(hosts.head, "resume", "--detach", job, KERAS_BACKEND="jax")
+    found, weights = jobs.finish(job)
+    assert found["attempt"] == 2 and weights == run_undisturbed(tmp_path / "alone", 2)
+    assert "continues from the checkpoint of epoch 1" in jobs.output(job)
+
+
+@pytest.mark.hosts
+def test_agents_head_and_controller_may_die_and_a_server_is_started_again(
+    hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path
+) -> None:
+    job = jobs.start(workers=2)
+    jobs.wait_in_the_middle(job, 2)
+    os.kill(hosts.agent_pid("a"), signal.SIGKILL)
+    wait_until(lambda: hosts.states() == {"a": "lost", "b": "alive"}, "the loss of the agent")
+    hosts.up()
+    faults = [Fault("delay", TaskId("worker", 0), steps=0), Fault("drop", TaskId("worker", 0), steps=0)]
+    paths = Paths(hosts.head)
+    injected = FaultInjector(paths, paths.job(job), 60.0).run(faults, lambda fault: None)
+    assert [fault.done for fault in injected] == [True, False]
+    assert "is for tasks of this machine" in injected[1].note
+    lock = Paths(hosts.homes["b"]).job(job).engine_lock("b")
+    server = read_holder(lock)
+    assert server is not None
+    os.kill(server.process.pid, signal.SIGKILL)
+    jobs.let_go()
+    found, weights = jobs.finish(job)
+    assert weights == run_undisturbed(tmp_path / "alone", 2)
+    assert found["attempt"] == 1 and [t["attempt"] for t in found["task_list"]] == [1, 2]
+    assert "b has ended the connection: its tasks count as killed" in jobs.output(job)
+    assert list_left(hosts, job) == []
+
+
+@pytest.mark.hosts
+def test_tasks_end_with_their_supervisor(hosts: LoopbackHosts, jobs: HostJobs) -> None:
+    job = jobs.start(workers=2)
+    jobs.wait_in_the_middle(job, 2)
+    pids = [t["pid"] for t in jobs.describe(job)["task_list"]]
+    assert len(pids) == 2 and all(map(is_running, pids))
+    jobs.kill_supervisor(job)
+    wait_until(lambda: not list_left(hosts, job), "the end of all")
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.hosts
+def test_partitions_that_other_nodes_hold_are_brought_and_other_caches_are_agreed_upon(
+    hosts: LoopbackHosts, tmp_path: Path
+) -> None:
+    """One worker reads what two nodes hold, of the job's cache and of another one."""
+    source = make_images(tmp_path / "images")
+    alone = tmp_path / "alone"
+    insitu(alone, "up", "--nodes", "2")
+    options = ("--partitions", "4", "--label-from-filename", "--split", "train=0.8,test=0.2")
+    results = {}
+    for home in (alone, hosts.head):
+        insitu(home, "import", "images", str(source), *options)
+        folder = tmp_path / f"job-{home.name}"
+        jobs = HostJobs(home, folder)
+        (jobs.code / "train.py").write_text(CACHE_SCRIPT)
+        for workers in (1, 2):
+            job = jobs.start("--shards", "2", workers=workers, cache="images/train")
+            found, weights = jobs.finish(job)
+            results[home.name, workers] = weights
+            if home == hosts.head and workers == 1:
+                said = jobs.output(job)
+                assert "a reads 2 partition(s) of images/train that other nodes hold: " in said
+                assert "a reads 2 partition(s) of images/test that other nodes hold: " in said
+                assert found["engine"] == "hosts"
+    assert len(set(map(frozenset, results.values()))) == 1 and len(results["alone", 1]) == 1, results
