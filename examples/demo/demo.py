@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,10 @@ def quickdraw(source: Path) -> Plan:
     return Plan("quickdraw", source, epochs=2, batch=192, brightest=255.0, least_accuracy=0.85)
 
 
+Disturb = Callable[[str, int, Plan], None]
+"""What happens to a job: gets its id, the epoch that begins, and the plan."""
+
+
 def insitu(*arguments: str, show: bool = True) -> str:
     """Run an `insitu` command as a user would, print it and its output, and return the output."""
     if show:
@@ -95,17 +99,22 @@ def process_of(job_id: str, task: str) -> psutil.Process | None:
     return None
 
 
-def kill_worker(job_id: str, epoch: int) -> None:
-    """Kill worker 1 without a warning, as a power cut would."""
+def kill_worker(job_id: str, epoch: int, plan: Plan) -> None:
+    """Kill worker 1 in the middle of the training without a warning, as a power cut would."""
+    if epoch != plan.epochs // 2 + 1:
+        return
     victim = process_of(job_id, "worker:1")
     if victim is not None:
         console.print(f"[bold red]$ kill -9 {victim.pid}[/]   [red]# worker:1, in epoch {epoch}[/]")
         victim.send_signal(signal.SIGKILL)
 
 
-def train(plan: Plan, *, kill: bool) -> tuple[str, dict[str, str]]:
-    """Run one job to its end. Return its id and the values of the script's RESULT line."""
-    command = ["start", "--workers", str(WORKERS), "--threads", "1", "--seed", "7", "--name", plan.name]
+def train(plan: Plan, disturb: Disturb | None = None, workers: int = WORKERS) -> tuple[str, dict[str, str]]:
+    """Run one job to its end. Return its id and the values of the script's RESULT line.
+
+    `disturb` is called when each epoch begins.
+    """
+    command = ["start", "--workers", str(workers), "--threads", "1", "--seed", "7", "--name", plan.name]
     command += [f"{plan.name}/train", str(HERE), "train.py", plan.name, "--epochs", str(plan.epochs)]
     command += ["--batch", str(plan.batch), "--brightest", str(plan.brightest)]
     console.print(f"[bold cyan]$ insitu {' '.join(command)}[/]")
@@ -115,7 +124,7 @@ def train(plan: Plan, *, kill: bool) -> tuple[str, dict[str, str]]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    job_id, result, half = "", {}, plan.epochs // 2 + 1
+    job_id, result = "", {}
     lines: Iterator[str] = process.stdout or iter(())
     for line in lines:
         if not job_id:
@@ -124,8 +133,8 @@ def train(plan: Plan, *, kill: bool) -> tuple[str, dict[str, str]]:
             result = dict(pair.split("=") for pair in found[1].split())
         if interesting(line, plan):
             console.print(f"  {line.rstrip()}", markup=False)
-        if kill and f"Epoch {half}/" in line:
-            kill_worker(job_id, half)
+        if disturb and (began := re.search(r"Epoch (\d+)/", line)):
+            disturb(job_id, int(began[1]), plan)
     if process.wait(DEADLINE) or not result:
         sys.exit(f"The training failed. Its last output: insitu logs {job_id}")
     return job_id, result
@@ -196,9 +205,9 @@ def main() -> None:
                plan.name, str(plan.source))  # fmt: skip
         insitu("caches")
         console.print(Rule("train, and kill a worker"))
-        job_id, result = train(plan, kill=True)
+        job_id, result = train(plan, kill_worker)
         console.print(Rule("run the same job without a kill"))
-        _, undisturbed = train(plan, kill=False)
+        _, undisturbed = train(plan)
         good = show_outcome(job_id, result, undisturbed, plan)
         insitu("down", "--force")
     console.print(f"[dim]{time.monotonic() - started:.0f} s, cleaned up[/]")
