@@ -330,6 +330,13 @@ def measure(paths: Paths, servers: int, steps: int | None, seconds: float, round
     return {"durations": durations, "periods": periods, "same": quiet["weights"] == loaded["weights"]}
 
 
+def summarize(steps: list[float]) -> dict[str, float]:
+    """Return the number, median and mean of durations of steps, in milliseconds."""
+    if not steps:
+        return {"steps": 0}
+    return {"steps": len(steps), "median": statistics.median(steps), "mean": statistics.fmean(steps)}
+
+
 def processor_per_step(found: dict[str, Any], load: str) -> float:
     """Milliseconds of processor time that the job's tasks took for a step under `load`."""
     periods = [p for p in found["periods"] if p["load"] == load]
@@ -388,6 +395,8 @@ def main() -> None:
     print(common.machine_line(machine))
     for kind, found in saved.items():
         print_figures(kind, found)
+    for found in saved.values():
+        found["durations"] = {name: summarize(steps) for name, steps in found["durations"].items()}
     common.save_json(options.json, "loads", machine, kinds=saved)
 
 
