@@ -149,8 +149,8 @@ def import_command(
             remote=remote,
         )
     seconds = max(1e-9, time.monotonic() - started)
-    speed = progress.bytes_read / 1e6 / seconds
-    print_notice(f"Imported {progress.rows_read:,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
+    speed = format_size(round(progress.bytes_read / seconds))
+    print_notice(f"Imported {progress.rows_read:,} rows in {seconds:.1f} s ({speed}/s)")
     if remote is not None and remote.sent:
         sent = ", ".join(f"{format_size(size)} to {node}" for node, size in sorted(remote.sent.items()))
         print_notice(f"Sent {sent}")

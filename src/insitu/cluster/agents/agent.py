@@ -43,6 +43,7 @@ from insitu.cluster.agents.messages import (
     parse_members,
 )
 from insitu.cluster.agents.options import JOIN_SECONDS, AgentOptions
+from insitu.cluster.agents.process_log import keep_log_bounded
 from insitu.cluster.agents.reachability import find_unreachable
 from insitu.cluster.agents.records import (
     AgentRecord,
@@ -446,7 +447,9 @@ def run_agent(
     # disk.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     tie_to(ProcessIdentity(*each) for each in options.tied_to)
-    Agent(paths, options, token).run(report)
+    agent = Agent(paths, options, token)
+    keep_log_bounded(paths.agent_log(agent.node))
+    agent.run(report)
 
 
 def main(arguments: list[str]) -> NoReturn:

@@ -36,6 +36,7 @@ from insitu.cluster.agents.messages import (
     split_catalog,
 )
 from insitu.cluster.agents.options import CHECK_SECONDS
+from insitu.cluster.agents.process_log import keep_log_bounded
 from insitu.cluster.agents.records import (
     HeadRecord,
     change_head,
@@ -483,6 +484,7 @@ def main(arguments: list[str]) -> int:
         return 1
     report_ready(ready, {"address": address})
     logger.info("listens at %s, epoch %d", address, record.epoch)
+    keep_log_bounded(paths.head_log)
     try:
         head.serve()
     finally:

@@ -24,6 +24,7 @@ from insitu.cluster.agents.records import (
     read_holder,
 )
 from insitu.cluster.agents.task_servers import end_servers
+from insitu.cluster.job_files import rotated_path
 from insitu.errors import ClusterError, InputError
 from insitu.grid import Catalog, is_catalog_copy, list_nodes_with_stores
 from insitu.paths import Paths
@@ -109,7 +110,8 @@ def set_aside_store(paths: Paths, node: NodeId) -> Path:
     dropped = folder.with_name(f".dropped-{node}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         folder.rename(dropped)
-    paths.agent_log(node).unlink(missing_ok=True)
+    for log in (paths.agent_log(node), rotated_path(paths.agent_log(node))):
+        log.unlink(missing_ok=True)
     if not paths.head.exists() and not list_nodes_with_stores(paths):
         if is_catalog_copy(paths):
             paths.catalog.unlink(missing_ok=True)

@@ -37,6 +37,7 @@ from insitu.cluster.agents.records import (
     read_token,
 )
 from insitu.cluster.decide import Member
+from insitu.cluster.job_files import rotated_path
 from insitu.durable import unseal
 from insitu.errors import ClusterError, InputError, InsituError
 from insitu.exchange import parse_address
@@ -208,7 +209,8 @@ def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport
     lost = "it was lost before; `insitu agent --stop` there ends what may run"
     left |= dict.fromkeys(sorted(missed), lost)
     if delete and not left:  # the next cluster is another one
-        for file in (paths.head, paths.members, paths.token, paths.head_log, paths.head_lock):
+        logs = (paths.head_log, rotated_path(paths.head_log))
+        for file in (paths.head, paths.members, paths.token, *logs, paths.head_lock):
             file.unlink(missing_ok=True)
     return DownReport(tuple(sorted(ended)), left)
 
