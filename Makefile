@@ -30,8 +30,12 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(if $(HOSTS),ready-lab,$(STAMP)) ## Import, train on three nodes, kill a worker, recover (DATA=folder of Quick, Draw! files; HOSTS=3: on hosts)
 	$(BIN)/python examples/demo/demo$(if $(HOSTS),_hosts.py --hosts $(HOSTS),.py) $(if $(DATA),--data $(DATA))
 
+# The laws of the structure: `make check` holds them.
+LAWS := tests/unit/test_layering.py tests/unit/test_words.py tests/unit/test_mirror.py
+
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
-	$(BIN)/python -m pytest -m "not slow and not torch and not ignite and not hosts and not ui" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not slow and not torch and not ignite and not hosts and not ui" $(PARALLEL) \
+	  $(addprefix --ignore ,$(LAWS))
 
 test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the default wheel is several GB)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
@@ -95,7 +99,7 @@ check: $(STAMP) ## Lint, types, layering, words, commit subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_words.py tests/unit/test_mirror.py
+	$(BIN)/python -m pytest -q $(LAWS)
 	$(BIN)/python tools/check_commits.py
 
 SANITIZED := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.py
