@@ -1,22 +1,15 @@
 """The stores that an import writes to: those in this home, and those of agents on other hosts.
 
-What is for another host is staged here, sent there while the rest is completed, and put in its place by the
-agent, which answers when that would survive a power cut. Only then does the import publish the version here.
+What is for another host is staged there as rows come (`row_routing.py`), and put in its place by the agent,
+which answers when that would survive a power cut. Only then does the import publish the version here.
 Whatever fails before, the agents remove what has come; where this process dies, the head has them do it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-import os
-import secrets
-import shutil
-import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from insitu.access import apply_modes, make_folder
@@ -24,19 +17,17 @@ from insitu.durable import sync_folder
 from insitu.errors import GridError, StorageFull, TransferError
 from insitu.grid.appending import check_copies, share_partitions
 from insitu.grid.catalog import Catalog
-from insitu.grid.leftovers import host_mark
 from insitu.grid.manifests import next_version, prepare_manifest
 from insitu.grid.store_identity import update_stores
 from insitu.grid.topology import load_topology
 from insitu.grid.verification import record_written
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId, PartitionInfo, Topology
+from insitu.spec import CacheSpec, NodeId, Topology
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores, Survey
 
 logger = logging.getLogger("insitu.grid")
-_SENT_AT_ONCE = 16
 
 
 class ImportOwners:
@@ -58,11 +49,15 @@ class ImportOwners:
         self.topology = (
             load_topology(paths) if remote is None else Topology(tuple(sorted({*remote.here, *remote.nodes})))
         )
-        #: What agents call this import: a new name whenever it begins to send, the last one being that of
-        #: what is published. What an earlier attempt has sent may have other bytes, or be removed meanwhile.
-        self._tokens: list[str] = []
+        #: Whether agents have begun to put a version in its place. Written by `put_in_place`.
+        self._placed = False
         #: What each other host has said about its store. Written by `check_room`.
         self._surveys: dict[NodeId, Survey] = {}
+
+    @property
+    def remote(self) -> RemoteStores | None:
+        """The agents of the cluster; None: there is none."""
+        return self._remote
 
     @property
     def remote_nodes(self) -> tuple[NodeId, ...]:
@@ -90,7 +85,7 @@ class ImportOwners:
         """Ask the other hosts for room for about so many bytes. Raises StorageFull, TransferError."""
         if self._remote is None:
             return
-        with _failures_explained():
+        with failures_explained():
             self._surveys = self._remote.survey(names)
         for node, survey in self._surveys.items():
             need = needs.get(node, 0)
@@ -119,25 +114,18 @@ class ImportOwners:
         elsewhere = [survey.next.get(name, 1) for survey in self._surveys.values()]
         return max([next_version(self._paths, catalog, name), *elsewhere])
 
-    @contextlib.contextmanager
-    def sending(self) -> Iterator[Sender]:
-        """Yield what sends partitions; at the end all have arrived. Raises TransferError."""
-        self._tokens.append(f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}")
-        with Sender(self._remote, self._tokens[-1]) as sender:
-            yield sender
-            sender.wait()
-
     def put_in_place(self, token: str, cache: CacheSpec, base: CacheSpec | None) -> None:
         """Put the staged partitions of a version into the stores, where nobody reads them yet.
 
-        `token` names the folder in staging here. Raises GridError, OSError.
+        `token` names the staged folders, here and there. Raises GridError, OSError.
         """
         paths, staged = self._paths, self._paths.staged(cache.name, token)
         owners = owners_of(cache)
         here = self.keep_here(owners)
         if self._remote is not None:
-            with _failures_explained():
-                self._remote.prepare(sorted(owners - set(here)), cache, self._tokens[-1], base)
+            with failures_explained():
+                self._placed = True
+                self._remote.prepare(sorted(owners - set(here)), cache, token, base)
         for node in here:
             make_folder(paths.home, staged.store(node))
             apply_modes(paths.home, staged.store(node))
@@ -153,86 +141,45 @@ class ImportOwners:
             sync_folder(target.parent)
             sync_folder(target.parent.parent)
 
-    def end(self, catalog: Catalog, names: Sequence[str], versions: Sequence[CacheSpec]) -> None:
+    def end(
+        self, catalog: Catalog, token: str, names: Sequence[str], versions: Sequence[CacheSpec], *, kept: bool
+    ) -> None:
         """Have the other hosts mark the versions that were published, and remove what wasn't.
 
-        One that doesn't answer does it when the head tells it so.
+        With `kept` what is only staged stays there for --resume. One that doesn't answer does it when the
+        head tells it so.
         """
         remote = self._remote
         if remote is None:
             return
-        last = self._tokens[-1:]
-        for name, token in itertools.product(names, self._tokens):
-            found = [cache for cache in versions if cache.name == name and [token] == last]
+        for name in names:
+            found = [cache for cache in versions if cache.name == name]
             try:
                 published = bool(found) and catalog.find(name, found[0].version) is not None
             except GridError as error:
                 logger.warning("%s. The head has the agents end the import of %s.", error, name)
+                continue
+            if kept and not published and not self._placed:
                 continue
             for why in remote.end_import(remote.nodes, name, token, published=published).values():
                 logger.warning("%s. The head has it end the import of %s.", why, name)
 
 
 @contextlib.contextmanager
-def _failures_explained() -> Iterator[None]:
+def failures_explained() -> Iterator[None]:
+    """Have a TransferError say what it means for an import."""
     try:
         yield
     except TransferError as error:
         raise TransferError(
-            f"The agents take the partitions of an import. Received: {error.message}. Nothing was imported. "
+            f"The agents hold the partitions of an import. Received: {error.message}. Nothing was imported. "
             f"`insitu nodes` shows which agents are alive: an import uses those"
         ) from error
-
-
-class Sender:
-    """Sends partitions to their owners in threads."""
-
-    def __init__(self, remote: RemoteStores | None, token: str) -> None:
-        self._remote = remote
-        self._token = token
-        self._stopped = threading.Event()
-        self._threads = ThreadPoolExecutor(_SENT_AT_ONCE, "insitu-send")
-        self._futures: list[Future[None]] = []
-
-    def __enter__(self) -> Sender:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._threads.shutdown(cancel_futures=True)
-
-    def send(self, path: Path, cache: str, info: PartitionInfo, nodes: Collection[NodeId]) -> None:
-        """Begin to send a partition to some nodes."""
-        for node in nodes:
-            self._futures.append(self._threads.submit(self._send, path, cache, info, node))
-
-    def _send(self, path: Path, cache: str, info: PartitionInfo, node: NodeId) -> None:
-        if self._remote is None or self._stopped.is_set():
-            return
-        self._remote.send(path, cache, self._token, info.index, info.checksum, node, self._stopped)
-
-    def wait(self) -> None:
-        """Wait until all has arrived. Raises TransferError, OSError for the first failure."""
-        done, _ = wait(self._futures, return_when=FIRST_EXCEPTION)
-        self._stopped.set()
-        with _failures_explained():
-            for future in done:
-                future.result()
 
 
 def owners_of(cache: CacheSpec) -> set[NodeId]:
     """Return all nodes that own a partition of a version."""
     return {owner for info in cache.partitions for owner in info.owners}
-
-
-def copy_to_backups(staged_primary: Path, copies: Sequence[Path], *, sync: bool) -> None:
-    """Copy a staged partition to where its backups in this home are staged. Raises OSError."""
-    for copy in copies:
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(staged_primary, copy)
-        if sync:
-            with copy.open("rb") as file:
-                os.fsync(file.fileno())
 
 
 def record_as_verified(paths: Paths, caches: Sequence[CacheSpec], first_partition: int) -> None:

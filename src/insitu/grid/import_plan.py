@@ -19,7 +19,7 @@ from insitu.grid.layout import owners_of_partition
 from insitu.grid.partition_builder import BUFFER_BYTES
 from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
 from insitu.grid.source_blocks import FileState, read_blocks
-from insitu.grid.sources import Source, describe_columns
+from insitu.grid.sources import Source, SourceOptions, describe_columns
 from insitu.paths import Paths
 from insitu.spec import CODECS, CacheSpec, Column, NodeId, Topology
 
@@ -73,10 +73,14 @@ class ImportOptions:
     compress: str | None = None
     #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
     beside_servers: bool = False
+    #: "nodes": those of the cluster read the sources; "here": this process does; None: nodes read URLs.
+    read_on: str | None = None
 
     def __post_init__(self) -> None:
         if self.compress not in (None, *CODECS):
             raise InputError(f"--compress is {' or '.join(CODECS)}. Received: {self.compress!r}")
+        if self.read_on not in (None, "here", "nodes"):
+            raise InputError(f"--read-on is here or nodes. Received: {self.read_on!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,8 @@ class ImportPlan:
     codec: str | None = None
     #: `primaries[p]`: the node that holds partition p; empty: nodes hold partitions in turn.
     primaries: tuple[NodeId, ...] = ()
+    #: How nodes read the sources; None: they are read here.
+    node_options: SourceOptions | None = None
 
     def owners_of(self, partition: int) -> tuple[NodeId, ...]:
         """Return the nodes that hold a partition, its primary owner first."""
@@ -185,6 +191,7 @@ def refuse_conflicts(sources: Sequence[str], options: ImportOptions) -> None:
         "--format": options.format is not None,
         "--column": options.column is not None,
         "--label-from-filename": options.label_from_filename,
+        "--read-on": options.read_on is not None,
     }
     named = [option for option, is_given in given.items() if is_given]
     if named:
@@ -291,16 +298,16 @@ def check_key(key: str | None, columns: tuple[Column, ...]) -> None:
         )
 
 
-def check_room(paths: Paths, sizes: RowSizes, backups: int, codec: str | None, dead: int = 0) -> None:
+def check_room(paths: Paths, sizes: RowSizes, copies: float, codec: str | None, dead: int = 0) -> None:
     """Raise StorageFull where the partitions won't fit beside what is there. A guess counts half, and what
-    will be compressed. `dead` bytes are removed before."""
+    will be compressed. `copies`: how many of each partition, on average. `dead` bytes are removed before."""
     folder = _nearest_folder(paths.home)
-    need, free = sizes.bytes * (1 + backups), shutil.disk_usage(folder).free + dead
+    need, free = int(sizes.bytes * copies), shutil.disk_usage(folder).free + dead
     if free < (need if sizes.is_known and codec is None else need // 2):
-        copies = f", {1 + backups} copies of each" if backups else ""
+        several = f", {copies:g} copies of each" if copies > 1 else ""
         raise StorageFull(
             f"No room is left for {folder}: an import must fit there beside what is there. Received: about "
-            f"{need} bytes of {sizes.rows} rows{copies}, where {free} are free. Free some space, such as of "
+            f"{need} bytes of {sizes.rows} rows{several}, where {free} are free. Free some space, such as of "
             f"caches that aren't used any more, or put INSITU_HOME on a larger device"
         )
 

@@ -13,12 +13,13 @@ from insitu.errors import SourceError
 from insitu.grid.import_plan import LABEL, ImportPlan
 from insitu.grid.layout import hash_integers, hash_rows, hash_texts, partition_of_rows, split_of_rows
 from insitu.grid.partitions import text_buffers
+from insitu.grid.row_plan import RowPlan
 from insitu.grid.sources import Block, Source, stem
 
 
 def label_of(source: Source) -> str:
     """Return the label that a file's name makes."""
-    return stem(Path(source.path))
+    return stem(Path(source.path) if isinstance(source.path, str) else source.path)
 
 
 def add_labels(numbers: Mapping[str, int], source: Source, block: Block) -> Block:
@@ -40,7 +41,9 @@ def refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
         )
 
 
-def find_destinations(plan: ImportPlan, block: Block, first_row: int) -> npt.NDArray[np.int64] | None:
+def find_destinations(
+    plan: ImportPlan | RowPlan, block: Block, first_row: int
+) -> npt.NDArray[np.int64] | None:
     """Return the partition of each row, counted over all names; None where there is one alone."""
     if len(plan.names) * plan.partitions == 1:
         return None

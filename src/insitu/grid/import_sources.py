@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
 from insitu.errors import InputError
 from insitu.grid.appending import options_of_base
 from insitu.grid.ignite import is_ignite_address, open_ignite
 from insitu.grid.import_plan import ImportOptions
 from insitu.grid.source_blocks import FileState
-from insitu.grid.sources import Source, SourceOptions, check_reading, find_sources, open_sources
+from insitu.grid.sources import (
+    Source,
+    SourceFile,
+    SourceOptions,
+    UrlFile,
+    check_reading,
+    find_sources,
+    open_sources,
+)
 from insitu.spec import CacheSpec
 
 _MEANINGS = {
@@ -36,8 +44,31 @@ def open_sources_of(
     return open_sources(files, read_by if base is None else options_of_base(base, read_by)), states
 
 
+def options_for_nodes(
+    opened: Sequence[Source], options: ImportOptions, base: CacheSpec | None
+) -> SourceOptions:
+    """Return how other hosts read one source each, so that all have the columns found in all of them."""
+    given = {name: getattr(options, name) for name in _MEANINGS if getattr(options, name) is not None}
+    read_by = SourceOptions(ragged_columns=frozenset(options.ragged), **given)
+    if base is not None:
+        read_by = options_of_base(base, read_by)
+    floats = frozenset(column.name for column in opened[0].columns if column.dtype == "float64")
+    return replace(read_by, float_columns=read_by.float_columns | floats)
+
+
+def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_cluster: bool) -> bool:
+    """Return whether nodes read the sources themselves. Raises InputError where they can't."""
+    if options.read_on == "nodes" and not in_cluster:
+        raise InputError(
+            "--read-on nodes has the nodes of a cluster read the sources. Received: a home without one. "
+            "Leave it out, or bring up agents with `insitu up --hosts FILE`"
+        )
+    wanted = options.read_on == "nodes" or (options.read_on is None and isinstance(opened[0].path, UrlFile))
+    return in_cluster and wanted
+
+
 def _read_options(
-    files: Sequence[tuple[str | Path, str]], options: ImportOptions, names: Sequence[str]
+    files: Sequence[tuple[str | SourceFile, str]], options: ImportOptions, names: Sequence[str]
 ) -> SourceOptions:
     """Return what the user adds to what is in the files. Raises InputError where their format doesn't take
     one of the named options."""

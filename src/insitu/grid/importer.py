@@ -1,9 +1,10 @@
 """`insitu import`: rows from sources into the partitions of a new version of a cache.
 
     A  find the sources and read their headers; all must have the same columns
-    B  read them block by block; hash each row to its split and partition; whenever a partition has a block
-       of rows, write it into the staged store of the partition's primary owner
-    C  complete the partitions; copy them to their backups
+    B  read them block by block, here or on the nodes; hash each row to its split and partition; give it to
+       the partition's owners, on whatever host; whenever a partition has a block of rows, write it into the
+       owner's staged store
+    C  complete the partitions, read them back, compare all copies
     D  rename the staged stores into the stores of their nodes
     E  publish all versions in one transaction of the catalogue; only now does anybody see them
 
@@ -21,13 +22,12 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from insitu.access import make_folder
-from insitu.durable import sync_tree
 from insitu.errors import CacheBusy, CacheExists, SourceError
 from insitu.grid.appending import check_base, check_columns, join_labels
 from insitu.grid.catalog import Catalog
@@ -37,8 +37,7 @@ from insitu.grid.ignite import FieldOptions
 from insitu.grid.import_journal import ImportJournal, Place, find_resumable
 from insitu.grid.import_owners import (
     ImportOwners,
-    Sender,
-    copy_to_backups,
+    failures_explained,
     record_as_verified,
     remove_unpublished,
 )
@@ -63,12 +62,16 @@ from insitu.grid.import_plan import (
     refuse_conflicts,
 )
 from insitu.grid.import_rows import add_labels, find_destinations, label_of, refuse_nan_labels
-from insitu.grid.import_sources import open_sources_of
+from insitu.grid.import_sources import open_sources_of, options_for_nodes, reads_on_nodes
 from insitu.grid.layout import check_split
 from insitu.grid.leftovers import host_mark, measure_dead, sweep
 from insitu.grid.manifests import commit_manifests
-from insitu.grid.partition_builder import PartitionBuilders, TextsTooLong
+from insitu.grid.node_reading import NodeReading, check_seen
+from insitu.grid.partition_builder import TextsTooLong
 from insitu.grid.partitions import is_variable
+from insitu.grid.row_intake import Finished
+from insitu.grid.row_plan import RowPlan
+from insitu.grid.row_routing import RowRouter
 from insitu.grid.source_blocks import SourceBlocks
 from insitu.grid.tiering import QuotaWatch, make_room
 from insitu.paths import Paths
@@ -79,8 +82,6 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 4 << 20
 """Bytes of sources that are read, and passed on, at once."""
-_SYNCED_ONE_BY_ONE = 100
-"""Files up to which each is made to survive a power cut alone; with more, all are at once."""
 _FEWER_ROWS = 8
 """By how much a block gets fewer rows where texts turn out to be too long."""
 
@@ -111,6 +112,7 @@ def import_cache(
     beside_servers: bool = False,
     progress: ProgressCallback | None = None,
     remote: RemoteStores | None = None,
+    read_on: str | None = None,
 ) -> list[CacheSpec]:
     """Import `sources` as a new version of cache `name`; return what was published.
 
@@ -128,6 +130,8 @@ def import_cache(
     compressed. `fields` says more of the columns of a cache of Ignite, which is named by its address;
     `beside_servers` keeps its partitions, each on the node beside the server that is primary for it.
     `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
+    `read_on` is "nodes" where these agents read the sources themselves, which must be paths that all see, or
+    URLs; "here" where this process reads them; None: URLs are read by nodes, paths here.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
     into the cache, StorageFull, TransferError where an agent fails; after any of them all is as it was
@@ -145,6 +149,7 @@ def import_cache(
             compress,
             beside_servers,
         ),
+        read_on=read_on,
     )
     refuse_copy(paths)
     with home_errors(paths.home):
@@ -170,6 +175,10 @@ def _make_plan(
         _refuse_existing(catalog, names, options.overwrite)
     opened, states = open_sources_of(sources, options, base)
     topology = owners.topology
+    on_nodes = reads_on_nodes(opened, options, in_cluster=owners.remote is not None)
+    if on_nodes and owners.remote is not None:
+        with failures_explained():
+            check_seen(owners.remote, opened, states)
     is_labelled = options.label_from_filename or (base and base.labels)
     labels = {label_of(source) for source in opened} if is_labelled else set()
     columns = columns_of_caches(opened[0], bool(labels))
@@ -204,6 +213,7 @@ def _make_plan(
         features=options.features,
         render=options.render,
         primaries=primaries,
+        node_options=options_for_nodes(opened, options, base) if on_nodes else None,
     )
 
 
@@ -247,8 +257,9 @@ def _choose_token(
         token, block_rows = found
         return token, replace(plan, block_rows=block_rows)
     dead = measure_dead(paths, plan.names)  # it is removed as soon as it is known that the import fits
-    # Backups on other hosts are sent from where the primary is staged.
-    check_room(paths, plan.sizes, 0 if owners.remote_nodes else plan.backups, plan.codec, sum(dead.values()))
+    held = [owners.keep_here(plan.owners_of(partition)) for partition in plan.new_partitions]
+    copies = sum(map(len, held)) / plan.partitions
+    check_room(paths, plan.sizes, copies, plan.codec, sum(dead.values()))
     needs = bytes_by_node(plan)
     make_room(paths, {n: needs[n] - dead.get(n, 0) for n in owners.keep_here(needs)}, plan.names)
     return f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}", plan
@@ -302,7 +313,7 @@ def _import(
                 shutil.rmtree(paths.staged(name, token).root, ignore_errors=True)
         if not published:
             remove_unpublished(catalog, versions)
-        owners.end(catalog, plan.names, versions)
+        owners.end(catalog, token, plan.names, versions, kept=options.resume)
     catalog.remove_files(dropped)
     return versions
 
@@ -350,47 +361,40 @@ def _write_partitions(
     for name in plan.names:
         paths.staged(name, token).root.mkdir(exist_ok=True)
     journal = ImportJournal(paths, plan, token) if resume else None
-    targets = _make_targets(paths, plan, token)
-    builders = PartitionBuilders(
-        plan.columns, plan.block_rows, targets, drop_pages=not plan.fits_into_memory, codec=plan.codec
-    )
+    rows, remote = RowPlan.of(plan, token), owners.remote
+    on_nodes = plan.node_options is not None
+    here = [] if on_nodes else owners.keep_here(plan.topology.nodes)
+    readers = remote.all_nodes if remote is not None and on_nodes else ()
+    router = RowRouter(paths, rows, here, remote, readers)
     try:
-        here = owners.keep_here(plan.topology.nodes)
-        _build(plan, builders, journal, progress, QuotaWatch(paths, here, plan.names))
-        with owners.sending() as sender:
-            return [
-                _complete(paths, catalog, owners, plan, builders, sender, token, index)
-                for index in range(len(plan.names))
-            ]
+        with failures_explained():
+            adopted = router.open(adopt=journal is not None)
+            place = Place(0, 0, 0, 0, (0,) * len(adopted)) if journal is None else journal.find_place(adopted)
+            if remote is not None and on_nodes:
+                units = _build_on_nodes(plan, rows, remote, router, journal, place, progress)
+            else:
+                router.begin(0, place.counts)
+                _build(plan, router, journal, place, progress, QuotaWatch(paths, here, plan.names))
+                units = 1
+            _refuse_empty_caches(plan, router.rows)
+            finished = router.finish(units)
+        return [
+            _describe_version(owners.choose_version(catalog, name), plan, index, finished)
+            for index, name in enumerate(plan.names)
+        ]
     finally:
-        builders.stop()
-
-
-def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
-    """Return each destination's file in the staged store of its primary owner; the first name's first."""
-    targets = []
-    for name in plan.names:
-        for partition in plan.new_partitions:
-            primary, *_ = plan.owners_of(partition)
-            target = paths.staged(name, token).partition(primary, partition)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            targets.append(target)
-    return targets
+        router.stop(close=resume or on_nodes)  # otherwise what ends the import does it
 
 
 def _build(
     plan: ImportPlan,
-    builders: PartitionBuilders,
+    router: RowRouter,
     journal: ImportJournal | None,
+    place: Place,
     progress: ProgressCallback,
     quotas: QuotaWatch,
 ) -> None:
-    """Read all sources into the blocks of partitions (step B)."""
-    place = Place(0, 0, 0, 0, ())
-    if journal is not None:
-        adopted = builders.adopt()
-        place = journal.find_place(adopted)
-        builders.begin_at(np.array(place.counts), adopted)
+    """Read all sources, and give their rows to the owners of partitions (step B)."""
     rows, first_row = place.rows, plan.first_row
     progress(rows, place.bytes, plan.source_bytes)
     bytes_before = [0, *itertools.accumulate(state.size for state in plan.states)]
@@ -403,19 +407,44 @@ def _build(
             block = add_labels(numbers, source, item.block)
             if label_type is not None and label_type.kind == "f":
                 refuse_nan_labels(source, block, rows)
-            builders.append(block, find_destinations(plan, block, first_row + rows))
+            router.append(block, find_destinations(plan, block, first_row + rows))
             rows += block.rows
             bytes_done = bytes_before[item.source] + block.source_bytes
             progress(rows, bytes_done, plan.source_bytes)
             quotas.check(bytes_done)
             if journal is not None:
-                journal.note(item.source, block.next_start, rows, bytes_done, builders.rows)
-    _refuse_empty_caches(plan, builders)
+                journal.note(item.source, block.next_start, rows, bytes_done, router.rows)
 
 
-def _refuse_empty_caches(plan: ImportPlan, builders: PartitionBuilders) -> None:
-    rows = int(builders.rows.sum())
-    per_name = builders.rows.reshape(len(plan.names), -1).sum(axis=1)
+def _build_on_nodes(
+    plan: ImportPlan,
+    rows: RowPlan,
+    remote: RemoteStores,
+    router: RowRouter,
+    journal: ImportJournal | None,
+    place: Place,
+    progress: ProgressCallback,
+) -> int:
+    """Have nodes read all sources (step B). Returns the number of units."""
+    done = place.bytes
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(int(router.rows.sum()), min(done, plan.source_bytes), plan.source_bytes)
+
+    reading = NodeReading(remote, plan, count)
+    reading.number_rows()
+    router.begin(place.source, place.counts)
+    progress(place.rows, place.bytes, plan.source_bytes)
+    reading.read(rows, place, journal, router.note_rows)
+    progress(int(router.rows.sum()), plan.source_bytes, plan.source_bytes)
+    return len(reading.units)
+
+
+def _refuse_empty_caches(plan: ImportPlan, found: npt.NDArray[np.int64]) -> None:
+    rows = int(found.sum())
+    per_name = found.reshape(len(plan.names), -1).sum(axis=1)
     for name, count in zip(plan.names, per_name, strict=True):
         if not count:
             raise SourceError(
@@ -424,37 +453,16 @@ def _refuse_empty_caches(plan: ImportPlan, builders: PartitionBuilders) -> None:
             )
 
 
-def _complete(
-    paths: Paths,
-    catalog: Catalog,
-    owners: ImportOwners,
-    plan: ImportPlan,
-    builders: PartitionBuilders,
-    sender: Sender,
-    token: str,
-    index: int,
-) -> CacheSpec:
-    """Complete the partitions of one of the names, copy them to their backups, and begin to send those of
-    other hosts (step C)."""
-    name = plan.names[index]
-    staged = paths.staged(name, token)
-    one_by_one = plan.partitions * (1 + plan.backups) <= _SYNCED_ONE_BY_ONE
+def _describe_version(version: int, plan: ImportPlan, index: int, finished: Sequence[Finished]) -> CacheSpec:
+    """Return the new version of one of the names, whose partitions are complete (step C)."""
+    own = finished[index * plan.partitions : (index + 1) * plan.partitions]
     infos = [] if plan.base is None else list(plan.base.partitions)
-    for number, partition in enumerate(plan.new_partitions):
-        nodes = plan.owners_of(partition)
-        destination = index * plan.partitions + number
-        size, checksum = builders.finish(destination, sync=one_by_one)
-        file, here = staged.partition(nodes[0], partition), owners.keep_here(nodes)
-        copies = [staged.partition(node, partition) for node in here if node != nodes[0]]
-        copy_to_backups(file, copies, sync=one_by_one)
-        rows, raw_bytes = int(builders.rows[destination]), builders.raw_bytes(destination)
-        infos.append(PartitionInfo(partition, rows, size, checksum, nodes, raw_bytes))
-        sender.send(file, name, infos[-1], [node for node in nodes if node not in here])
-    if not one_by_one:
-        sync_tree(staged.root)
-    version = owners.choose_version(catalog, name)
+    for partition, each in zip(plan.new_partitions, own, strict=True):
+        owners = plan.owners_of(partition)
+        infos.append(PartitionInfo(partition, each.rows, each.bytes, each.checksum, owners, each.raw_bytes))
+    sizes = np.array([each.column_bytes for each in own], dtype=np.int64).sum(axis=0)
     return CacheSpec(
-        name,
+        plan.names[index],
         version,
         plan.columns,
         tuple(infos),
@@ -464,6 +472,6 @@ def _complete(
         plan.labels,
         plan.block_rows,
         plan.codec,
-        plan.sum_column_bytes(builders.column_bytes(index * plan.partitions, plan.partitions)),
+        plan.sum_column_bytes([(int(raw), int(stored)) for raw, stored in sizes]),
         describe_origin(plan),
     )

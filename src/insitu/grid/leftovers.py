@@ -204,6 +204,8 @@ def find_ended_imports(paths: Paths, staged: Sequence[StagedImport]) -> list[tup
             continue  # its lock may not be seen here
         with contextlib.suppress(CacheBusy), cache_locks(paths, [each.cache], seconds=0.0):
             known = each.version is not None and Catalog(paths).find(each.cache, each.version) is not None
+            if not known and paths.staged(each.cache, each.token).journal.exists():
+                continue  # --resume goes on with it
             ended.append((each, known))
     return ended
 

@@ -88,13 +88,16 @@ class PartitionBuilders:
         self._passed_over[:] = adopted - rows
 
     def append(self, block: Block, destinations: Rows | None) -> None:
-        """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 where it is None."""
+        """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 where it is None.
+
+        A destination `len(self.rows)` means that the row belongs to none of them.
+        """
         if destinations is None:
             order, counts = np.arange(block.rows), np.array([block.rows])
         else:
-            narrow = destinations.astype(np.uint16 if len(self.rows) <= 1 << 16 else np.int64)
+            narrow = destinations.astype(np.uint16 if len(self.rows) < 1 << 16 else np.int64)
             order = np.argsort(narrow, kind="stable")
-            counts = np.bincount(destinations, minlength=len(self.rows))
+            counts = np.bincount(destinations, minlength=len(self.rows))[: len(self.rows)]
         ends = np.cumsum(counts)
         for number, thread in enumerate(self._threads):
             thread.run(partial(self._append_part, number, block, order, ends))

@@ -6,12 +6,11 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 from insitu.durable import NO_ROOM
 from insitu.errors import SourceError
-from insitu.grid.sources import Block, Source, malformed_as_error
+from insitu.grid.sources import Block, Source, SourceFile, malformed_as_error
 
 _BLOCKS_AHEAD = 2
 """Blocks that wait for their use. More would take memory and save no time."""
@@ -29,7 +28,7 @@ class FileState:
     inode: int
 
     @classmethod
-    def of(cls, path: Path) -> FileState:
+    def of(cls, path: SourceFile) -> FileState:
         """Return the state of a file now. Raises SourceError."""
         try:
             found = path.stat()
@@ -124,15 +123,19 @@ class SourceBlocks:
 
     def _refuse_changed(self, number: int) -> None:
         path, before = self._sources[number].path, self._states[number]
-        if not isinstance(path, Path):  # no file: what was read of it is in its origin
-            return
-        now = FileState.of(path)
-        if now != before:
-            raise SourceError(
-                f"{path} must stay as it is until it has been imported. Received: a file that has changed "
-                f"since the import began, from {before.size} bytes to {now.size}. Import it again when what "
-                f"writes it has ended"
-            )
+        if not isinstance(path, str):  # what is no file has what was read of it in its origin
+            refuse_changed(path, before)
+
+
+def refuse_changed(path: SourceFile, before: FileState) -> None:
+    """Raise SourceError where a file isn't as it was."""
+    now = FileState.of(path)
+    if now != before:
+        raise SourceError(
+            f"{path} must stay as it is until it has been imported. Received: a file that has changed "
+            f"since the import began, from {before.size} bytes to {now.size}. Import it again when what "
+            f"writes it has ended"
+        )
 
 
 def read_blocks(source: Source, block_bytes: int, start: int = 0) -> Generator[Block, None, None]:

@@ -11,14 +11,17 @@ from insitu.grid.partitions.format import (
     RAGGED,
     TEXT,
     body_alignment,
+    check_rows,
     column_offsets,
     is_ragged,
     is_variable,
+    make_batch,
     row_bytes,
     rows_per_block,
     text_buffers,
     value_dtype,
 )
+from insitu.grid.partitions.format import values_of_batch as values_of_rows
 from insitu.grid.partitions.pacing import WritePacing
 from insitu.grid.partitions.partition import Partition, make_corrupt_error
 from insitu.grid.partitions.values import BlockedValues, TextValues, ragged_rows
@@ -36,11 +39,13 @@ __all__ = [
     "TextValues",
     "WritePacing",
     "body_alignment",
+    "check_rows",
     "checksum_text",
     "column_offsets",
     "file_checksum",
     "is_ragged",
     "is_variable",
+    "make_batch",
     "make_corrupt_error",
     "open_block_reader",
     "ragged_rows",
@@ -48,4 +53,5 @@ __all__ = [
     "rows_per_block",
     "text_buffers",
     "value_dtype",
+    "values_of_rows",
 ]

@@ -149,6 +149,15 @@ def values_of_batch(columns: tuple[Column, ...], batch: Any) -> dict[str, Any]:
     return values
 
 
+def check_rows(columns: tuple[Column, ...], batch: Any) -> None:
+    """Raise ValueError, ArrowInvalid unless a batch that another host has sent is one of these columns."""
+    if not batch.schema.equals(arrow_schema(columns)):
+        raise ValueError("rows must have the columns of the import")
+    batch.validate(full=True)
+    if any(array.null_count for array in batch.columns):
+        raise ValueError("rows of an import have no nulls")
+
+
 def _make_array(column: Column, rows: int, values: Any) -> Any:
     if is_variable(column):
         return values

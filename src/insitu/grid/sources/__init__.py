@@ -31,6 +31,7 @@ from insitu.grid.sources.base import (
 from insitu.grid.sources.parallel import count_threads, map_ordered
 from insitu.grid.sources.requested_features import check_reading
 from insitu.grid.sources.tables import columns_of_batch, values_of_batch
+from insitu.grid.sources.urls import UrlFile, expand_url, is_url
 
 __all__ = [
     "DTYPES",
@@ -38,15 +39,19 @@ __all__ = [
     "MOST_ROW_VALUES",
     "Block",
     "Source",
+    "SourceFile",
     "SourceOptions",
+    "UrlFile",
     "check_reading",
     "columns_of_batch",
     "count_threads",
     "describe_columns",
     "find_sources",
+    "is_url",
     "malformed_as_error",
     "map_ordered",
     "open_sources",
+    "parse_source_file",
     "raw_bytes",
     "stem",
     "values_of_batch",
@@ -62,6 +67,7 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ndjson": ("ndjson", "NdjsonSource", (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")),
 }
 """Format -> (module, class, suffixes). A test checks it against the classes."""
+SourceFile = Path | UrlFile
 _NUMBER_OF_SHARDS = re.compile(r"-[0-9]{5,}-of-[0-9]{5,}$")
 """Ends the name of a file that is one of several, behind the suffix, as in train.tfrecord-00000-of-00010."""
 _CONVERT = (
@@ -70,31 +76,71 @@ _CONVERT = (
 )
 
 
-def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path, str]]:
+def parse_source_file(text: str) -> SourceFile:
+    """Return the file that a path or URL names."""
+    return UrlFile(text) if is_url(text) else Path(text)
+
+
+def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[SourceFile, str]]:
     """Return (file, format) of all files that `sources` name, each once, ordered by their absolute paths.
 
     A source is a file, a folder (all its files of a known format, at any depth, but those whose name or
-    folder starts with `.` or `_`) or a glob. `format` overrules the suffixes. Raises SourceError.
+    folder starts with `.` or `_`) or a glob, or a URL of one of these. `format` overrules the suffixes.
+    Raises SourceError.
     """
     if format is not None and format not in FORMATS:
         raise InputError(f"--format must be one of {', '.join(FORMATS)}. Received: {format!r}")
     if not sources:
         raise SourceError("Name at least one SOURCE: a file, a folder or a glob")
-    found: dict[Path, tuple[Path, str]] = {}
+    found: dict[SourceFile, tuple[SourceFile, str]] = {}
     for source in sources:
-        for path, kind in _expand(os.path.expanduser(source), format):
+        expanded = (
+            _expand_url(source, format) if is_url(source) else _expand(os.path.expanduser(source), format)
+        )
+        for path, kind in expanded:
             found.setdefault(path.resolve(), (path.absolute(), kind))
+    if len({type(path) is UrlFile for path in found}) > 1:
+        raise SourceError("The sources are paths or URLs. Received: both. Import them one at a time")
     kinds = sorted({kind for _, kind in found.values()})
     if len(kinds) > 1:
         raise SourceError(
             f"The sources are of several formats: {', '.join(kinds)}. Import them one at a time, or name the "
             f"one to take with --format"
         )
-    return sorted(found.values())
+    return sorted(found.values(), key=lambda pair: (str(pair[0]), pair[1]) if _is_url(pair) else pair)
 
 
-def _expand(source: str, format: str | None) -> list[tuple[Path, str]]:
-    _refuse_addresses(source)
+def _is_url(pair: tuple[SourceFile, str]) -> bool:
+    return isinstance(pair[0], UrlFile)
+
+
+def _expand_url(source: str, format: str | None) -> list[tuple[SourceFile, str]]:
+    files, is_folder = expand_url(source)
+    if not is_folder:
+        return [(file, _known_format(file, format)) for file in files]
+    below = [f for f in files if not any(map(_is_hidden, str(f).removeprefix(source).split("/")))]
+    known = [(f, kind) for f in below if (kind := _format_of(f)) and format in (None, kind)]
+    if not known:
+        raise SourceError(
+            f"Folder {source} holds no file that ends in {_suffixes(format)}. Received: {len(below)} "
+            f"file(s). {_CONVERT}"
+        )
+    return list(known)
+
+
+def _known_format(file: SourceFile, format: str | None) -> str:
+    """Return the format of a file. Raises SourceError where its name doesn't say it."""
+    kind = format or _format_of(file)
+    if kind is None:
+        raise SourceError(
+            f"The format of {file} is unknown: its name ends in none of {_suffixes(None)}. If it has one "
+            f"of these formats, name it with --format {'|'.join(FORMATS)}. {_CONVERT}"
+        )
+    return kind
+
+
+def _expand(source: str, format: str | None) -> list[tuple[SourceFile, str]]:
+    _refuse_nothing(source)
     path = Path(source)
     mode = _mode(path)
     if mode is None:
@@ -111,31 +157,20 @@ def _expand(source: str, format: str | None) -> list[tuple[Path, str]]:
                 f"Folder {source} holds no file that ends in {_suffixes(format)}. Received: "
                 f"{_describe_files(_files_below(path))}. {_CONVERT}"
             )
-        return known
+        return list(known)
     if not stat.S_ISREG(mode):
         raise SourceError(
             f"{source} must be a file or a folder. Received: {_kind_of_file(mode)}. Write what comes from it "
             f"to a file first"
         )
-    kind = format or _format_of(path)
-    if kind is None:
-        raise SourceError(
-            f"The format of {source} is unknown: its name ends in none of {_suffixes(None)}. If it has one "
-            f"of these formats, name it with --format {'|'.join(FORMATS)}. {_CONVERT}"
-        )
-    return [(path, kind)]
+    return [(path, _known_format(path, format))]
 
 
-def _refuse_addresses(source: str) -> None:
-    """Raise SourceError for what is no path: nothing at all, or the address of something elsewhere."""
+def _refuse_nothing(source: str) -> None:
+    """Raise SourceError for what names nothing at all."""
     if not source.strip():
         raise SourceError(
             f"A SOURCE is a file, a folder or a glob; `.` is the current folder. Received: {source!r}"
-        )
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source) and not Path(source).exists():
-        raise SourceError(
-            f"Remote addresses aren't supported yet. Received: {source}. Copy the data to a local disk, or "
-            f"mount it there, and give its path"
         )
 
 
@@ -179,7 +214,7 @@ def _is_hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _format_of(path: Path) -> str | None:
+def _format_of(path: SourceFile) -> str | None:
     name = _NUMBER_OF_SHARDS.sub("", path.name.lower())
     return next((kind for kind, (*_, suffixes) in FORMATS.items() if name.endswith(suffixes)), None)
 
@@ -190,7 +225,7 @@ def _suffixes(format: str | None) -> str:
     )
 
 
-def stem(path: Path) -> str:
+def stem(path: SourceFile) -> str:
     """Return a file's name without the suffix of its format."""
     kind = _format_of(path)
     suffixes = FORMATS[kind][2] if kind else (path.suffix,)
@@ -198,7 +233,7 @@ def stem(path: Path) -> str:
     return path.name[: len(path.name) - max(map(len, ends), default=0)]
 
 
-def open_sources(files: Sequence[tuple[Path, str]], options: SourceOptions) -> list[Source]:
+def open_sources(files: Sequence[tuple[SourceFile, str]], options: SourceOptions) -> list[Source]:
     """Open every file's header and check that all have the same columns. Raises SourceError."""
     opened = [_open(path, kind, options) for path, kind in files]
     floats = _columns_of_any_number(opened)
@@ -216,8 +251,9 @@ def open_sources(files: Sequence[tuple[Path, str]], options: SourceOptions) -> l
     return opened
 
 
-def _open(path: Path, kind: str, options: SourceOptions) -> Source:
+def _open(file: SourceFile, kind: str, options: SourceOptions) -> Source:
     module, name, _ = FORMATS[kind]
+    path = cast("Path", file)
     make = cast("type[Source]", getattr(import_module(f"insitu.grid.sources.{module}"), name))
     try:
         if path.stat().st_size == 0:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from insitu.errors import SourceError
 from insitu.grid.partitions import TEXT
+from insitu.grid.sources.urls import UrlFile
 from insitu.spec import Column
 
 DTYPES = (
@@ -37,7 +38,7 @@ _MALFORMED = (
 
 
 @contextlib.contextmanager
-def malformed_as_error(path: Path | str) -> Iterator[None]:
+def malformed_as_error(path: Path | UrlFile | str) -> Iterator[None]:
     """Raise SourceError, whatever a malformed file makes a library raise."""
     try:
         yield
@@ -96,7 +97,7 @@ class Source(Protocol):
     def __init__(self, path: Path, options: SourceOptions) -> None: ...
 
     @property
-    def path(self) -> Path | str:
+    def path(self) -> Path | UrlFile | str:
         """The file; of what is no file, its address."""
         ...
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from insitu.errors import SourceError
 from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
+from insitu.grid.sources.urls import lies_behind_url
 from insitu.spec import Column
 
 _FILE_MAGIC = b"ARROW1"
@@ -53,6 +54,9 @@ class IpcSource:
 
         Mapped, so that a batch larger than memory is no trouble.
         """
+        if lies_behind_url(self.path):
+            yield from self._streamed()
+            return
         with self.path.open("rb") as opened:
             mapping = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
 
@@ -68,6 +72,23 @@ class IpcSource:
             else:
                 for batch in pa.ipc.open_stream(file):
                     yield _validated(batch), file.tell(), drop_pages
+
+    def _streamed(self) -> Iterator[tuple[Any, int, Callable[[], None]]]:
+        """Yield the same of what can't be mapped."""
+        size = self.path.stat().st_size
+        with self.path.open("rb") as opened, pa.PythonFile(opened, "r") as stream:
+            if self._is_file:
+                reader = pa.ipc.open_file(stream)
+                count = reader.num_record_batches
+                for index in range(count):
+                    yield _validated(reader.get_batch(index)), size * (index + 1) // count, _drop_nothing
+            else:
+                for batch in pa.ipc.open_stream(stream):
+                    yield _validated(batch), opened.tell(), _drop_nothing
+
+
+def _drop_nothing() -> None:
+    pass
 
 
 def _validated(batch: Any) -> Any:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from insitu.errors import SourceError
 from insitu.grid.partitions import TEXT
 from insitu.grid.sources.base import Block, SourceOptions, check_column, native, raw_bytes, rows_per_block
+from insitu.grid.sources.urls import lies_behind_url
 from insitu.spec import Column
 
 _WORTH_DROPPING = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
@@ -94,6 +95,11 @@ class NpySource:
         self.columns: tuple[Column, ...] = (column,)
         self.expected_rows = header.rows
         refuse_truncated(path, header, held)
+        if header.fortran and lies_behind_url(path):
+            raise SourceError(
+                f"An array behind a URL must lie in row order. Received: {path}, in column order. Save it "
+                f"with numpy.save(file, numpy.ascontiguousarray(array)), or give the path of a copy"
+            )
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
         header, (column,) = self._header, self.columns
@@ -103,7 +109,7 @@ class NpySource:
             for values in array_blocks(file, header, rows, self.path, start):
                 done += len(values)
                 source_bytes = header.start + header.value_bytes * done // header.rows
-                if header.value_bytes > _WORTH_DROPPING:
+                if header.value_bytes > _WORTH_DROPPING and not lies_behind_url(self.path):
                     # It won't be there for a second reader anyway, and others keep their place.
                     os.posix_fadvise(file.fileno(), dropped, source_bytes - dropped, os.POSIX_FADV_DONTNEED)
                     dropped = source_bytes

@@ -22,6 +22,7 @@ from insitu.grid.sources.npy import (
     refuse_truncated,
     values_of_column,
 )
+from insitu.grid.sources.urls import lies_behind_url
 from insitu.spec import Column
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
@@ -35,7 +36,7 @@ class NpzSource:
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
         headers: dict[str, ArrayHeader] = {}
-        with _readable(path), zipfile.ZipFile(path) as archive:
+        with _readable(path), _archive(path) as archive:
             for name in archive.namelist():
                 with archive.open(name) as member:
                     header = read_header(member, f"{path}:{name}")
@@ -56,7 +57,7 @@ class NpzSource:
         size = self.path.stat().st_size
         rows = rows_per_block(sum(header.row_bytes for header in self._headers.values()), block_bytes)
         done = 0
-        with _readable(self.path), zipfile.ZipFile(self.path) as archive, contextlib.ExitStack() as members:
+        with _readable(self.path), _archive(self.path) as archive, contextlib.ExitStack() as members:
             streams = []
             for column in self.columns:
                 header = self._headers[column.name]
@@ -72,6 +73,13 @@ class NpzSource:
                 }
                 rows_left = done - max(start, before)
                 yield Block(values, rows_left, size * done // self.expected_rows, done)
+
+
+@contextlib.contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(path.open("rb")) if lies_behind_url(path) else path
+        yield stack.enter_context(zipfile.ZipFile(file))
 
 
 def _columns(path: Path, headers: Mapping[str, ArrayHeader]) -> tuple[Column, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from insitu.grid.partitions import row_bytes
 from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
+from insitu.grid.sources.urls import arrow_input
 from insitu.spec import Column
 
 _WHOLE_GROUP_BYTES = 16 << 20
@@ -31,7 +33,7 @@ class ParquetSource:
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
-        with arrow_errors(path), pq.ParquetFile(path) as file:
+        with arrow_errors(path), pq.ParquetFile(arrow_input(path)) as file:
             self.expected_rows = file.metadata.num_rows
             if not self.expected_rows:
                 raise SourceError(f"{path} has no rows. Leave it out")
@@ -73,6 +75,11 @@ class ParquetSource:
                 f"Fetch it again"
             )
 
+    @property
+    def row_starts(self) -> list[int]:
+        """The first row of each row group: where reading begins without decoding rows before."""
+        return [0, *itertools.accumulate(self._group_rows[:-1])]
+
     def _groups_from(self, start: int) -> tuple[list[int], int]:
         """Return the row groups that hold row `start` and those after it, and the rows before them."""
         before = 0
@@ -87,7 +94,7 @@ def _open(path: Path, columns: int) -> Any:
     """Open a file of so many columns."""
     size = max(1 << 14, min(_MOST_BUFFER_BYTES, _BUFFERS_BYTES // columns))
     # Arrow's pre-buffering would read ahead the whole file into memory.
-    return pq.ParquetFile(path, buffer_size=size, pre_buffer=False)
+    return pq.ParquetFile(arrow_input(path), buffer_size=size, pre_buffer=False)
 
 
 def _stream_groups(path: Path, columns: int, groups: list[int], rows: int) -> Generator[Any, None, None]:

@@ -1,8 +1,8 @@
-"""Copies partitions between the stores of nodes, by Arrow Flight over TLS.
+"""Moves partitions and rows between the stores of nodes, by Arrow Flight over TLS.
 
-A node serves its store with `PartitionServer`; others fetch from it with `fetch_partition`, or send it staged
-partitions of an import with `send_partition`. Begin reading with `fetching.py`, and `requests.py` for what
-goes over the wire.
+A node serves its store with `PartitionServer`; others fetch from it with `fetch_partition`, send it the rows
+of an import with `row_sending.py`, or whole staged partitions with `send_partition`. Begin reading with
+`fetching.py`, and `requests.py` for what goes over the wire.
 """
 
 from insitu.grid.transfer.client import PartitionClient, ServerAddress

@@ -13,7 +13,7 @@ from typing import Any
 
 from insitu.errors import InsituError
 
-AT_ONCE = 8
+AT_ONCE = 16
 """Tasks that a server does at the same time; further ones are refused."""
 _KEPT_SECONDS = 600.0
 """Seconds after its end for which a task can be asked about."""

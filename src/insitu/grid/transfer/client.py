@@ -18,6 +18,7 @@ from insitu.grid.transfer.authentication import derive_credentials, make_headers
 from insitu.grid.transfer.requests import (
     SCHEMA,
     ReadRequest,
+    RowsRequest,
     WriteRequest,
     chunk_bytes,
     encode_request,
@@ -131,6 +132,24 @@ class PartitionClient:
             if type(have) is not int or not 0 <= have <= request.bytes:
                 raise InputError(f"A reply has the bytes that are there. Received: {have!r}")
             return have
+
+    def send_rows(self, request: RowsRequest, batch: pa.RecordBatch, counts: bytes) -> str:
+        """Send rows to an owner of their partitions. `counts` are `RowMessage.counts`, as int64.
+
+        Returns "" where they were taken, else why they weren't. Raises TransferError for whatever goes wrong.
+        """
+        with self._failures_named():
+            descriptor = flight.FlightDescriptor.for_command(encode_request(request))
+            writer, replies = self._client.do_put(descriptor, batch.schema, self._options)
+            try:
+                writer.write_with_metadata(batch, pa.py_buffer(counts))
+                writer.done_writing()
+                reply = replies.read()
+            finally:
+                writer.close()
+            if reply is None:
+                raise InputError("Rows have a reply. Received: none")
+            return str(json.loads(reply.to_pybytes())["refused"])
 
     def act(self, kind: str, fields: Mapping[str, Any]) -> Any:
         """Have the server do something with its store, and return its answer. Raises TransferError."""

@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from insitu.errors import TransferError
 from insitu.grid.transfer.client import SILENCE_SECONDS, PartitionClient, Refused, ServerAddress
 from insitu.grid.transfer.fetching import fetch_partition
-from insitu.grid.transfer.sending import send_partition
+from insitu.grid.transfer.remote_import import RemoteImport
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId
 
@@ -94,7 +93,7 @@ class RemoteStores:
         self._silence = silence
         #: Nodes with agents whose stores lie in this home.
         self.here: tuple[NodeId, ...] = tuple(sorted(here))
-        #: Bytes that were sent to each node. Written by `send`.
+        #: Bytes of rows that were sent to each node from here. Written by the import.
         self.sent: Counter[NodeId] = Counter()
         self._counting = threading.Lock()
 
@@ -103,45 +102,26 @@ class RemoteStores:
         """The nodes whose stores lie in other homes, by name."""
         return tuple(sorted(self._addresses.keys() - set(self.here)))
 
+    @property
+    def imports(self) -> RemoteImport:
+        """What an import has these stores do."""
+        return RemoteImport(self, self._addresses, self._secret, self._silence)
+
+    @property
+    def all_nodes(self) -> tuple[NodeId, ...]:
+        """All nodes whose agents are alive, by name: also those whose stores lie in this home."""
+        return tuple(sorted(self._addresses))
+
     def survey(self, caches: Iterable[str]) -> dict[NodeId, Survey]:
         """Ask all stores how much room they have, and what they hold of some caches. Raises TransferError."""
         fields = {"caches": list(caches)}
 
         def ask(node: NodeId) -> Survey:
-            answer = self._ask(node, "survey", fields)
+            answer = self.ask(node, "survey", fields)
             room = answer["quota_free"]
             return Survey(str(answer["store"]), int(answer["disk_free"]), room, dict(answer["next"]))
 
         return run_on_all(self.nodes, ask, threading.Event())
-
-    def send(
-        self,
-        path: Path,
-        cache: str,
-        token: str,
-        index: int,
-        checksum: str,
-        node: NodeId,
-        stopped: threading.Event,
-    ) -> None:
-        """Send a staged partition to its owner, unless `stopped` is set. Raises TransferError, OSError."""
-        before = 0
-
-        def count(done: int, total: int) -> None:
-            nonlocal before
-            if stopped.is_set():
-                raise _Stopped
-            with self._counting:
-                self.sent[node] += done - before
-            before = done
-
-        where = (cache, token, index, checksum, self._addresses[node], self._secret)
-        try:
-            send_partition(path, *where, silence=self._silence, progress=count)
-        except TransferError as error:
-            raise TransferError(f"{node}: {error.message}") from error
-        except _Stopped:
-            raise TransferError(f"{node}: it was stopped") from None
 
     def prepare(self, nodes: Iterable[NodeId], cache: CacheSpec, token: str, base: CacheSpec | None) -> None:
         """Have stores put what they got of a version in its place, where nobody reads it yet.
@@ -153,7 +133,7 @@ class RemoteStores:
             "token": token,
             "base": None if base is None else base.to_json(),
         }
-        self._run(dict.fromkeys(nodes, fields), "prepare")
+        self.run_tasks(dict.fromkeys(nodes, fields), "prepare")
 
     def end_import(
         self, nodes: Iterable[NodeId], cache: str, token: str, *, published: bool
@@ -164,7 +144,7 @@ class RemoteStores:
 
         def end(node: NodeId) -> str:
             try:
-                self._run({node: fields}, "end")
+                self.run_tasks({node: fields}, "end")
             except TransferError as error:
                 return error.message
             return ""
@@ -198,7 +178,7 @@ class RemoteStores:
             for node, indices in wanted.items()
             if indices
         }
-        answers = self._run(requests, "fetch", progress)
+        answers = self.run_tasks(requests, "fetch", progress)
         return {node: Fetched(len(wanted[node]), int(answer["moved"])) for node, answer in answers.items()}
 
     def fetch_here(
@@ -264,7 +244,7 @@ class RemoteStores:
             node: {"cache": described, "partitions": sorted(indices), "rate": rate}
             for node, indices in wanted.items()
         }
-        answers = self._run(requests, "verify", progress)
+        answers = self.run_tasks(requests, "verify", progress)
         return [
             RemoteCheck(int(index), node, str(path), problem, tuple(blocks))
             for node, answer in answers.items()
@@ -274,18 +254,18 @@ class RemoteStores:
     def release(self, node: NodeId, cache: CacheSpec, indices: Collection[int]) -> None:
         """Have a node remove copies that it doesn't own any more, when no job has the version pinned. Raises
         TransferError."""
-        self._ask(node, "release", {"cache": cache.to_json(), "partitions": sorted(indices)})
+        self.ask(node, "release", {"cache": cache.to_json(), "partitions": sorted(indices)})
 
     def list_versions(self, node: NodeId) -> list[tuple[str, int]]:
         """Return (cache, version) of what a store holds. Raises TransferError."""
-        return [(str(cache), int(version)) for cache, version in self._ask(node, "manifests", {})]
+        return [(str(cache), int(version)) for cache, version in self.ask(node, "manifests", {})]
 
     def read_manifest(self, node: NodeId, cache: str, version: int) -> dict[str, Any]:
         """Return the manifest of a version as JSON with the partitions that are there. Raises
         TransferError."""
-        return dict(self._ask(node, "manifest", {"cache": cache, "version": version}))
+        return dict(self.ask(node, "manifest", {"cache": cache, "version": version}))
 
-    def _run(
+    def run_tasks(
         self,
         requests: Mapping[NodeId, Mapping[str, Any]],
         kind: str,
@@ -295,11 +275,11 @@ class RemoteStores:
         stopped = threading.Event()
 
         def run(node: NodeId) -> Mapping[str, Any]:
-            return self._run_task(node, kind, requests[node], progress, stopped)
+            return self.run_task(node, kind, requests[node], progress, stopped)
 
         return run_on_all(requests, run, stopped)
 
-    def _run_task(
+    def run_task(
         self,
         node: NodeId,
         kind: str,
@@ -307,11 +287,12 @@ class RemoteStores:
         progress: Progress,
         stopped: threading.Event,
     ) -> Mapping[str, Any]:
-        name = self._ask(node, kind, fields)["task"]
+        """Have a node do a task, and wait for it. Raises TransferError."""
+        name = self.ask(node, kind, fields)["task"]
         pause = _PAUSES[0]
         while not stopped.wait(pause):
             pause = min(2 * pause, _PAUSES[1])
-            found: Mapping[str, Any] = self._ask(node, "task", {"task": name})
+            found: Mapping[str, Any] = self.ask(node, "task", {"task": name})
             if not found["known"]:
                 raise TransferError(f"{node}: its agent was started again in the middle. Try again")
             progress(node, int(found["done"]), int(found["total"]))
@@ -321,17 +302,18 @@ class RemoteStores:
                 return found
         raise TransferError(f"{node}: it was stopped")
 
-    def _ask(self, node: NodeId, kind: str, fields: Mapping[str, Any]) -> Any:
+    def ask(self, node: NodeId, kind: str, fields: Mapping[str, Any], attempts: int = ATTEMPTS) -> Any:
+        """Have a node do something that takes a moment. Returns its answer. Raises TransferError."""
         if node not in self._addresses:
             raise TransferError(f"{node}: no agent of this name is alive. `insitu nodes` shows all")
-        for attempt in range(ATTEMPTS):
+        for attempt in range(attempts):
             try:
                 with PartitionClient(self._addresses[node], self._secret, silence=self._silence) as client:
                     return client.act(kind, fields)
             except Refused as error:
                 raise TransferError(f"{node}: {error.message}") from error
             except TransferError as error:
-                if attempt + 1 == ATTEMPTS:
+                if attempt + 1 == attempts:
                     raise TransferError(f"{node}: {error.message}") from error
 
 

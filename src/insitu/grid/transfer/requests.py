@@ -24,6 +24,8 @@ MAX_FILE_BYTES = 1 << 44
 MAX_PARTITION = 1 << 16
 MAX_VERSION = 1 << 31
 MAX_REQUEST_BYTES = 4096
+MAX_UNITS = 1 << 32
+_ROWS_START = b'{"rows": '
 SCHEMA = pa.schema([("data", pa.binary())])
 """Each record batch is one chunk: a single value."""
 
@@ -116,10 +118,38 @@ class WriteRequest:
         check_number("length", self.length, 0, min(MAX_LENGTH, self.bytes - self.offset) + 1)
 
 
-Request = TypeVar("Request", ReadRequest, WriteRequest)
+@dataclass(frozen=True, slots=True)
+class RowsRequest:
+    """Announces a message of rows, for the partitions of an import that the node owns."""
+
+    #: What tells the import from others.
+    token: str
+    #: The number of the unit of the sources that the rows are from.
+    unit: int
+    #: The number of the message among those of the unit.
+    sequence: int
+    #: Whether it is the last one of the unit.
+    last: bool
+
+    def __post_init__(self) -> None:
+        check_simple_name("An import's token", check_text("token", self.token))
+        check_number("unit", self.unit, 0, MAX_UNITS)
+        check_number("sequence", self.sequence, 0, MAX_FILE_BYTES)
+        if type(self.last) is not bool:
+            raise InputError(f"last is true or false. Received: {self.last!r:.100}")
 
 
-def encode_request(request: ReadRequest | WriteRequest) -> bytes:
+Request = TypeVar("Request", ReadRequest, WriteRequest, RowsRequest)
+
+
+def announces_rows(data: bytes) -> bool:
+    """Return whether a put is of rows; else it is of a staged partition's file."""
+    return data.startswith(_ROWS_START)
+
+
+def encode_request(request: ReadRequest | WriteRequest | RowsRequest) -> bytes:
+    if isinstance(request, RowsRequest):
+        return json.dumps({"rows": request.token, **asdict(request)}).encode()
     return json.dumps(asdict(request)).encode()
 
 
@@ -132,6 +162,8 @@ def decode_request(kind: type[Request], data: bytes) -> Request:
     except (ValueError, RecursionError) as error:
         raise InputError(f"A request is JSON. Received: {len(data)} bytes that aren't ({error})") from None
     names = [field.name for field in fields(kind)]
+    if kind is RowsRequest and isinstance(values, dict):
+        values.pop("rows", None)
     if not isinstance(values, dict) or sorted(values) != sorted(names):
         raise InputError(f"A request has the fields {', '.join(names)}. Received: others")
     return kind(**values)

@@ -17,17 +17,18 @@ import pyarrow.flight as flight
 from insitu.access import file_mode, make_folder
 from insitu.certificates import Certificate
 from insitu.durable import NO_ROOM, sync_folder
-from insitu.errors import InputError, InsituError, StorageFull
+from insitu.errors import InputError, InsituError
 from insitu.grid.partitions import file_checksum
-from insitu.grid.quotas import check_quota
-from insitu.grid.store_settings import read_settings
 from insitu.grid.transfer.authentication import TokenCheck, derive_credentials
 from insitu.grid.transfer.client import ServerAddress, format_location
+from insitu.grid.transfer.import_actions import refuse_over_quota
 from insitu.grid.transfer.requests import (
     CHUNK_BYTES,
     SCHEMA,
     ReadRequest,
+    RowsRequest,
     WriteRequest,
+    announces_rows,
     chunk_bytes,
     decode_request,
     make_chunk,
@@ -40,6 +41,9 @@ ACTIONS = 32
 """Actions that a server does at the same time; further ones are refused, and tried again."""
 STREAMS = 16
 """Reads and writes that a server does at the same time; further ones are refused, and tried again."""
+
+ROW_STREAMS = 128
+"""Messages of rows that a server takes at the same time; further ones are refused, and tried again."""
 
 
 class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -65,6 +69,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
         self._node = node
         self._streams = threading.BoundedSemaphore(streams)
         self._limit = streams
+        self._row_streams = threading.BoundedSemaphore(ROW_STREAMS)
         #: What it does with the store for others.
         self.actions = StoreActions(paths, node, secret, on_change)
         self._acting = threading.BoundedSemaphore(ACTIONS)
@@ -108,6 +113,9 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Append a part to a staged partition's file; the last part completes it. Replies with the bytes that
         are there."""
+        if announces_rows(descriptor.command):
+            self._take_rows(descriptor, reader, writer)
+            return
         with self._counted(), _failures_explained():
             request = decode_request(WriteRequest, descriptor.command)
             staged = self._paths.staged(request.cache, request.token).partition(self._node, request.partition)
@@ -121,7 +129,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
                     return
                 if have != request.offset:
                     raise InputError(f"The next part begins at byte {have}. Received: {request.offset}")
-                _check_quota(self._paths, self._node, request.bytes - have)
+                refuse_over_quota(self._paths, self._node, request.bytes - have)
                 try:
                     _append(file, reader, request)
                     have = os.fstat(file).st_size
@@ -132,6 +140,20 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
                         os.ftruncate(file, 0)
                     raise
                 _reply(writer, have)
+
+    def _take_rows(self, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Give rows to the partitions of an import. Replies why they aren't taken; "" where they are."""
+        if not self._row_streams.acquire(blocking=False):
+            raise flight.FlightUnavailableError(f"{ROW_STREAMS} streams of rows are served already")
+        try:
+            with _failures_explained():
+                request = decode_request(RowsRequest, descriptor.command)
+                chunk = reader.read_chunk()
+                counts = b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
+                refused = self.actions.imports.take(request, chunk.data, counts)
+                writer.write(json.dumps({"refused": refused}).encode())
+        finally:
+            self._row_streams.release()
 
     def do_action(self, context: Any, action: Any) -> Any:
         """Do something with the store. See `StoreActions`."""
@@ -153,18 +175,6 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
             yield
         finally:
             self._streams.release()
-
-
-def _check_quota(paths: Paths, node: NodeId, need: int) -> None:
-    """Raise InputError where the store may not hold `need` bytes more, without a name of a path."""
-    try:
-        check_quota(paths, node, need)
-    except StorageFull:
-        quota = read_settings(paths, node).quota
-        raise InputError(
-            f"The quota of {node} is {quota} bytes. Received: {need} bytes more, for which it has no room. "
-            f"Allow more with `insitu quota {node} SIZE`, or make room with `insitu tier CACHE --to slow`"
-        ) from None
 
 
 def _append(file: int, reader: Any, request: WriteRequest) -> None:

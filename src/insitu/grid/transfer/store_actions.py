@@ -20,6 +20,7 @@ from insitu.durable import write_synced
 from insitu.errors import CorruptManifest, InputError
 from insitu.grid.manifests import find_versions, manifest_lock, next_stored_version, read_manifest
 from insitu.grid.quotas import measure_store
+from insitu.grid.row_plan import RowPlan
 from insitu.grid.scrubbing import Pace, check_copy
 from insitu.grid.staged_imports import end_import, prepare_version
 from insitu.grid.store_identity import make_store_id
@@ -27,6 +28,7 @@ from insitu.grid.store_settings import read_settings
 from insitu.grid.transfer.background import AT_ONCE, Task, Tasks
 from insitu.grid.transfer.client import ServerAddress
 from insitu.grid.transfer.fetching import fetch_partition
+from insitu.grid.transfer.import_actions import ImportActions, parse_address
 from insitu.grid.transfer.rate_limit import RateLimit
 from insitu.grid.transfer.requests import MAX_PARTITION, check_number, check_text, parse_spec
 from insitu.paths import Paths
@@ -58,7 +60,10 @@ class StoreActions:
         self._ended: set[tuple[str, str]] = set()
         #: One for each partition that is fetched now or was, by cache, version and number.
         self._fetching: dict[tuple[str, int, int], threading.Lock] = {}
+        #: What is done for imports that run elsewhere.
+        self.imports = ImportActions(paths, node, secret, self._start, self._reopen)
         self._actions: Mapping[str, Callable[[Fields], Any]] = {
+            **self.imports.actions,
             "survey": self._survey,
             "prepare": self._prepare,
             "end": self._end,
@@ -127,8 +132,14 @@ class StoreActions:
 
         return self._start(0, end)
 
+    def _reopen(self, plan: RowPlan) -> None:
+        """Let an import that was ended begin again: --resume goes on with it."""
+        with self._importing:
+            self._ended -= {(name, plan.token) for name in plan.names}
+
     def end_import(self, cache: str, token: str, *, published: bool) -> None:
         """Mark what an import has brought as published, or remove it. Raises CorruptManifest, OSError."""
+        self.imports.close(token)
         with self._importing:  # the import may have failed on another host while this one still prepares
             self._ended.add((cache, token))
             end_import(self._paths, self._node, cache, token, published=published)
@@ -142,7 +153,7 @@ class StoreActions:
         limit = None if rate is None else RateLimit(rate)
         if not isinstance(given, dict) or len(given) > _MAX_LISTED:
             raise InputError("sources is an object of addresses by node. Received: something else")
-        sources = {check_text("node", node): _parse_address(value) for node, value in given.items()}
+        sources = {check_text("node", node): parse_address(value) for node, value in given.items()}
 
         def fetch_one(task: Task, index: int) -> None:
             owners = cache.partitions[index].owners
@@ -283,15 +294,6 @@ def _partitions(fields: Fields) -> tuple[CacheSpec, list[int]]:
     cache = parse_spec("cache", fields.get("cache"))
     count = min(MAX_PARTITION, len(cache.partitions))
     return cache, [check_number("partition", index, 0, count) for index in _list("partitions", fields)]
-
-
-def _parse_address(value: Any) -> ServerAddress:
-    if not isinstance(value, dict) or value.keys() != {"host", "port", "certificate"}:
-        raise InputError(f"An address has host, port and certificate. Received: {value!r:.100}")
-    port = check_number("port", value["port"], 1, 1 << 16)
-    return ServerAddress(
-        check_text("host", value["host"]), port, check_text("certificate", value["certificate"])
-    )
 
 
 def _free_bytes(folder: Path) -> int:
