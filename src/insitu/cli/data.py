@@ -33,9 +33,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the for
 _IMPORT_HELP = """
 Reads SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
-A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines; or a
-cache of Apache Ignite, as ignite://HOST[:PORT][,HOST...]/CACHE. The old version stands until the new one is
-whole. Options may also follow SOURCE. Caches lie in the folder $INSITU_HOME, by default ~/.insitu.
+A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines; a URL
+of these, such as s3://BUCKET/KEY; or a cache of Apache Ignite, as ignite://HOST[:PORT][,HOST...]/CACHE. The
+old version stands until the new one is whole. Options may also follow SOURCE. Caches lie in the folder
+$INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -46,6 +47,7 @@ Examples:
     insitu import sketches cat.ndjson dog.ndjson --render 28
     insitu import photos photos-*.npy --resume     # again after a kill: goes on where it was
     insitu import photos today.npy --append        # the rows so far stay where they are
+    insitu import clicks 's3://bucket/clicks/*.parquet'   # in a cluster its nodes read it
     insitu import digits ignite://grid-1,grid-2/DIGITS --tensor image=uint8[28,28]
 """
 
@@ -58,7 +60,7 @@ def register(app: typer.Typer) -> None:
 
 def import_command(
     cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache's name, such as quickdraw/train.")],
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Files, folders or globs.")],
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Files, folders, globs or URLs.")],
     partitions: Annotated[
         int | None, typer.Option(help="Number of partitions.", show_default="one a GiB, 8 at least")
     ] = None,
@@ -113,6 +115,14 @@ def import_command(
         str | None,
         typer.Option(metavar="lz4|zstd", help="Compress the columns that it makes smaller by a tenth."),
     ] = None,
+    read_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="nodes|here",
+            help="Who reads the files: nodes, which must all see them, or this host.",
+            show_default="nodes for URLs, else here",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     from insitu.grid import import_cache, is_home_of_agent
@@ -147,6 +157,7 @@ def import_command(
             fields=parse_field_options(tensor or (), fill or (), arrow or (), without or ()),
             progress=progress.report,
             remote=remote,
+            read_on=read_on,
         )
     seconds = max(1e-9, time.monotonic() - started)
     speed = format_size(round(progress.bytes_read / seconds))
