@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -437,6 +438,33 @@ def test_an_owner_that_loses_its_power_during_an_import_costs_the_import_alone(
     wait_until(lambda: Catalog(Paths(third.home)).get("d").version == cache.version, "the catalogue")
     assert read_rows(cluster, third, "d") == expected
     assert "verified: 12 file(s)" in insitu(cluster.head, "describe", "d", "--verify").stdout
+
+
+def test_hosts_read_what_all_of_them_see(cluster: Cluster, tmp_path: Path) -> None:
+    """From paths and URLs, to the bytes of a local import; a file that they don't see is named with them."""
+    cluster.up()
+    rows = np.random.default_rng(0).integers(0, 255, (30_000, 100), dtype=np.uint8)
+    for number in range(3):
+        np.save(tmp_path / f"x-{number}.npy", rows[number * 10_000 : (number + 1) * 10_000])
+    options = ("--partitions", "6", "--backups", "1")
+    said = insitu(cluster.head, "import", "d", f"{tmp_path}/x-*.npy", *options, "--read-on", "nodes").stderr
+    assert "Sent" not in said
+    insitu(cluster.head, "import", "e", f"file://{tmp_path}/x-*.npy", *options)
+    local = Paths(tmp_path / "local")
+    bring_up(local, 3)
+    (alike,) = import_cache(local, "d", [f"{tmp_path}/x-*.npy"], partitions=6, backups=1)
+    for name in "de":
+        cache = Catalog(cluster.paths).get(name)
+        assert [p.checksum for p in cache.partitions] == [p.checksum for p in alike.partitions]
+    # Each host has shared memory of its own, so what lies there is seen here alone.
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", suffix=".npy") as alone:
+        np.save(alone, rows)
+        alone.flush()
+        refused = insitu(cluster.head, "import", "f", alone.name, "--read-on", "nodes", code=2).stderr
+        refused = " ".join(refused.split())
+        assert "Received: files that this host sees, but not host1, host2, host3" in refused
+        assert "--read-on here" in refused
+        insitu(cluster.head, "import", "f", alone.name, "--read-on", "here")
 
 
 def test_a_host_with_data_vanishes_and_its_rows_are_read_from_backups(

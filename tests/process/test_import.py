@@ -22,8 +22,8 @@ from insitu.paths import Paths
 DEADLINE = 60
 
 POINTS = {
-    "before the first partition is complete": "importer.PartitionBuilders, 'finish', 0",
-    "after half of the partitions": "importer.PartitionBuilders, 'finish', 4",
+    "before the first partition is complete": "row_routing.PartitionBuilders, 'finish', 0",
+    "after half of the partitions": "row_routing.PartitionBuilders, 'finish', 4",
     "before the second block is written": "insitu.grid.partitions.writer, '_write_all', 1",
     "before the stores are renamed": "import_owners.ImportOwners, 'put_in_place', 0",
     "after one store is renamed": "import_owners, 'sync_folder', 2",
@@ -36,6 +36,7 @@ CHILD = """
 import os, signal, sys
 import insitu.grid.importer as importer, insitu.grid.partitions.writer, insitu.grid.import_plan
 import insitu.grid.import_journal, insitu.grid.import_owners as import_owners
+import insitu.grid.row_routing as row_routing
 from insitu.paths import Paths
 
 importer.BLOCK_BYTES = 4000

@@ -297,7 +297,7 @@ def test_a_full_disk_leaves_the_old_version(
         raise OSError(code, os.strerror(code))
 
     modules = {
-        "copyfile": "insitu.grid.import_owners.shutil",
+        "copyfile": "insitu.grid.row_routing.shutil",
         "put_in_place": "insitu.grid.importer.ImportOwners",
     }
     monkeypatch.setattr(f"{modules.get(step, 'insitu.grid.partitions.writer')}.{step}", full)

@@ -536,8 +536,11 @@ def test_all_arrays_that_cannot_be_columns_are_named_at_once(tmp_path: Path) -> 
     ("source", "message"),
     [
         ("", "A SOURCE is a file, a folder or a glob.*Received: ''"),
-        ("s3://bucket/a.parquet", "Remote addresses aren't supported.*Received: s3://bucket/a.parquet"),
-        ("https://host/a.csv", "Remote addresses aren't supported"),
+        (
+            "nosuch://bucket/a.parquet?key=secret",
+            r"a URL that fsspec knows.*Received: nosuch://bucket/a.parq",
+        ),
+        ("s3::memory://a.csv", "A URL names a file alone"),
         ("/dev/zero", "must be a file or a folder. Received: a device"),
     ],
 )
