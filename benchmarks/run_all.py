@@ -24,6 +24,7 @@ BENCHMARKS = {
     "shuffle_quality": "Quality of shuffles",
     "adapt": "Preprocessing layers",
     "transfer": "Partitions between nodes",
+    "host_import": "Import onto hosts",
     "ignite": "Apache Ignite",
     "loads": "Strangers at a job's ports",
     "start_speed": "Start",
