@@ -23,7 +23,7 @@ import pytest
 from exchange_ranks import SECRET, in_threads, ranks
 
 from insitu import exchange
-from insitu.errors import PeerLost
+from insitu.errors import PeerLost, StaleGeneration
 from insitu.exchange.liveness import is_unreachable
 from insitu.exchange.peer_connections import PeerConnections
 
@@ -331,3 +331,25 @@ def test_a_member_that_never_waits_still_reads_control_frames() -> None:
                 assert connections._last_frame_at[0] > before[0]
 
     in_threads(2, run)
+
+
+def test_a_wait_ends_at_once_where_others_go_on_in_a_later_generation() -> None:
+    """Though the host that is waited for would count as lost only much later."""
+    superseded, done = threading.Event(), threading.Event()
+
+    def run(rank: int, addresses: list[str]) -> str:
+        options: dict[str, Any] = {"transport": "tcp", "is_superseded": superseded.is_set}
+        with exchange.join(rank, addresses, stall_timeout=100.0, **options) as group:
+            group.barrier()
+            if rank == 1:
+                assert done.wait(60)
+                return ""
+            threading.Timer(0.2, superseded.set).start()
+            try:
+                with pytest.raises(StaleGeneration, match="waited for one that has been replaced") as raised:
+                    group.all_reduce(np.ones(10, np.float32))
+            finally:
+                done.set()
+            return type(raised.value).__name__
+
+    assert in_threads(2, run) == ["StaleGeneration", ""]

@@ -57,6 +57,7 @@ def join(
     generation: int = 0,
     compression: Compression = "none",
     cancelled: Callable[[], bool] = lambda: False,
+    is_superseded: Callable[[], bool] = lambda: False,
 ) -> Group:
     """Connect to the other ranks and return the group.
 
@@ -80,6 +81,9 @@ def join(
         compression: "bfloat16" halves the bytes that float32 reductions send between hosts, and changes their
             results: see `insitu.exchange.compression`. Within one host nothing is compressed.
         cancelled: Polled while this process waits for others, as in `Group.rejoin`.
+        is_superseded: Asked every 0.1 s while an operation waits for another host, in all generations. Once
+            it returns True (others go on without a rank that this one may wait for), the operation ends with
+            StaleGeneration, long before the host counts as lost.
 
     Raises:
         InputError: An argument is invalid.
@@ -106,7 +110,8 @@ def join(
         None if tasks is None else tuple(tasks),
     )
     total = len(addresses) if num_shards is None else index(num_shards)
-    form = partial(_form_group, _JoinOptions(total, transport, compression, secret, stall_timeout))
+    options = _JoinOptions(total, transport, compression, secret, stall_timeout, is_superseded)
+    form = partial(_form_group, options)
     formed = form(config, timeout, cancelled)
     return Group(*formed, config=config, timeout=timeout, form=form)
 
@@ -125,6 +130,8 @@ class _JoinOptions:
     secret: bytes = field(repr=False)
     #: Seconds for each wait, once the group has formed.
     stall_timeout: float
+    #: Says whether others go on in a later generation.
+    is_superseded: Callable[[], bool]
 
     def make_info(self, config: GroupConfig) -> PeerInfo:
         """Return the facts that this process sends to its peers."""
@@ -175,9 +182,7 @@ def _form_group(
                 topology = _find_topology(members, infos)
                 liveness = _watch_liveness(topology, infos, peers)
                 undo.callback(liveness.close)
-                transport = _form_transport(
-                    topology, infos, rendezvous, peers, liveness, options.stall_timeout, maker
-                )
+                transport = _form_transport(topology, infos, rendezvous, peers, liveness, options, maker)
             except MemberLost as lost:
                 if not rendezvous.remaining:
                     raise rendezvous.timeout_error([lost.rank]) from lost
@@ -339,13 +344,14 @@ def _form_transport(
     rendezvous: Rendezvous,
     peers: dict[int, Peer],
     liveness: _Liveness,
-    stall_timeout: float,
+    options: _JoinOptions,
     maker: LinkMaker,
 ) -> Transport:
     """Form the transport that fits the hosts. Its waits end at the deadline of the rendezvous until it is
     formed."""
     rank = topology.members.rank
     local, lane = topology.local_ranks, topology.own_lane
+    stall_timeout = options.stall_timeout
     remote: TcpTransport | None = None
     same_host = [info for info in infos if info["machine"] == infos[rank]["machine"]]
     if len(topology.ranks) > 1 and lane:
@@ -356,6 +362,7 @@ def _form_transport(
         connections = PeerConnections(rank, control, data, remaining, _is_crowded(same_host), threads)
         remote = TcpTransport(topology.make_host_members(), connections, lane, infos[0]["generation"])
         connections.stall_timeout = stall_timeout
+        connections.is_superseded = options.is_superseded
     compressed = infos[0]["compression"] != "none"
     if remote is not None and all(len(ranks) == 1 for ranks in topology.ranks):
         return CompressingTransport(remote) if compressed else remote

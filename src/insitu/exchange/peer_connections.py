@@ -184,6 +184,9 @@ class PeerConnections:
         self.threads = threads
         #: Seconds without any progress after which a peer is lost.
         self.stall_timeout = stall_timeout
+        #: Says whether others go on in a later generation, without a member that this one may wait for. Asked
+        #: with each heartbeat, so only in a wait. Written by who forms the group.
+        self.is_superseded: Callable[[], bool] = lambda: False
         self._last_frame_at = dict.fromkeys(control, 0.0)
         self._waits_for = dict.fromkeys(control, rank)
         self._left: set[int] = set()
@@ -284,7 +287,10 @@ class PeerConnections:
             self._check_hosts(now)
 
     def _check_hosts(self, now: float) -> None:
-        """Find hosts that have vanished, and send a heartbeat to the others."""
+        """Find hosts that have vanished, and send a heartbeat to the others. Raises MemberLost where a later
+        generation makes the wait vain: who has published it may know of a loss long before."""
+        if self.is_superseded():
+            raise MemberLost(self._rank, "waited for one that has been replaced")
         if now > self._last_heartbeat + 3 * _HEARTBEAT_INTERVAL:
             self._heartbeats_since = now
         elif (now - self._heartbeats_since) * 1000 > _ACK_TIMEOUT_MS:
