@@ -71,6 +71,8 @@ class RosterRendezvous:
         self.ended: tuple[str, ...] = ()
         #: When `raise_if_superseded` last looked, by the monotonic clock in seconds.
         self._last_look = 0.0
+        #: The roster by which the group was formed last. Written by `adopt_assignment`.
+        self._adopted: Roster | None = None
 
     @property
     def _recovery_timeout(self) -> float:
@@ -149,6 +151,7 @@ class RosterRendezvous:
             tasks=tasks,
             generation=roster.generation if roster else 0,
             cancelled=self._cancelled(roster),
+            is_superseded=self._is_superseded,
         )
 
     def adopt_assignment(self, roster: Roster) -> int:
@@ -159,6 +162,7 @@ class RosterRendezvous:
         if rank is None:
             raise Released(0)
         self.ended = tuple(map(str, roster.ended))
+        self._adopted = roster
         shards = context.replicas_of(roster.members[rank].shards)
         if shards != context.shards:
             self.context = replace(context, shards=shards)
@@ -259,6 +263,18 @@ class RosterRendezvous:
         roster = self._newest_roster(None)
         if roster is not None and roster.generation > group.generation:
             raise GenerationChanged
+
+    def _is_superseded(self) -> bool:
+        """Return whether the newest roster lacks one that this task may wait for: it was lost or released.
+
+        A host that has vanished is known to the controller long before the exchange can tell.
+        """
+        adopted, newest = self._adopted, self._newest_roster(None)
+        if adopted is None or newest is None or newest.generation <= adopted.generation:
+            return False
+        if not self._reporter.elastic:
+            return False
+        return any(newest.rank(m.task, m.incarnation) is None for m in adopted.members)
 
     def _newest_roster(self, otherwise: Roster | None) -> Roster | None:
         newest = self._watch.newest() if self._watch is not None else None

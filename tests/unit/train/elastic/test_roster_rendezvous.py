@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,21 @@ def test_a_second_strategy_joins_once_the_first_is_freed(tmp_path: Path, monkeyp
     finally:
         gc.enable()
     assert len(made) == 2
+
+
+def test_a_wait_is_vain_once_a_roster_lacks_one_of_the_group(tmp_path: Path) -> None:
+    """Not where all are still there: they may have lost a connection, which the exchange finds itself."""
+    rendezvous = rendezvous_in(tmp_path)
+    reporter, job = rendezvous._reporter, rendezvous.context.job
+    assert job is not None
+    assert not rendezvous._is_superseded()
+    write_roster(job.roster, roster(1))
+    rendezvous.adopt_assignment(roster(1))
+    write_roster(job.roster, replace(roster(1), generation=2))
+    assert not rendezvous._is_superseded()
+    write_roster(job.roster, roster(3))
+    assert rendezvous._is_superseded()
+    with reporter.pause_recovery():  # nobody could go on without it
+        assert not rendezvous._is_superseded()
+    rendezvous.adopt_assignment(roster(3))
+    assert not rendezvous._is_superseded()
