@@ -238,6 +238,8 @@ class JobSpec:
     standby: int | None = None
     #: Whether tasks keep checkpoints in memory, too.
     memory_checkpoint: bool = False
+    #: GPUs that each task that trains has for itself; 0: tasks see those that the shell sees.
+    gpus_per_worker: int = 0
 
     def __post_init__(self) -> None:
         check_simple_name("A job's id", self.job_id)
@@ -252,6 +254,7 @@ class JobSpec:
             ("--threads", self.threads, 1),
             ("--standby", 0 if self.standby is None else self.standby, 0),
             ("--evaluator-grace", self.evaluator_grace, 0),
+            ("--gpus-per-worker", self.gpus_per_worker, 0),
         )
         for option, value, least in rules:
             if value < least:
@@ -272,6 +275,12 @@ class JobSpec:
                 "--memory-checkpoint is for workers that train in step, two at least: one writes checkpoints "
                 "to disk, the others keep theirs in memory. "
                 f"Received: {self.workers} workers, {self.ps} ps tasks"
+            )
+        if self.gpus_per_worker and self.standby:
+            raise JobSpecError(
+                "A process that stands by has no GPUs yet that it could load its libraries for. "
+                f"Received: --standby {self.standby} and --gpus-per-worker {self.gpus_per_worker}. "
+                "Leave out --standby"
             )
         if not 0 <= self.seed < 2**31:
             raise JobSpecError(f"--seed must be in [0, 2**31). Received: {self.seed}")

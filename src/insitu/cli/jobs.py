@@ -165,6 +165,9 @@ def start(
     without: WithoutOption = None,
     ragged: RaggedOption = None,
     config: ConfigOption = None,
+    gpus_per_worker: Annotated[
+        int, typer.Option(metavar="N", help="GPUs that each worker has for itself.", show_default="any")
+    ] = 0,
     mixed: Annotated[bool, typer.Option("--allow-mixed-processors", help="Hosts may differ.")] = False,
     prefix: PrefixOption = True,
 ) -> None:
@@ -182,6 +185,7 @@ def start(
         memory_checkpoint=memory_checkpoint,
         allow_unauthenticated=allow_unauthenticated,
         allow_mixed_processors=mixed,
+        gpus_per_worker=gpus_per_worker,
         ps=parse_server_tasks(ps),
         ps_backups=ps_backups,
         chief=chief,

@@ -80,6 +80,7 @@ def build_job_report(
         "stall_timeout": spec.stall_timeout,
         "on_loss": spec.on_loss,
         "standby": spec.standby,
+        "gpus_per_worker": spec.gpus_per_worker,
         "generation": state.generation,
         "task_list": _describe_tasks(job, stored["tasks"]),
         "stragglers": [] if quick else _measure_stragglers(job, status),

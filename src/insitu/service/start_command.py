@@ -24,6 +24,7 @@ _OPTIONS = {
     "on_loss": "--on-loss",
     "standby": "--standby",
     "memory_checkpoint": "--memory-checkpoint",
+    "gpus_per_worker": "--gpus-per-worker",
     "allow_unauthenticated": "--allow-unauthenticated",
 }
 """Options by the fields of a request."""

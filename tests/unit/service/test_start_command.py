@@ -36,6 +36,7 @@ REQUESTS = st.builds(
     on_loss=st.sampled_from(["replace", "adopt", "restart"]),
     standby=st.none() | st.integers(0, 3),
     memory_checkpoint=st.booleans(),
+    gpus_per_worker=st.integers(0, 4),
 )
 
 

@@ -21,6 +21,8 @@ class HostNodes:
     cores: Mapping[NodeId, int]
     #: What computes on each: its processor, and models of its GPUs.
     processors: Mapping[NodeId, str]
+    #: GPUs of each.
+    gpus: Mapping[NodeId, int]
     #: States of the other nodes that the cluster has had.
     away: Mapping[NodeId, str]
 
@@ -64,7 +66,8 @@ def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostN
     if cache is not None:
         _check_owners(cache, alive, away)
     cores = {node: facts[node].cores for node in alive}
-    return HostNodes(cores, {node: describe_processors(facts[node]) for node in alive}, away)
+    processors = {node: describe_processors(facts[node]) for node in alive}
+    return HostNodes(cores, processors, {node: len(facts[node].gpus) for node in alive}, away)
 
 
 def _check_owners(cache: CacheSpec, alive: Collection[NodeId], away: Mapping[NodeId, str]) -> None:
@@ -104,6 +107,25 @@ def check_processors(nodes: Collection[NodeId], processors: Mapping[NodeId, str]
             f"The nodes of a job have the same processors, since compiled kernels may round differently on "
             f"others, and replicas wouldn't stay equal to the last bit. Received: {listed}. Use nodes of one "
             f"kind, or add --allow-mixed-processors"
+        )
+
+
+def check_gpus(placement: Placement, each: int, gpus: Mapping[NodeId, int]) -> None:
+    """Raise PlacementError where tasks that train, of `each` GPUs, are placed on nodes that have fewer.
+
+    `gpus`: those that each node can give.
+    """
+    training = Counter(t.node for t in placement.tasks if t.task.role in ("chief", "worker"))
+    short = [
+        f"{node} can give {gpus.get(node, 0)} to {count} task(s)"
+        for node, count in sorted(training.items())
+        if gpus.get(node, 0) < each * count
+    ]
+    if short:
+        raise PlacementError(
+            f"Each task that trains has the GPUs of --gpus-per-worker for itself. Received: "
+            f"--gpus-per-worker {each}, and {'; '.join(short)}. Start fewer --workers, give each fewer GPUs, "
+            f"or wait until other jobs have ended"
         )
 
 

@@ -25,6 +25,7 @@ from insitu.access import make_sticky_folder
 from insitu.cluster.agents import HOSTS_ENGINE
 from insitu.cluster.client.host_nodes import (
     HostNodes,
+    check_gpus,
     check_processors,
     check_reach,
     choose_host_threads,
@@ -42,6 +43,7 @@ from insitu.cluster.decide import (
     place_tasks,
     stand_in_for_cache,
 )
+from insitu.cluster.engines import count_free_gpus
 from insitu.cluster.job_files import Journal, take_lock
 from insitu.cluster.task import resolve_command
 from insitu.config import DeviceSettings, read_settings
@@ -111,6 +113,8 @@ class Request:
     memory_checkpoint: bool = False
     #: Whether tasks that train together may run on hosts with different processors.
     allow_mixed_processors: bool = False
+    #: GPUs that each task that trains has for itself; 0: tasks see those that this process sees.
+    gpus_per_worker: int = 0
     #: Whether libraries without authentication may connect tasks of several hosts.
     allow_unauthenticated: bool = False
 
@@ -187,7 +191,11 @@ def _fit_to_hosts(
     Raises ClusterError, PlacementError where these can't train together.
     """
     if hosts is None:
+        if spec.gpus_per_worker:
+            _check_own_gpus(placement, spec.gpus_per_worker)
         return spec
+    if spec.gpus_per_worker:
+        check_gpus(placement, spec.gpus_per_worker, hosts.gpus)
     check_reach(paths, {task.node for task in placement.tasks})
     if not request.allow_mixed_processors:
         computing = {task.node for task in placement.tasks if task.task.role in ("chief", "worker")}
@@ -195,6 +203,14 @@ def _fit_to_hosts(
     if request.threads is not None:
         return spec
     return replace(spec, threads=choose_host_threads(placement, hosts.cores))
+
+
+def _check_own_gpus(placement: Placement, each: int) -> None:
+    """Raise PlacementError where this machine, which all nodes are, has too few GPUs that no task has."""
+    free, known = count_free_gpus()
+    here = NodeId(f"this machine, of whose {known} GPU(s) {known - free} are taken,")
+    tasks = tuple(replace(task, node=here) for task in placement.tasks)
+    check_gpus(replace(placement, tasks=tasks), each, {here: free})
 
 
 def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: HostNodes | None) -> JobSpec:
@@ -228,6 +244,7 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: 
         on_loss=request.on_loss,
         standby=request.standby,
         memory_checkpoint=request.memory_checkpoint,
+        gpus_per_worker=request.gpus_per_worker,
     )
 
 

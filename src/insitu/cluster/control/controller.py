@@ -412,7 +412,7 @@ class Controller:
         members = self._state.members
         steady = self._state.phase == "running" and not self._is_recovering()
         used = sum(t.incarnation for t in self._state.tasks)
-        if not steady or self._standby_for == used or self._spec.standby == 0:
+        if not steady or self._standby_for == used or self._spec.standby == 0 or self._spec.gpus_per_worker:
             return
         if self._state.on_loss == "restart" or not all(
             (r := records[t.task]) and r.elastic and r.step >= 0 for t in members

@@ -14,6 +14,7 @@ from insitu.context import (
     ATTEMPT_ENV,
     CACHE_ENV,
     GENERATION_ENV,
+    GPUS_ENV,
     JOB_ID_ENV,
     MEMORY_CHECKPOINT_ENV,
     NODE_ENV,
@@ -101,6 +102,10 @@ def build_task_environment(
             "TF_NUM_INTEROP_THREADS": str(count_interop_threads(job)),
         }
     )
+    environment.pop(GPUS_ENV, None)
+    if job.gpus_per_worker:
+        trains = task.task.role in ("chief", "worker")
+        environment[GPUS_ENV] = str(job.gpus_per_worker if trains else 0)
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     environment.setdefault("PYTHONHASHSEED", str(job.seed))
     # Large tensors are allocated again in each step: large pages spare most of the page faults of that.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TaskObserver,
         TaskSetup,
     )
+    from insitu.cluster.engines.gpu_leases import count_free_gpus
     from insitu.cluster.engines.local import LocalEngine
     from insitu.cluster.engines.messages import EngineCalls, decode_command, encode_command, reply_to_call
     from insitu.cluster.engines.remote import RemoteEngine
@@ -45,6 +46,7 @@ __getattr__, __dir__ = lazy_door(
             "TaskObserver",
             "TaskSetup",
         ),
+        "gpu_leases": ("count_free_gpus",),
         "local": ("LocalEngine",),
         "messages": ("EngineCalls", "reply_to_call", "decode_command", "encode_command"),
         "remote": ("RemoteEngine",),
@@ -74,6 +76,7 @@ __all__ = [
     "TaskObserver",
     "TaskSetup",
     "Wakeup",
+    "count_free_gpus",
     "decode_command",
     "encode_command",
     "open_channel_pair",

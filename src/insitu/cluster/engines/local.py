@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from insitu.cluster.engines.engine import Command, Ended, NodeState, Output, ProcessState, SignalName
+from insitu.cluster.engines.gpu_leases import GpuLeases
 from insitu.cluster.engines.listeners import TaskListeners, with_listener
 from insitu.cluster.engines.standby import Standby, StandbyPool, start_process
 from insitu.cluster.engines.task_files import TaskFiles
@@ -78,6 +79,7 @@ class LocalEngine(TaskFiles):
             self._selector.register(wake, selectors.EVENT_READ, None)
         self._running: dict[TaskId, _Running] = {}
         self._listeners = TaskListeners(host)
+        self._gpus = GpuLeases()
         self._standbys = StandbyPool(self._selector, job.code)
 
     def keep_standby(self, count: int, command: Command) -> None:
@@ -88,13 +90,14 @@ class LocalEngine(TaskFiles):
 
     def launch(self, task: TaskSpec, command: Command) -> int:
         listener = self._listeners.take(task.task)
-        command = _tied_to_this_process(command)
+        command = self._gpus.equip(task.task, _tied_to_this_process(command))
         process = self._standbys.activate(command, listener)
         if process is None:
             inherit = () if listener is None else (listener.fileno(),)
             try:
                 process = start_process(with_listener(command, listener), self._job.code, inherit=inherit)
             except OSError as error:
+                self._gpus.give_back(task.task)
                 raise ClusterError(
                     f"Can't start {task.task}: {error}. Check the memory and the number of processes "
                     "that this user may have (ulimit -u)"
@@ -169,6 +172,7 @@ class LocalEngine(TaskFiles):
         os.close(running.pidfd)
         running.pipe.close()
         del self._running[running.task]
+        self._gpus.give_back(running.task)
         self._listeners.stop_listening(running.task)
 
     def _reap_orphans(self) -> None:
@@ -203,6 +207,7 @@ class LocalEngine(TaskFiles):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.process.wait(END_TIMEOUT)
             self._forget(running)
+        self._gpus.close()
         self._standbys.close()
         self._listeners.close()
         self._selector.close()

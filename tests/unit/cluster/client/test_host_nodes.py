@@ -9,6 +9,7 @@ from agent_facts import LOAD, facts
 from insitu.cluster.agents.records import HeadRecord
 from insitu.cluster.client import host_nodes
 from insitu.cluster.client.host_nodes import (
+    check_gpus,
     check_processors,
     check_reach,
     choose_host_threads,
@@ -124,3 +125,19 @@ def test_threads_are_those_of_the_fullest_host() -> None:
     assert choose_host_threads(placement, {A: 8, B: 3}) == 3
     assert choose_host_threads(placement, {A: 4, B: 3}) == 2
     assert choose_host_threads(replace(placement, tasks=tasks[:2]), {A: 1}) == 1
+
+
+def test_nodes_with_too_few_gpus_are_named(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = (
+        TaskSpec(TaskId("worker", 0), A, (0,)),
+        TaskSpec(TaskId("worker", 1), A, (1,)),
+        TaskSpec(TaskId("worker", 2), B, (2,)),
+        TaskSpec(TaskId("ps", 0), C),
+    )
+    placement = Placement(tasks, ShardMap("data", 1, ((0,), (1,), (2,))), (A, A, B))
+    let_be(monkeypatch, member("a"), member("b"), member("c"))
+    found = find_host_nodes(paths, "", None)
+    assert found is not None and found.gpus == {A: 1, B: 1, C: 1}
+    check_gpus(placement, 1, {A: 2, B: 1})
+    with pytest.raises(PlacementError, match=r"and a can give 1 to 2 task\(s\)\. Start fewer"):
+        check_gpus(placement, 1, found.gpus)

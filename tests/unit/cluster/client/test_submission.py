@@ -66,9 +66,17 @@ def test_what_was_not_asked_for_follows_from_the_rest(
         ({"engine": "ray"}, "--engine must be local or hosts. Received: ray"),
         ({"name": "a b"}, "A job's name"),
         ({"workers": 9}, "9"),
+        (
+            {"workers": 2, "gpus_per_worker": 1},
+            r"this machine, of whose 0 GPU\(s\) 0 are taken, can give 0 to 2 task",
+        ),
+        ({"gpus_per_worker": -1}, "--gpus-per-worker must be at least 0"),
     ],
 )
-def test_what_can_not_be_used_is_refused(insitu: Insitu, options: dict[str, object], message: str) -> None:
+def test_what_can_not_be_used_is_refused(
+    insitu: Insitu, options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "count_free_gpus", lambda: (0, 0))
     with pytest.raises(InputError, match=message):
         make(insitu, **options)
     assert not insitu.paths.jobs.exists() or nothing_is_left(insitu)

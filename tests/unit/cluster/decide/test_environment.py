@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from insitu.cluster.decide.environment import THREAD_SETTINGS, build_task_enviro
 from insitu.cluster.decide.job_state import (
     TaskState,
 )
-from insitu.context import read_context
+from insitu.context import GPUS_ENV, read_context
 from insitu.roster import Member, Roster
 from insitu.spec import JobSpec, NodeId, TaskId
 
@@ -92,3 +93,10 @@ def test_threads_are_the_jobs_and_the_users_other_choices_stay() -> None:
 def test_what_the_job_asks_of_devices_is_there_over_what_was_inherited() -> None:
     found = environment(1, INSITU_VIRTUAL_DEVICES="cpu:8")
     assert found["INSITU_VIRTUAL_DEVICES"] == "cpu:2"
+
+
+def test_tasks_that_train_are_given_gpus_and_the_others_none() -> None:
+    assert GPUS_ENV not in environment(1, INSITU_GPUS="7")
+    job = dataclasses.replace(JOB, gpus_per_worker=2)
+    found = [build_task_environment(job, ROSTER, task, "", Path("/home/i"), {})[GPUS_ENV] for task in TASKS]
+    assert found == ["2", "2", "2", "0", "0"]
