@@ -24,6 +24,7 @@ def train(hidden: list[int], marks: Path) -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*parts[:-1]))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x, y = torch.zeros(ROWS, 784), torch.zeros(ROWS, dtype=torch.int64)
+    marks.mkdir(exist_ok=True)
     with (marks / f"{dist.get_rank()}-{os.getpid()}").open("w") as told:
         while True:
             optimizer.zero_grad()

@@ -1,6 +1,7 @@
-"""A rank under torchrun: torchrun_rank.py HIDDEN MARKS."""
+"""A rank under torchrun: torchrun_rank.py HIDDEN MARKS. `{host}` in MARKS is the name of the rank's host."""
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -8,4 +9,4 @@ import torch.distributed as dist
 from steps import train
 
 dist.init_process_group("gloo")
-train(json.loads(sys.argv[1]), Path(sys.argv[2]))
+train(json.loads(sys.argv[1]), Path(sys.argv[2].replace("{host}", socket.gethostname())))

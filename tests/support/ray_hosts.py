@@ -33,8 +33,10 @@ def find_obstacle() -> str:
 class RayLab:
     """A Ray cluster on some hosts of a lab; its head is on the first one."""
 
-    def __init__(self, lab: HostsLab) -> None:
+    def __init__(self, lab: HostsLab, processors: int = 1) -> None:
         self.lab = lab
+        #: The processors that Ray counts on each host.
+        self.processors = processors
         self.hosts = lab.hosts
 
     @property
@@ -51,7 +53,7 @@ class RayLab:
         settings = {**_SETTINGS, **environment}
         words = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
         options = (
-            f"--node-ip-address {host.address} --num-cpus 1 --object-store-memory 80000000 "
+            f"--node-ip-address {host.address} --num-cpus {self.processors} --object-store-memory 80000000 "
             f"--disable-usage-stats"
         )
         done = self.run(

@@ -1,0 +1,261 @@
+"""From the loss of one of three hosts to the next step that all workers have completed.
+
+Hosts are namespaces of this machine (tests/support/hosts_lab.py), so root and iproute2 are needed. Each host
+runs one worker of three; the second one is lost, in two ways:
+  processes killed   all processes of the host end at once; its system closes their connections
+  link cut           nothing is said any more: packets to and from the host are lost, and nobody is told
+
+Contenders, in turn:
+  insitu          `insitu start --standby 1`, a cache with one backup: a loaded process of another host takes
+                  the place, the others go on
+  torchrun        torch.distributed.run --nnodes 2:3 --max-restarts, DistributedDataParallel over gloo: the
+                  agents of the others form a smaller group, and all workers start again
+  Ray Train v2    TorchTrainer with FailureConfig on a Ray cluster of the three hosts, two processors each
+
+The head of insitu runs beside the hosts; the rendezvous of torchrun and Ray's head are on the first host.
+A contender that needs longer than the patience is named with it. insitu runs Keras 3 on the backend of
+KERAS_BACKEND (JAX if unset), with one thread per worker.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+
+from insitu.cluster import Journal
+from insitu.paths import Paths
+from insitu.progress import read_progress
+
+SUPPORT = Path(__file__).resolve().parent.parent / "tests" / "support"
+sys.path.insert(0, str(SUPPORT))
+
+from agent_hosts import INSITU, insitu  # noqa: E402
+from hosts_lab import Host, HostsLab, find_obstacle  # noqa: E402
+from ray_hosts import RayLab  # noqa: E402
+
+PEERS = Path(__file__).resolve().parent / "recovery_peers"
+PATIENCE = 90.0
+"""Seconds for each wait."""
+STEPS_BEFORE = 20
+LOST = 1
+"""Index of the host that is lost."""
+
+SCRIPT = """
+import insitu, keras
+
+strategy = insitu.MultiWorkerMirroredStrategy()
+train = insitu.dataset("loss/rows").shuffle().batch(96)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(train, epochs=100000, verbose=0)
+"""
+
+
+def wait_for(what: str, condition: Callable[[], Any], pause: float = 0.02) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if answer := condition():
+            return answer
+        time.sleep(pause)
+    raise common.Unavailable(f"waited {PATIENCE:g} s for {what}")
+
+
+def kill_processes(host: Host) -> None:
+    for pid in host.processes():
+        with suppress(ProcessLookupError):
+            os.kill(pid, 9)
+
+
+WAYS: dict[str, Callable[[Host], None]] = {"link cut": Host.cut, "processes killed": kill_processes}
+
+
+class Bench:
+    """Three hosts, and what runs on them."""
+
+    def __init__(self, lab: HostsLab) -> None:
+        self.lab = lab
+        self.root = lab.folder
+        self.code = self.root / "code"
+        self.code.mkdir()
+        (self.code / "train.py").write_text(SCRIPT)
+        rows = np.random.default_rng(0).random((3072, 784), dtype=np.float32)
+        np.savez(self.root / "rows.npz", x=rows, label=np.arange(3072) % 10)
+        self.turn = 0
+
+    def lose(self, way: str) -> float:
+        """Lose the host. Returns when, in seconds since 1970."""
+        at = time.time()
+        WAYS[way](self.lab.hosts[LOST])
+        return at
+
+    def insitu(self, way: str) -> float:
+        self.lab.clear()
+        self.turn += 1
+        head = self.root / f"head-{self.turn}"
+        hosts = self.root / "hosts.txt"
+        hosts.write_text("".join(f"{host.address}\n" for host in self.lab.hosts))
+        try:
+            insitu(head, "up", "--hosts", str(hosts), "--launcher", self.lab.launcher, "--insitu", INSITU)
+            insitu(head, "import", "loss/rows", str(self.root / "rows.npz"), "--backups", "1")
+            options = ("--detach", "--workers", "3", "--threads", "1", "--standby", "1")
+            environment = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "jax")}
+            started = insitu(head, "start", *options, "loss/rows", str(self.code), "train.py", **environment)
+            return self._lose_worker(head, started.stderr.split()[0], way)
+        finally:
+            for host in self.lab.hosts:
+                host.heal()
+            insitu(head, "down", "--force", code=None)
+
+    def _lose_worker(self, head: Path, job_id: str, way: str) -> float:
+        job = Paths(head).job(job_id)
+        try:
+            wait_for("the first steps", lambda: self._count_steps(head, job_id) >= STEPS_BEFORE, 0.1)
+            for host in self.lab.hosts:
+                wait_for("the standbys", partial(self._stands_by, host), 0.2)
+            at = self.lose(way)
+            done = wait_for(
+                "the recovery",
+                lambda: [r for r in Journal(job.journal).state().recoveries if r.ended is not None],
+            )
+            return float(done[-1].ended - at)
+        finally:
+            insitu(head, "stop", job_id, code=None)
+
+    @staticmethod
+    def _count_steps(head: Path, job_id: str) -> int:
+        job = Paths(head).job(job_id)
+        records = [read_progress(job.progress(task.task)) for task in Journal(job.journal).state().members]
+        return min((r.epoch * 32 + r.step if r and r.elastic else -1 for r in records), default=-1)
+
+    @staticmethod
+    def _stands_by(host: Host) -> bool:
+        """Whether a standby of the host has done its loading: it uses no more time."""
+
+        def used(pid: int) -> int:
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return int(words[11]) + int(words[12])
+
+        for pid, command in host.processes().items():
+            if "--standby" in command:
+                before = used(pid)
+                time.sleep(0.5)
+                return before > 50 and used(pid) - before < 2
+        return False
+
+    # Peers
+
+    def torchrun(self, way: str) -> float:
+        if find_spec("torch") is None:
+            raise common.Unavailable("PyTorch is not installed: pip install -r benchmarks/requirements.txt")
+        first = self.lab.hosts[0].address
+        options = "--nnodes 2:3 --nproc-per-node 1 --max-restarts 3 --monitor-interval 0.1 --rdzv-id loss"
+        options += f" --rdzv-backend c10d --rdzv-endpoint {first}:29400"
+        run = f"{sys.executable} -m torch.distributed.run {options}"
+        launch = [
+            (host, f"{run} --local-addr {host.address} {PEERS / 'torchrun_rank.py'}")
+            for host in self.lab.hosts
+        ]
+        return self._measure_peer(way, launch, members=2)
+
+    def ray_train(self, way: str) -> float:
+        if find_spec("ray") is None:
+            raise common.Unavailable("Ray is not installed: pip install -r benchmarks/requirements.txt")
+        self.lab.clear()
+        ray = RayLab(self.lab, processors=2)
+        for host in self.lab.hosts:
+            ray.start(host)
+        program = f"env RAY_ADDRESS={ray.address} WORKERS=3 {sys.executable} {PEERS / 'ray_train.py'}"
+        return self._measure_peer(way, [(self.lab.hosts[0], program)], members=3, clear=False)
+
+    def _measure_peer(
+        self, way: str, launch: list[tuple[Host, str]], *, members: int, clear: bool = True
+    ) -> float:
+        if clear:
+            self.lab.clear()
+        marks = Path(tempfile.mkdtemp(dir=self.root))
+        with self._running([(h, f"{c} '[]' {shlex.quote(str(marks))}/{{host}}") for h, c in launch]):
+            before = wait_for("the peer's first steps", lambda: self._all_at(marks, STEPS_BEFORE, 3))
+            at = self.lose(way)
+            after = wait_for("the peer's recovery", lambda: self._all_at(marks, 1, members, set(before)))
+            return max(float(path.read_text().split()[0]) for path in after) - at
+
+    @contextmanager
+    def _running(self, launch: list[tuple[Host, str]]) -> Iterator[None]:
+        log = self.root / "peer.log"
+        with log.open("ab") as output:
+            started = [
+                subprocess.Popen(
+                    [*self.lab.launcher.replace("{host}", host.address).split(), command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+                for host, command in launch
+            ]
+            try:
+                yield
+            finally:
+                self.lab.clear()
+                for process in started:
+                    process.kill()
+                    process.wait()
+
+    @staticmethod
+    def _all_at(marks: Path, steps: int, members: int, besides: set[Path] | None = None) -> list[Path]:
+        """Return a file of marks of each rank, once all have done `steps` steps in other processes than
+        `besides`."""
+        found = {}
+        for path in marks.glob("*/*"):
+            if path not in (besides or ()) and len(path.read_text().splitlines()) >= steps:
+                found[path.name.split("-")[0]] = path
+        return list(found.values()) if len(found) >= members else []
+
+
+def main() -> None:
+    made = common.parser(__doc__ or "")
+    made.add_argument("--only", default="", help="contenders, separated by commas")
+    options = made.parse_args()
+    if obstacle := find_obstacle():
+        sys.exit(f"Several hosts can't be made here: {obstacle}")
+    rounds = options.rounds or (1 if options.quick else 3)
+    machine = common.machine()
+    tables, saved = [], {}
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        HostsLab(Path(folder), 3) as lab,
+    ):
+        bench = Bench(lab)
+        for way in WAYS:
+            contenders: dict[str, Callable[[], float]] = {
+                "insitu": partial(bench.insitu, way),
+                "torchrun": partial(bench.torchrun, way),
+                "Ray Train v2": partial(bench.ray_train, way),
+            }
+            wanted = options.only.split(",") if options.only else list(contenders)
+            results = common.alternate(
+                {name: contenders[name] for name in wanted}, "s to the next step of all", rounds
+            )
+            shown = common.results_table(results, wanted[0], more_is_better=False, form="{:.2f}".format)
+            tables.append(f"\n{way}\n\n{shown}")
+            saved[way] = common.results_json(results)
+    print(common.machine_line(machine))
+    print("\n".join(tables))
+    common.save_json(options.json, "host_loss", machine, ways=saved)
+
+
+if __name__ == "__main__":
+    main()
