@@ -25,6 +25,7 @@ from hosts_lab import Host, HostsLab, find_obstacle
 from insitu.cluster.agents import records
 from insitu.cluster.agents.host_server import LEASE_SECONDS
 from insitu.cluster.agents.hosts import read_nodes
+from insitu.cluster.decide import VANISHED_SECONDS
 from insitu.cluster.job_files import read_controller
 from insitu.grid import Catalog, bring_up, import_cache
 from insitu.grid.transfer import ServerAddress, fetch_partition
@@ -343,9 +344,29 @@ def test_a_host_that_vanishes_costs_its_tasks_alone(
     found, weights = jobs.finish(job)
     assert weights == undisturbed and found["attempt"] == 1
     assert [t["attempt"] for t in found["task_list"]] == [1 + (n + 1 == number) for n in range(3)]
-    assert f"host{number} said nothing for 10 s: its tasks count as killed" in jobs.output(job)
+    assert f"host{number} acknowledged nothing for 1.5 s, and no other host reaches it" in jobs.output(job)
     assert found["task_list"][number - 1]["node"] != f"host{number}"
     assert_no_job_left([host for host in cluster.lab.hosts if host.number != number])
+
+
+def test_a_link_that_is_away_for_a_moment_costs_no_task(
+    cluster: Cluster, tmp_path: Path, undisturbed: set[str]
+) -> None:
+    """Nor one to the supervisor alone: the others still reach the host, so it lives."""
+    jobs, job = start_three(cluster, tmp_path)
+    second = cluster.lab.hosts[1]
+    second.cut()
+    time.sleep(0.3)
+    second.heal()
+    second.wait_for_link()
+    route = ("ip", "-n", second.namespace, "route")
+    subprocess.run([*route, "add", "blackhole", f"{cluster.lab.gateway}/32"], check=True)
+    time.sleep(3 * VANISHED_SECONDS)
+    subprocess.run([*route, "del", "blackhole", f"{cluster.lab.gateway}/32"], check=True)
+    jobs.let_go()
+    found, weights = jobs.finish(job)
+    assert weights == undisturbed and [t["attempt"] for t in found["task_list"]] == [1, 1, 1]
+    assert "count as killed" not in jobs.output(job)
 
 
 def test_a_host_that_is_cut_off_ends_its_tasks_while_others_go_on(

@@ -10,19 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from insitu.cluster.agents.folder_copies import FolderCopy, Mark
-from insitu.cluster.decide import Failure
+from insitu.cluster.decide import SILENT_SECONDS, Failure, HostSigns
 from insitu.cluster.engines import Channel, Command, Message, NodeState, ProcessState, RemoteEngine
 from insitu.cluster.task import make_writable
 from insitu.errors import ClusterError, InputError
+from insitu.exchange import measure_silence
 from insitu.paths import JobPaths
 from insitu.progress import Progress
 from insitu.spec import NodeId, TaskId, TaskSpec
 
 logger = logging.getLogger("insitu")
-BEAT_SECONDS = 1.0
-SILENT_SECONDS = 10.0
-"""Seconds without a word of a host's server, which speaks each second, after which its tasks count as
-lost."""
+BEAT_SECONDS = 0.25
+"""Seconds between two beats, which a host's kernel acknowledges; see `cluster/decide/host_loss.py`."""
 _MAX_UNSENT_BYTES = 1 << 22
 _MAX_NUMBER = 1 << 62
 _MAX_SECONDS = 1e15
@@ -38,19 +37,30 @@ class HostLink(RemoteEngine):
     reply_timeout = SILENT_SECONDS
 
     def __init__(
-        self, node: NodeId, channel: Channel, job: JobPaths, wake: int | None, *, shares_folder: bool
+        self,
+        node: NodeId,
+        channel: Channel,
+        job: JobPaths,
+        wake: int | None,
+        *,
+        shares_folder: bool,
+        door: str = "",
     ) -> None:
         super().__init__(channel, wake)
         #: The host's node.
         self.node = node
         #: True where the host sees the job's folder itself: nothing is copied then.
         self.shares_folder = shares_folder
+        #: Where other hosts try to reach it; see `HostWitness`.
+        self.door = door
+        #: Other hosts that this one has been asked about and has reached.
+        self.seen: list[NodeId] = []
         #: True once its loss has been logged.
         self.is_noted = False
         #: When the server has said something last, on the monotonic clock.
         self.heard = time.monotonic()
-        #: True once it was given up because it said nothing.
-        self.is_silent = False
+        #: Why it was given up, as a sentence without its subject; "" where it has ended the connection.
+        self.given_up = ""
         #: The last records of the tasks launched there, their times on this host's clock.
         self.progress: dict[TaskId, Progress] = {}
         #: The processes of tasks, as last reported.
@@ -141,13 +151,25 @@ class HostLink(RemoteEngine):
         """End the connection: the server ends its tasks, and itself."""
         self._lose_server()
 
+    def read_signs(self) -> HostSigns:
+        """Return the signs by which it is decided whether the host is lost."""
+        if time.monotonic() - self.heard > SILENT_SECONDS:
+            self._receive(0.0)  # what has come while nobody looked
+        if self.is_lost:
+            return HostSigns(0.0, 0.0)
+        kernel = measure_silence(self._channel.connection)
+        return HostSigns(kernel.seconds, time.monotonic() - self.heard, kernel.round_trip)
+
+    def give_up(self, why: str) -> None:
+        """Count the host as lost, and its tasks as killed."""
+        if not self.is_lost:
+            self.given_up = why
+            self._lose_server()
+
     def check_silence(self) -> None:
         """Give the server up if it has said nothing for too long."""
-        if not self.is_lost and time.monotonic() - self.heard > SILENT_SECONDS:
-            self._receive(0.0)  # what has come while nobody looked
-            if time.monotonic() - self.heard > SILENT_SECONDS:
-                self.is_silent = True
-                self._lose_server()
+        if not self.is_lost and self.read_signs().silent > SILENT_SECONDS:
+            self.give_up(f"said nothing for {SILENT_SECONDS:g} s")
 
     def _describe_loss(self) -> str:
         return f"{self.node} can't be reached, so its tasks count as killed"
@@ -181,6 +203,8 @@ class HostLink(RemoteEngine):
             self._take_file(message)
         elif "wanted" in message:
             self.wanted.append(_text(message["wanted"]))
+        elif "seen" in message:
+            self.seen.append(NodeId(_text(message["seen"])))
         elif "removed" in message:
             for path in message["removed"]:
                 self._copy.remove(path)

@@ -28,6 +28,7 @@ from insitu.access import make_sticky_folder
 from insitu.cluster.agents.connection import dial
 from insitu.cluster.agents.folder_copies import FolderCopy, Mark, list_changes, read_parts, scan_folder
 from insitu.cluster.agents.host_environment import adapt_environment
+from insitu.cluster.agents.host_witness import HostWitness
 from insitu.cluster.agents.job_code_copy import JobFilesCopy
 from insitu.cluster.agents.port_probe import PortProbe
 from insitu.cluster.agents.records import open_holder, read_holder, take_process_lock
@@ -80,8 +81,10 @@ class HostServer(EngineServer):
         engine: LocalEngine,
         channel: Channel,
         wakeup: Wakeup,
+        witness: HostWitness,
     ) -> None:
         super().__init__(engine, channel, wakeup)
+        self._witness = witness
         self._paths = paths
         self._node = node
         self._job = job
@@ -169,6 +172,8 @@ class HostServer(EngineServer):
             if self._unpublished is not None:
                 self._publish(self._unpublished)
             self._tell_wanted_caches()
+            for node in self._witness.take_seen():
+                self._channel.send({"seen": node})
             found = self._engine.read_progress(list(self._tasks))
             changed = {t: record for t, record in found.items() if record != self._tasks[t]}
             self._tasks |= changed
@@ -254,6 +259,8 @@ class HostServer(EngineServer):
                 self._known.pop(str(message["path"]), None)
             case "begin":
                 self._channel.send(self._begin(message))
+            case "look":
+                self._witness.look(str(message["node"]), str(message["address"]))
             case "listen" | "reach":
                 self._channel.send(self._probe_ports(message))
             case "roster":
@@ -413,19 +420,22 @@ def run(paths: Paths, node: NodeId, job_id: str, address: str, host: str, token:
     wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM)
     lock = take_engine_lock(paths, node, job)
     try:
+        witness = HostWitness(host)
         info: dict[str, Any] = {
             "role": "engine",
             "node": node,
             "job": job_id,
             "shares_folder": is_whole_job(paths, job),
+            "door": witness.address,
         }
         connection = dial(address, token, info, "supervisor")
         for folder in (job.code, job.checkpoints, job.ledger):
             folder.mkdir(exist_ok=True)
         engine = LocalEngine(job, wakeup.fileno(), reap_orphans=True, host=host)
         try:
-            HostServer(paths, node, host, job, engine, connection.channel, wakeup).serve()
+            HostServer(paths, node, host, job, engine, connection.channel, wakeup, witness).serve()
         finally:
+            witness.close()
             end_all_children()
             remove_copy(paths, node, job)
             # The other end learns by this that nothing is left.

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 
 from insitu.cluster.agents.connection import Acceptor, ask_head, open_listener
 from insitu.cluster.agents.folder_copies import list_changes, read_parts, scan_folder
-from insitu.cluster.agents.host_link import BEAT_SECONDS, SILENT_SECONDS, HostLink
+from insitu.cluster.agents.host_link import BEAT_SECONDS, HostLink
 from insitu.cluster.agents.job_code_copy import read_job_files
 from insitu.cluster.agents.job_supplies import JobSupplies
+from insitu.cluster.agents.messages import parse_members
 from insitu.cluster.agents.records import read_head, read_token
-from insitu.cluster.decide import Failure
+from insitu.cluster.decide import SILENT_SECONDS, VANISHED_SECONDS, Failure, HostWatch
 from insitu.cluster.engines import (
     Channel,
     Command,
@@ -34,7 +35,7 @@ from insitu.cluster.engines import (
 )
 from insitu.cluster.job_files import MergedLog, read_placement
 from insitu.errors import ClusterError, InsituError
-from insitu.exchange import PeerInfo, parse_address
+from insitu.exchange import PeerInfo, connect_within, parse_address, read_host_timeout
 from insitu.paths import JobPaths, Paths
 from insitu.ports import format_address
 from insitu.progress import Progress, ProgressWriter
@@ -45,6 +46,9 @@ logger = logging.getLogger("insitu")
 _START_SECONDS = 40.0
 """Seconds in which a host's server starts and dials."""
 _ASK_SECONDS = 10.0
+_CONNECT_SECONDS = 1.0
+_SUSPECTING_SECONDS = 0.05
+"""Seconds between two looks at hosts, while one may be lost."""
 _CLOSE_SECONDS = 60.0
 _LAUNCH_SECONDS = 30.0
 """Seconds in which partitions come that a task which is started again reads on another node."""
@@ -56,7 +60,7 @@ class HostsEngine(TaskFiles):
     """Runs the tasks of one job on the hosts of a cluster.
 
     What tasks report is kept in the job's folder here, too, where commands look for it. The tasks of a host
-    that says nothing for `SILENT_SECONDS` count as killed. A server there that lives on ends them as soon as
+    that `HostWatch` finds to be lost count as killed. A server there that lives on ends them as soon as
     it hears of this, or by its lease.
     """
 
@@ -76,7 +80,10 @@ class HostsEngine(TaskFiles):
         """What servers that were replaced have said last."""
         self._roster: Roster | None = None
         self._standby: tuple[int, Command] | None = None
+        self._is_ahead_due = False
+        """Whether replacements may lack what they would read. False while one is launched: it goes first."""
         self._beat_at = 0.0
+        self._watch = HostWatch(read_host_timeout(VANISHED_SECONDS))
         record = read_head(self._paths)
         if record is None or not record.address:
             raise ClusterError(
@@ -111,7 +118,7 @@ class HostsEngine(TaskFiles):
                 node = NodeId(str(info.get("node")))
                 if node in waiting:
                     waiting.discard(node)
-                    if why := self._begin(node, channel, shares_folder=info.get("shares_folder") is True):
+                    if why := self._begin(node, channel, info):
                         failed[node] = why
                 else:
                     channel.close()
@@ -174,10 +181,11 @@ class HostsEngine(TaskFiles):
                 channel.close()
         return found
 
-    def _begin(self, node: NodeId, channel: Channel, *, shares_folder: bool) -> str:
+    def _begin(self, node: NodeId, channel: Channel, info: PeerInfo) -> str:
         """Give a new server what its tasks read. Returns why that failed, else ""."""
         _, cache = read_placement(self._job)
-        link = HostLink(node, channel, self._job, self._wake, shares_folder=shares_folder)
+        shares_folder, door = info.get("shares_folder") is True, str(info.get("door", ""))
+        link = HostLink(node, channel, self._job, self._wake, shares_folder=shares_folder, door=door)
         try:
             if not shares_folder:
                 link.send_all(read_job_files(self._job))
@@ -239,6 +247,7 @@ class HostsEngine(TaskFiles):
 
     def keep_standby(self, count: int, command: Command) -> None:
         self._standby = count, command
+        self._is_ahead_due = count > 0
         for link in self._live_links():
             link.keep_standby(count, command)
 
@@ -249,7 +258,8 @@ class HostsEngine(TaskFiles):
 
     def wait(self, timeout: float | None) -> list[Output | Ended]:
         self._beat()
-        patience = BEAT_SECONDS if timeout is None else min(timeout, BEAT_SECONDS)
+        patience = _SUSPECTING_SECONDS if self._watch.is_suspecting else BEAT_SECONDS
+        patience = patience if timeout is None else min(timeout, patience)
         news = bool(self._happened) or any(link.has_news for link in self._links.values())
         self._poll(0.0 if news else patience, (self._wake,))
         for _, channel in self._accept():
@@ -257,7 +267,8 @@ class HostsEngine(TaskFiles):
         happened, self._happened = self._happened, []
         for link in list(self._links.values()):
             happened += link.wait(0.0)
-            link.check_silence()
+        self._judge_hosts()
+        for link in list(self._links.values()):
             happened += link.wait(0.0)
             if link.is_lost and not link.is_noted:
                 link.is_noted = True
@@ -267,6 +278,7 @@ class HostsEngine(TaskFiles):
             for link in self._live_links():
                 link.tell(answer)
         self._copy_progress()
+        self._bring_ahead()
         # Those that a signal ended come first: those after them may only have lost a peer.
         ends = [event for event in happened if isinstance(event, Ended)]
         ends.sort(key=lambda ended: ended.code >= 0)
@@ -284,6 +296,11 @@ class HostsEngine(TaskFiles):
 
         self._supplies.require(_find_readers((t.node, t.shards) for t in tasks), seconds, pause)
 
+    def _bring_ahead(self) -> None:
+        """A process that stands by needs the rows, too, of the host whose tasks it takes over."""
+        if self._is_ahead_due:
+            self._is_ahead_due = not self._supplies.bring_ahead(self._list_readers(self._roster), self._lost)
+
     def _list_readers(self, roster: Roster | None) -> dict[NodeId, set[int]]:
         """Return the shards that the tasks of a roster read on each node that can be reached."""
         members = roster.members if roster is not None else ()
@@ -298,20 +315,40 @@ class HostsEngine(TaskFiles):
         link.wanted.clear()
 
     def _note_loss(self, link: HostLink) -> None:
-        why = f"said nothing for {SILENT_SECONDS:g} s" if link.is_silent else "has ended the connection"
+        why = link.given_up or "has ended the connection"
         self._log.log(f"{link.node} {why}: its tasks count as killed")
-        if link.is_silent or not self._is_alive(link.node):
+        if link.given_up or not self._is_alive(link.node):
             self._lost.add(link.node)
+            self._supplies.avoid(self._lost)
+        self._is_ahead_due = False
+
+    def _judge_hosts(self) -> None:
+        """Give up the hosts that are lost, and have the others look for those that may be."""
+        live = {link.node: link for link in self._live_links()}
+        for link in live.values():
+            for node in link.seen:
+                self._watch.note_seen(node)
+            link.seen.clear()
+        verdict = self._watch.observe({n: link.read_signs() for n, link in live.items()}, time.monotonic())
+        for node, why in verdict.lost.items():
+            live[node].give_up(why)
+        for node in verdict.suspected:
+            for link in self._live_links():
+                if link.node != node and live[node].door:
+                    link.tell({"do": "look", "node": node, "address": live[node].door})
 
     def _is_alive(self, node: NodeId) -> bool:
-        """Return whether the head still sees a node's agent."""
+        """Return whether a node's agent still listens, which may be known before its head knows."""
         record = read_head(self._paths)
-        with contextlib.suppress(InsituError):
+        with contextlib.suppress(InsituError, OSError):
             if record is not None:
                 message = {"do": "nodes"}
                 answer = ask_head(record.address, read_token(self._paths), message, _ASK_SECONDS)
-                states = {m["facts"]["node"]: m["state"] for m in answer.get("members", ())}
-                return states.get(node) in ("alive", "silent")
+                found = parse_members(answer.get("members")).get(node)
+                if found is not None and found.state in ("alive", "silent"):
+                    facts = found.facts
+                    connect_within(facts.address, facts.port, _CONNECT_SECONDS).close()
+                    return True
         return False
 
     def _beat(self) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from insitu.cluster.agents.job_code_copy import encode_shards
 from insitu.cluster.agents.partition_supply import PartitionSupply, Readers
+from insitu.cluster.decide import find_shard_holders, find_successors
 from insitu.cluster.engines import Message
-from insitu.cluster.job_files import MergedLog, read_spec
+from insitu.cluster.job_files import MergedLog, read_placement, read_spec
 from insitu.errors import ClusterError, InsituError
 from insitu.grid import Catalog, agree_on_shards, read_shard_map
 from insitu.paths import JobPaths, Paths
 from insitu.spec import NO_CACHE, NodeId
 
 _LOOK_SECONDS = 0.1
+_MAX_BYTES_AHEAD = 1 << 30
+"""Bytes of a cache that are brought ahead of a loss, at most."""
 
 
 class JobSupplies:
@@ -56,6 +60,27 @@ class JobSupplies:
         for text in supply.news:
             self._log.log(text)
         supply.news.clear()
+        return done
+
+    def avoid(self, lost: Collection[NodeId]) -> None:
+        """Fetch copies of these nodes, which can't be reached, last."""
+        for supply in self._supplies.values():
+            supply.lost = frozenset(lost)
+
+    def bring_ahead(self, readers: Readers, lost: Collection[NodeId]) -> bool:
+        """Go on bringing what replacements would read if any one host of `readers` were lost, to where they
+        would run; return True once there is nothing more to do. Doesn't wait for anything.
+
+        What is more than `_MAX_BYTES_AHEAD`, or can't be brought, is left until it is needed.
+        """
+        done = True
+        placement, cache = read_placement(self._job)
+        holders = find_shard_holders(placement.shard_map, placement.home_nodes, cache)
+        successors = find_successors(readers.items(), holders, lost)
+        for supply in self._supplies.values():
+            if 0 < supply.count_missing_bytes(successors) <= _MAX_BYTES_AHEAD:
+                with contextlib.suppress(ClusterError):
+                    done = self._advance(supply, successors) and done
         return done
 
     def note_wanted(self, cache: str, whole_on: NodeId | None) -> None:

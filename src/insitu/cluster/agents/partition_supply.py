@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -36,6 +37,16 @@ def find_missing(cache: CacheSpec, shard_map: ShardMap, readers: Readers) -> dic
     return {node: indices for node, indices in missing.items() if indices}
 
 
+def prefer_reachable(cache: CacheSpec, lost: Collection[NodeId]) -> CacheSpec:
+    """Return the cache with owners that can't be reached last: a fetch begins with the first one."""
+    if not lost:
+        return cache
+    partitions = tuple(
+        replace(p, owners=tuple(sorted(p.owners, key=lambda owner: owner in lost))) for p in cache.partitions
+    )
+    return replace(cache, partitions=partitions)
+
+
 class PartitionSupply:
     """Brings the partitions of one cache of one job."""
 
@@ -45,12 +56,23 @@ class PartitionSupply:
         self.shard_map = shard_map
         #: What was fetched, for the job's output; its reader empties it.
         self.news: list[str] = []
+        #: Nodes that can't be reached: copies on others are fetched first. Its owner writes it.
+        self.lost: Collection[NodeId] = ()
         self._home = home
         self._cache = cache
         self._command = command
         self._brought: dict[NodeId, set[int]] = {}
         #: What is under way: the process, what it says, and what it brings.
         self._fetching: tuple[subprocess.Popen[bytes], IO[bytes], dict[NodeId, set[int]]] | None = None
+
+    def count_missing_bytes(self, readers: Readers) -> int:
+        """Return the bytes of what `readers` lack."""
+        missing = find_missing(self._cache, self.shard_map, readers)
+        return sum(
+            self._cache.partitions[index].bytes
+            for node, indices in missing.items()
+            for index in indices - self._brought.get(node, set())
+        )
 
     def advance(self, readers: Readers) -> bool:
         """Go on bringing what `readers` lack; return True once all is there. Doesn't wait.
@@ -74,7 +96,8 @@ class PartitionSupply:
 
     def _begin(self, missing: dict[NodeId, set[int]]) -> None:
         wanted = {node: sorted(indices) for node, indices in missing.items()}
-        message = json.dumps({"cache": self._cache.to_json(), "wanted": wanted})
+        cache = prefer_reachable(self._cache, self.lost)
+        message = json.dumps({"cache": cache.to_json(), "wanted": wanted})
         said = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             with open_input(message) as source:

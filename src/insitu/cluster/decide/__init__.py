@@ -47,6 +47,12 @@ if TYPE_CHECKING:
         find_lives,
         find_resumes,
     )
+    from insitu.cluster.decide.host_loss import (
+        SILENT_SECONDS,
+        VANISHED_SECONDS,
+        HostSigns,
+        HostWatch,
+    )
     from insitu.cluster.decide.job import (
         advance,
         new_job,
@@ -68,6 +74,7 @@ if TYPE_CHECKING:
     from insitu.cluster.decide.layout import (
         assign_contiguous_shards,
         find_shard_holders,
+        find_successors,
     )
     from insitu.cluster.decide.losses import (
         Loss,
@@ -133,6 +140,12 @@ __getattr__, __dir__ = lazy_door(
             "TaskExitedEvent",
             "TickEvent",
         ),
+        "host_loss": (
+            "SILENT_SECONDS",
+            "VANISHED_SECONDS",
+            "HostSigns",
+            "HostWatch",
+        ),
         "job": (
             "advance",
             "new_job",
@@ -162,6 +175,7 @@ __getattr__, __dir__ = lazy_door(
         "layout": (
             "assign_contiguous_shards",
             "find_shard_holders",
+            "find_successors",
         ),
         "holders": ("holders",),
         "membership": (
@@ -201,6 +215,8 @@ __all__ = [
     "ENDED",
     "EVALUATOR_GRACE",
     "PRODUCTIVE",
+    "SILENT_SECONDS",
+    "VANISHED_SECONDS",
     "Action",
     "AgentFacts",
     "AgentLoad",
@@ -209,6 +225,8 @@ __all__ = [
     "Event",
     "Failure",
     "Finish",
+    "HostSigns",
+    "HostWatch",
     "JobState",
     "Launch",
     "LaunchFailedEvent",
@@ -257,6 +275,7 @@ __all__ = [
     "find_resumes",
     "find_shard_holders",
     "find_stragglers",
+    "find_successors",
     "find_waiting_for_ended",
     "has_recovered",
     "holders",

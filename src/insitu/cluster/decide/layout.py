@@ -7,7 +7,7 @@ from the node it runs on and moves few shards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from insitu.spec import CacheSpec, NodeId, ShardMap, TaskId
 
@@ -42,6 +42,20 @@ def choose_node(shards: Sequence[int], holders: ShardHolders, lost: Collection[N
     others = Counter(node for s in shards for node in holders[s] if node not in lost)
     best = primaries.most_common(1) or others.most_common(1)
     return best[0][0] if best else None
+
+
+def find_successors(
+    running: Iterable[tuple[NodeId, Collection[int]]], holders: ShardHolders, lost: Collection[NodeId] = ()
+) -> dict[NodeId, set[int]]:
+    """Return the shards that each node would get if any one of the others were lost.
+
+    `running`: the node and the shards of each task. `lost` nodes get nothing.
+    """
+    found: dict[NodeId, set[int]] = {}
+    for node, shards in running:
+        if shards and (successor := choose_node(sorted(shards), holders, {*lost, node})) is not None:
+            found.setdefault(successor, set()).update(shards)
+    return found
 
 
 def reassign(

@@ -31,6 +31,11 @@ class Channel:
         self._outgoing = b""
         self._broken = False
 
+    @property
+    def connection(self) -> socket.socket:
+        """The socket, to ask the system about."""
+        return self._socket
+
     def fileno(self) -> int:
         return self._socket.fileno()
 

@@ -89,7 +89,7 @@ def test_a_host_that_says_nothing_is_given_up_and_its_tasks_count_as_killed(
     assert not link.is_lost
     monkeypatch.setattr(host_link, "SILENT_SECONDS", -1.0)
     link.check_silence()
-    assert link.is_lost and link.is_silent
+    assert link.is_lost and link.given_up
     assert link.wait(0.0) == [Ended(W0, -9)]
     with pytest.raises(ClusterError, match="a can't be reached"):
         link.launch(SPEC, Command(("python",), {}))

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.agents.partition_supply import PartitionSupply, Readers, find_missing
+from insitu.cluster.agents.partition_supply import (
+    PartitionSupply,
+    Readers,
+    find_missing,
+    prefer_reachable,
+)
 from insitu.errors import ClusterError
 from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo, ShardMap
 
@@ -71,4 +76,18 @@ def test_a_failure_is_told_and_tried_again(kind: str, why: str, tmp_path: Path) 
         with pytest.raises(ClusterError, match=f"can't be fetched to a: .*{why}"):
             bring(supply, {A: [0]})
     assert len((tmp_path / kind / "asked").read_text().splitlines()) >= 2
+    supply.close()
+
+
+def test_copies_on_hosts_that_cannot_be_reached_come_last() -> None:
+    assert prefer_reachable(CACHE, ()) is CACHE
+    found = prefer_reachable(CACHE, {B})
+    assert [p.owners for p in found.partitions] == [(A,), (A, B), (B,), (C,)]
+
+
+def test_what_is_missing_is_counted_until_it_has_come(tmp_path: Path) -> None:
+    supply = make(tmp_path)
+    assert supply.count_missing_bytes({A: [0], B: [1]}) == 100
+    bring(supply, {A: [0]})
+    assert supply.count_missing_bytes({A: [0], B: [1]}) == 0
     supply.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.cluster.decide.layout import assign_contiguous_shards, choose_node, reassign
+from insitu.cluster.decide.layout import assign_contiguous_shards, choose_node, find_successors, reassign
 from insitu.spec import NodeId, TaskId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -49,3 +49,13 @@ def test_shards_are_run_where_they_are_at_home_or_have_a_backup() -> None:
     assert choose_node((0, 2), holders, lost=(A,)) == B
     assert choose_node((2,), holders, lost=(B,)) == C
     assert choose_node((1,), holders, lost=(A,)) is None
+
+
+def test_each_node_would_get_what_the_loss_of_another_leaves() -> None:
+    holders = ((A, B), (B, C), (C, B))
+    running = ((A, {0}), (B, {1}), (C, {2}), (C, ()))
+    assert find_successors(running, holders) == {B: {0, 2}, C: {1}}
+    assert find_successors(running, holders, lost=[B]) == {C: {1}}
+    for node, shards in running[:3]:
+        choice = choose_node(sorted(shards), holders, [node])
+        assert choice is not None and shards <= find_successors(running, holders)[choice]
