@@ -25,6 +25,8 @@ PS_BACKUPS_ENV = "INSITU_PS_BACKUPS"
 STALL_TIMEOUT_ENV = "INSITU_STALL_TIMEOUT"
 MEMORY_CHECKPOINT_ENV = "INSITU_MEMORY_CHECKPOINT"
 TF_CONFIG_ENV = "TF_CONFIG"
+ALLOW_MIXED_ENV = "INSITU_ALLOW_MIXED_PROCESSORS"
+"""1: the hosts of a job may round differently."""
 GPUS_ENV = "INSITU_GPUS"
 """How many GPUs a task is given, in jobs that count them."""
 

@@ -33,6 +33,7 @@
     └── TrainingError           a strategy, a model or a backend can't go on
         ├── CheckpointError
         ├── CollectiveMismatch  tasks don't make the same calls
+        ├── MixedProcessors     hosts whose backends round differently
         └── Diverged
 
 Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path
@@ -235,6 +236,12 @@ class CheckpointError(TrainingError):
 
 class CollectiveMismatch(TrainingError):
     """A call that all tasks must make was made by some of them only."""
+
+    is_final = True
+
+
+class MixedProcessors(TrainingError):
+    """The backends of two hosts give other bits for the same sums, so replicas wouldn't stay equal."""
 
     is_final = True
 

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from insitu.cluster.agents import HOSTS_ENGINE, find_separated, read_head, read_nodes
-from insitu.cluster.decide import AgentFacts
 from insitu.errors import ClusterError, PlacementError
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, Placement, Topology
@@ -19,8 +18,6 @@ class HostNodes:
 
     #: Cores of each, in the order of their names.
     cores: Mapping[NodeId, int]
-    #: What computes on each: its processor, and models of its GPUs.
-    processors: Mapping[NodeId, str]
     #: GPUs of each.
     gpus: Mapping[NodeId, int]
     #: States of the other nodes that the cluster has had.
@@ -66,8 +63,7 @@ def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostN
     if cache is not None:
         _check_owners(cache, alive, away)
     cores = {node: facts[node].cores for node in alive}
-    processors = {node: describe_processors(facts[node]) for node in alive}
-    return HostNodes(cores, processors, {node: len(facts[node].gpus) for node in alive}, away)
+    return HostNodes(cores, {node: len(facts[node].gpus) for node in alive}, away)
 
 
 def _check_owners(cache: CacheSpec, alive: Collection[NodeId], away: Mapping[NodeId, str]) -> None:
@@ -89,25 +85,6 @@ def prefer_live_owners(cache: CacheSpec, topology: Topology) -> CacheSpec:
         for p in cache.partitions
     )
     return replace(cache, partitions=partitions)
-
-
-def describe_processors(facts: AgentFacts) -> str:
-    """Return what computes on a host, such as `Xeon 8481C, H200`."""
-    return ", ".join([facts.processor or "an unknown processor", *sorted(set(facts.gpus))])
-
-
-def check_processors(nodes: Collection[NodeId], processors: Mapping[NodeId, str]) -> None:
-    """Raise PlacementError where nodes have different processors, whose kernels may round differently."""
-    by_kind: dict[str, list[NodeId]] = {}
-    for node in sorted(nodes):
-        by_kind.setdefault(processors[node], []).append(node)
-    if len(by_kind) > 1:
-        listed = "; ".join(f"{', '.join(those)}: {kind}" for kind, those in by_kind.items())
-        raise PlacementError(
-            f"The nodes of a job have the same processors, since compiled kernels may round differently on "
-            f"others, and replicas wouldn't stay equal to the last bit. Received: {listed}. Use nodes of one "
-            f"kind, or add --allow-mixed-processors"
-        )
 
 
 def check_gpus(placement: Placement, each: int, gpus: Mapping[NodeId, int]) -> None:

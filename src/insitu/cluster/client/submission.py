@@ -26,7 +26,6 @@ from insitu.cluster.agents import HOSTS_ENGINE
 from insitu.cluster.client.host_nodes import (
     HostNodes,
     check_gpus,
-    check_processors,
     check_reach,
     choose_host_threads,
     find_host_nodes,
@@ -47,6 +46,7 @@ from insitu.cluster.engines import count_free_gpus
 from insitu.cluster.job_files import Journal, take_lock
 from insitu.cluster.task import resolve_command
 from insitu.config import DeviceSettings, read_settings
+from insitu.context import ALLOW_MIXED_ENV
 from insitu.durable import sync_folder, sync_tree
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, check_here, load_topology
@@ -111,7 +111,7 @@ class Request:
     standby: int | None = None
     #: Whether tasks keep checkpoints in memory, too.
     memory_checkpoint: bool = False
-    #: Whether tasks that train together may run on hosts with different processors.
+    #: Whether tasks that train together may run on hosts whose backends round differently.
     allow_mixed_processors: bool = False
     #: GPUs that each task that trains has for itself; 0: tasks see those that this process sees.
     gpus_per_worker: int = 0
@@ -197,9 +197,6 @@ def _fit_to_hosts(
     if spec.gpus_per_worker:
         check_gpus(placement, spec.gpus_per_worker, hosts.gpus)
     check_reach(paths, {task.node for task in placement.tasks})
-    if not request.allow_mixed_processors:
-        computing = {task.node for task in placement.tasks if task.task.role in ("chief", "worker")}
-        check_processors(computing, hosts.processors)
     if request.threads is not None:
         return spec
     return replace(spec, threads=choose_host_threads(placement, hosts.cores))
@@ -253,8 +250,11 @@ def _count_cores() -> int:
 
 
 def _list_settings(request: Request) -> dict[str, str]:
-    allowed = {ALLOW_UNAUTHENTICATED_ENV: "1"} if request.allow_unauthenticated else {}
-    return request.settings.to_environment() | allowed
+    allowed = {
+        ALLOW_UNAUTHENTICATED_ENV: request.allow_unauthenticated,
+        ALLOW_MIXED_ENV: request.allow_mixed_processors,
+    }
+    return request.settings.to_environment() | {name: "1" for name, given in allowed.items() if given}
 
 
 def find_inherited_settings(given: DeviceSettings) -> dict[str, str]:

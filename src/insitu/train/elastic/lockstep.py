@@ -14,7 +14,7 @@ which it then does with the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from insitu.train.collectives import all_gather_json, broadcast_value
 from insitu.train.elastic.call_check import find_place, refuse_without
 from insitu.train.elastic.divergence import Fingerprint, check_equal
 from insitu.train.elastic.position import LOOP, TRAIN, LoopPosition
+from insitu.train.elastic.sums_probe import check_same_sums
 
 Work = Callable[[Group], NDArray[Any]]
 """All of a unit but its last gather. Returns what this task adds to that. May be called again."""
@@ -55,6 +56,9 @@ class ElasticRendezvous(Protocol):
     @property
     def ended(self) -> Sequence[str]:
         """Names of tasks that the group does without, since their scripts have ended well."""
+
+    def describe_sums(self) -> Mapping[str, str]:
+        """Return what this task says of its backend's sums to the others of the group; maybe nothing."""
 
 
 class StateProvider(Protocol):
@@ -241,7 +245,9 @@ class Lockstep:
             raise ExchangeError("The group has not been joined. Call Lockstep.group first.")
         self._check_pending = False
         unit = -1 if position is None else self._unit
-        notes = all_gather_json(group, {"unit": unit, "position": position.to_json() if position else []})
+        note = {"unit": unit, "position": position.to_json() if position else []}
+        notes = all_gather_json(group, {**note, **self._rendezvous.describe_sums()})
+        check_same_sums(notes)
         units = [int(note["unit"]) for note in notes]
         newest = max(units)
         if newest < 0:

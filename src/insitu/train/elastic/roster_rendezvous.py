@@ -19,6 +19,7 @@ from insitu.roster import CONNECTING, JOINING, RECOVERING, Roster, RosterWatch
 from insitu.train.devices import ReplicaMonitor
 from insitu.train.elastic.lockstep import GenerationChanged
 from insitu.train.elastic.progress_reporter import ProgressReporter
+from insitu.train.elastic.sums_probe import describe_sums
 
 _ALONE = ("127.0.0.1:1",)
 """The address of a group of one, which connects to nobody: nothing listens there."""
@@ -263,6 +264,11 @@ class RosterRendezvous:
         roster = self._newest_roster(None)
         if roster is not None and roster.generation > group.generation:
             raise GenerationChanged
+
+    def describe_sums(self) -> dict[str, str]:
+        """Return what this task says of its backend's sums; nothing where all tasks are on one host."""
+        addresses = self._adopted.addresses if self._adopted is not None else self.context.workers
+        return describe_sums(addresses, self.context.node or str(self.context.task))
 
     def _is_superseded(self) -> bool:
         """Return whether the newest roster lacks one that this task may wait for: it was lost or released.

@@ -10,7 +10,6 @@ from insitu.cluster.agents.records import HeadRecord
 from insitu.cluster.client import host_nodes
 from insitu.cluster.client.host_nodes import (
     check_gpus,
-    check_processors,
     check_reach,
     choose_host_threads,
     find_host_nodes,
@@ -102,16 +101,6 @@ def test_pairs_that_cannot_talk_are_named_where_the_job_needs_them(
     with pytest.raises(ClusterError, match="a can't reach b: refused") as caught:
         check_reach(paths, {A, B})
     assert "no route" not in str(caught.value)
-
-
-def test_hosts_that_may_round_differently_are_named(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    arm = replace(member("c").facts, processor="Neoverse", gpus=())
-    let_be(monkeypatch, member("a"), member("b"), replace(member("c"), facts=arm))
-    found = find_host_nodes(paths, "", None)
-    assert found is not None
-    check_processors({A, B}, found.processors)
-    with pytest.raises(PlacementError, match=r"a, b: a processor, H200; c: Neoverse\. Use"):
-        check_processors({A, B, C}, found.processors)
 
 
 def test_threads_are_those_of_the_fullest_host() -> None:
