@@ -357,6 +357,18 @@ class JobPaths:
         return self.shard_map(cache).with_suffix(".refused")
 
     @property
+    def refreshes(self) -> Path:
+        return self.root / "refreshes"
+
+    def refresh(self, epoch: int) -> Path:
+        """Return the file that says which rows are read from `epoch` on, until the next such file."""
+        return self.refreshes / f"epoch-{epoch:05d}.json"
+
+    @property
+    def refresh_lock(self) -> Path:
+        return self.refreshes / "lock"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

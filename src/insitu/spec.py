@@ -240,6 +240,8 @@ class JobSpec:
     memory_checkpoint: bool = False
     #: GPUs that each task that trains has for itself; 0: tasks see those that the shell sees.
     gpus_per_worker: int = 0
+    #: After how many epochs rows are read from Apache Ignite again; 0: never.
+    refresh: int = 0
 
     def __post_init__(self) -> None:
         check_simple_name("A job's id", self.job_id)
@@ -253,6 +255,7 @@ class JobSpec:
             ("--max-restarts", self.max_restarts, 0),
             ("--threads", self.threads, 1),
             ("--standby", 0 if self.standby is None else self.standby, 0),
+            ("--refresh", self.refresh, 0),
             ("--evaluator-grace", self.evaluator_grace, 0),
             ("--gpus-per-worker", self.gpus_per_worker, 0),
         )

@@ -15,7 +15,7 @@ from insitu.cli.console import (
     print_table,
 )
 from insitu.cli.goodput import print_goodput
-from insitu.cli.ignite import ConfigOption, find_address, format_snapshot
+from insitu.cli.ignite import ConfigOption, find_address, format_refreshes, format_snapshot
 from insitu.cli.jobs import complete_cache, complete_job
 from insitu.cli.ledger import print_ledger
 from insitu.cli.rates import print_rates
@@ -150,6 +150,7 @@ def _print_job(job: dict[str, Any]) -> None:
         "Started": f"{format_time(job['created'])} ({format_duration(time.time() - job['created'])} ago)",
         "Cache": _format_cache(job),
         "Snapshot": format_snapshot(job),
+        "Refreshed": format_refreshes(job),
         "Command": " ".join(job["command"]),
         "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
         f"{job['threads']} threads per replica, seed {job['seed']}, "

@@ -14,6 +14,8 @@ from insitu.paths import Paths
 if TYPE_CHECKING:
     pass
 
+_SHOWN_REFRESHES = 10
+
 TensorOption = Annotated[
     list[str] | None,
     typer.Option(metavar="COLUMN=DTYPE[SHAPE]", help="Of Ignite: a byte[] as image=uint8[28,28]."),
@@ -30,12 +32,24 @@ WithoutOption = Annotated[
 RaggedOption = Annotated[
     list[str] | None, typer.Option(metavar="COLUMN", help="Of Ignite: arrays of different lengths.")
 ]
+RefreshOption = Annotated[
+    str, typer.Option(metavar="never|epoch|N", help="Of Ignite: read rows again each epoch, or every N.")
+]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config", "-c", metavar="FILE", help="Of Ignite: a client's Spring XML; its servers have the cache."
     ),
 ]
+
+
+def find_refresh(text: str) -> int:
+    """Return after how many epochs rows are read again; 0: never. Raises InputError."""
+    if text == "never":
+        return 0  # as of most jobs
+    from insitu.grid import parse_refresh
+
+    return parse_refresh(text)
 
 
 def read_cache_of_ignite(
@@ -116,6 +130,23 @@ def format_snapshot(job: dict[str, Any]) -> str:
         f"{format_origin(origin)}; the topology version is now {_format_topology(now['topology'])}, "
         f"{now['moved']} partition(s) have another primary server. The job goes on with its snapshot"
     )
+
+
+def format_refreshes(job: dict[str, Any]) -> str:
+    """Return what `describe JOB` says of the rows that were read again; empty where they aren't."""
+    if "refresh" not in job:
+        return ""
+    every = "each epoch" if job["refresh"] == 1 else f"every {job['refresh']} epochs"
+    done = []
+    for each in job["refreshes"][-_SHOWN_REFRESHES:]:
+        if each["problem"] is not None:
+            done.append(f"epoch {each['epoch'] + 1} still version {each['version']}: {each['problem']}")
+        else:
+            digest = each["snapshot"].get("digest", "")
+            done.append(
+                f"from epoch {each['epoch'] + 1} version {each['version']}, {each['rows']:,} rows, digest {digest}"
+            )
+    return "; ".join([every, *done])
 
 
 def describe_ignite_cache(address: str, as_json: bool, count_rows: bool) -> None:

@@ -26,8 +26,10 @@ from insitu.cli.ignite import (
     ConfigOption,
     FillOption,
     RaggedOption,
+    RefreshOption,
     TensorOption,
     WithoutOption,
+    find_refresh,
     read_cache_of_ignite,
 )
 from insitu.errors import ClusterError, InputError, InsituError
@@ -168,12 +170,14 @@ def start(
     gpus_per_worker: Annotated[
         int, typer.Option(metavar="N", help="GPUs that each worker has for itself.", show_default="any")
     ] = 0,
+    refresh: RefreshOption = "never",
     mixed: Annotated[bool, typer.Option("--allow-mixed-processors", help="Hosts may differ.")] = False,
     prefix: PrefixOption = True,
 ) -> None:
     from insitu.cluster import Request, find_inherited_settings, submit
     from insitu.config import DeviceSettings, parse_virtual_devices
 
+    every = find_refresh(refresh)
     request = Request(
         cache=read_cache_of_ignite(cache, job_dir, tensor, fill, arrow, without, ragged, config),
         job_dir=job_dir,
@@ -186,6 +190,7 @@ def start(
         allow_unauthenticated=allow_unauthenticated,
         allow_mixed_processors=mixed,
         gpus_per_worker=gpus_per_worker,
+        refresh=every,
         ps=parse_server_tasks(ps),
         ps_backups=ps_backups,
         chief=chief,

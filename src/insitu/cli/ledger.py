@@ -19,11 +19,22 @@ def print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) ->
         )
         return
     left_out = any(e["left_out"] for e in epochs)
+    versions = len({e["version"] for e in epochs}) > 1
     print_table(
-        ("EPOCH", "ROWS", "COUNTED", *(("LEFT OUT",) if left_out else ()), "LOST", "REPEATED", "VERDICT"),
+        (
+            "EPOCH",
+            *(("VERSION",) if versions else ()),
+            "ROWS",
+            "COUNTED",
+            *(("LEFT OUT",) if left_out else ()),
+            "LOST",
+            "REPEATED",
+            "VERDICT",
+        ),
         (
             (
                 str(e["epoch"] + 1),
+                *((str(e["version"]),) if versions else ()),
                 f"{e['expected']:,}",
                 f"{e['counted']:,}",
                 *((f"{e['left_out']:,}",) if left_out else ()),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from insitu.grid.manifests import find_unknown_versions
     from insitu.grid.quotas import StoreRoom, measure_store
     from insitu.grid.rebalancer import RebalanceReport, rebalance_cache
+    from insitu.grid.refreshing import Refresh, find_version, parse_refresh, read_refreshes
     from insitu.grid.repair import RepairReport, repair_catalog
     from insitu.grid.scrubbing import CopyCheck, scrub_cache, verify_copies
     from insitu.grid.shards import agree_on_shards, read_shard_map
@@ -85,6 +86,7 @@ __getattr__, __dir__ = lazy_door(
         "manifests": ("find_unknown_versions",),
         "quotas": ("StoreRoom", "measure_store"),
         "rebalancer": ("RebalanceReport", "rebalance_cache"),
+        "refreshing": ("Refresh", "find_version", "parse_refresh", "read_refreshes"),
         "repair": ("RepairReport", "repair_catalog"),
         "store_identity": (
             "check_distinct",
@@ -120,6 +122,7 @@ __all__ = [
     "EpochAudit",
     "PartitionAudit",
     "RebalanceReport",
+    "Refresh",
     "RepairReport",
     "ShardLedger",
     "StagedImport",
@@ -139,6 +142,7 @@ __all__ = [
     "find_missing_here",
     "find_slow_copies",
     "find_unknown_versions",
+    "find_version",
     "import_cache",
     "install_catalog_copy",
     "is_catalog_copy",
@@ -155,8 +159,10 @@ __all__ = [
     "measure_store",
     "move_cache",
     "owners_of_partition",
+    "parse_refresh",
     "publish_file",
     "read_ledgers",
+    "read_refreshes",
     "read_shard_map",
     "read_snapshot",
     "read_store_id",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,13 @@ class CacheReader:
         node: NodeId | None,
         features: tuple[str, ...],
         label: str | None,
+        version_at: Callable[[int], CacheSpec] | None = None,
     ) -> None:
+        """`version_at` returns the version that an epoch reads; None: all read `cache`."""
         self.cache = cache
+        self._version_at = version_at
+        #: The reader of the version that was asked for last, if it isn't `cache`.
+        self._later: CacheReader | None = None
         self.shard_map = shard_map
         self.shards = shards
         self.names = features if label is None else (*features, label)
@@ -91,6 +96,25 @@ class CacheReader:
         cache, rows = self.cache, sum(self.starts(shard)[-1] for shard in self.shards)
         needed = bytes_in_memory(cache.columns, cache.column_bytes, self.names) if cache.codec else 0
         return needed * rows // max(1, cache.rows) > memory_bytes() // 2
+
+    @property
+    def is_refreshed(self) -> bool:
+        """Whether later epochs may read other rows."""
+        return self._version_at is not None
+
+    def at_epoch(self, epoch: int) -> CacheReader:
+        """Return the reader of the rows of an epoch. The first call for one may read them from Ignite.
+
+        Raises GridError.
+        """
+        cache = self.cache if self._version_at is None else self._version_at(epoch)
+        if cache.version == self.cache.version:
+            return self
+        if self._later is None or self._later.cache.version != cache.version:
+            shard_map = replace(self.shard_map, version=cache.version)
+            place = (self._paths, cache, shard_map, self.shards, self._node)
+            self._later = CacheReader(*place, self._features, self.label)
+        return self._later
 
     def starts(self, shard: int) -> list[int]:
         """Return the position in the shard of each of its partitions' first row; at the end, its rows."""

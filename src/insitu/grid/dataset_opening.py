@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,8 +14,10 @@ from insitu.grid.cache_reader import CacheReader
 from insitu.grid.copies_here import check_here
 from insitu.grid.datasets import Dataset
 from insitu.grid.reads import READS
+from insitu.grid.refreshing import EpochVersions
 from insitu.grid.shards import resolve
 from insitu.paths import Paths
+from insitu.spec import CacheSpec
 
 
 def dataset(
@@ -72,8 +75,21 @@ def dataset(
         READS.write_to(job.reads(task))
     else:
         check_here(paths, cache, itertools.chain.from_iterable(shard_map.shards[shard] for shard in held))
-    reader = CacheReader(paths, cache, shard_map, held, context.node, chosen, label)
+    versions = _find_versions(paths, context, cache)
+    find_version = None if versions is None else versions.find
+    reader = CacheReader(paths, cache, shard_map, held, context.node, chosen, label, find_version)
     return Dataset(reader, context)
+
+
+def _find_versions(paths: Paths, context: Context, cache: CacheSpec) -> EpochVersions | None:
+    """Return which version of the job's cache each epoch reads; None: all read `cache`. So do evaluators."""
+    if context.job is None or context.cache != cache.name or context.role == "evaluator":
+        return None
+    try:
+        every = int(json.loads(context.job.spec.read_text()).get("refresh", 0))
+    except FileNotFoundError:  # on hosts, where rows aren't read again
+        return None
+    return EpochVersions(paths, context.job, cache, every, context.stall_timeout) if every else None
 
 
 def _cache_of_job(context: Context) -> str:

@@ -13,6 +13,7 @@ from insitu.context import Context
 from insitu.errors import InputError
 from insitu.grid.cache_reader import AnyColumns, CacheReader
 from insitu.grid.conversion import convert_to_tensorflow
+from insitu.grid.dataset_chain import Chain, describe_chain, describe_columns_of
 from insitu.grid.layout import (
     BatchPlan,
     ChosenOrder,
@@ -25,7 +26,6 @@ from insitu.grid.layout import (
     rows_before,
     steps_of_shard,
 )
-from insitu.grid.partitions import TEXT
 from insitu.grid.read_ahead import WindowedColumns
 from insitu.grid.reads import READS
 from insitu.grid.selection import Filter, Selection, Take
@@ -66,24 +66,6 @@ _ORIGIN_ROWS = 1 << 26
 """Rows of a shuffled shard whose origins are given at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """The settings that shuffle, batch, map and repeat have made."""
-
-    #: None without shuffle.
-    seed: int | None = None
-    #: Blocks of a window in which rows are mixed; None: the whole shard is.
-    window_blocks: int | None = None
-    #: Rows of a step over all shards; None without batch.
-    batch_size: int | None = None
-    #: Functions of a batch, in the order in which they are applied.
-    maps: tuple[Callable[..., Any], ...] = ()
-    #: What rows of different lengths are filled up with, and to which length; None: there are none.
-    pad: Pad | None = None
-    #: Passes over the rows in an epoch; None without end.
-    passes: int | None = 1
-
-
 class Dataset:
     """The rows of one version of a cache, in the shards of a job. Made by `insitu.dataset`.
 
@@ -97,16 +79,18 @@ class Dataset:
         self,
         reader: CacheReader,
         context: Context,
-        chain: _Chain | None = None,
+        chain: Chain | None = None,
         selection: Selection | None = None,
     ) -> None:
         self._reader = reader
         self._selection = selection or Selection(reader)
         self._context = context
-        self._chain = chain or _Chain()
+        self._chain = chain or Chain()
         self._epochs = itertools.count()
         self._element_spec: Structure = None
         self._has_lists = False
+        #: This dataset over the rows of the epoch that was asked for last. Written by `at_epoch`.
+        self._later: Dataset | None = None
 
     def shuffle(
         self, seed: int | None = None, *, exact: bool | None = None, window_bytes: int | None = None
@@ -237,6 +221,11 @@ class Dataset:
             raise InputError(
                 f"Dataset.repeat takes a number of passes, 1 or more, or None. Received: {count!r}"
             )
+        if self.is_refreshed:
+            raise InputError(
+                f"With --refresh an epoch is one pass over the rows. Received: repeat({count or ''}). Leave "
+                f"repeat out, and give fit more epochs"
+            )
         passes = self._chain.passes
         total = None if count is None or passes is None else passes * count
         return self._chained(replace(self._chain, passes=total))
@@ -257,7 +246,7 @@ class Dataset:
             )
         return Dataset(self._reader, self._context, self._chain, self._selection.then(step))
 
-    def _chained(self, chain: _Chain) -> Dataset:
+    def _chained(self, chain: Chain) -> Dataset:
         return Dataset(self._reader, self._context, chain, self._selection)
 
     @property
@@ -289,6 +278,23 @@ class Dataset:
     def is_selected(self) -> bool:
         """Whether `filter` or `take` leave some of the rows only, for which no ledger is kept."""
         return bool(self._selection.steps)
+
+    @property
+    def is_refreshed(self) -> bool:
+        """Whether later epochs may have other rows, which `insitu start --refresh` reads from Ignite."""
+        return self._reader.is_refreshed
+
+    def at_epoch(self, epoch: int) -> Dataset:
+        """Return this dataset over the rows of an epoch: itself, unless they are read again for it.
+
+        The first call of a job's tasks for such an epoch reads them. Raises GridError.
+        """
+        reader = self._reader.at_epoch(epoch)
+        if reader is self._reader:
+            return self
+        if self._later is None or self._later._reader is not reader:
+            self._later = Dataset(reader, self._context, self._chain, self._selection.over(reader))
+        return self._later
 
     @property
     def passes(self) -> int | None:
@@ -370,7 +376,7 @@ class Dataset:
             raise InputError(f"A shard is in [0, {self.num_shards}). Received: {shard}")
         if epoch < 0 or start_step < 0:
             raise InputError(f"Epoch and step count from 0. Received: epoch {epoch}, step {start_step}")
-        return self._shard_batches(shard, epoch, start_step, size[shard])
+        return self.at_epoch(epoch)._shard_batches(shard, epoch, start_step, size[shard])
 
     def partition_batches(self, shard: int, partition: int, size: int = 1 << 18) -> Iterator[Structure]:
         """Yield the rows of one partition of a shard, as they lie, in batches of `size` rows, as after `map`.
@@ -446,6 +452,10 @@ class Dataset:
         They are pairs of a partition's index and int64 row indices in it. They follow from (seed, epoch,
         shard) alone; no rows are read.
         """
+        later = self.at_epoch(epoch) if stop_step > 0 else self
+        if later is not self:
+            yield from later.shard_origins(shard, epoch, stop_step)
+            return
         starts, held = self._reader.starts(shard), self.shard_map.shards[shard]
         whole = self.rows_of_shard(shard)
         rows = min(whole, stop_step * batch_sizes(self.batch_size, self.num_shards)[shard])
@@ -478,18 +488,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         cache, chain = self.cache, self._chain
-        columns = ", ".join(
-            f"{c.name}: {'text' if c.dtype == TEXT else c.dtype}{list(c.shape) or ''}"
-            for c in cache.columns
-            if c.name in self._reader.names
-        )
-        names = {Filter: "filter", Take: "take"}
-        exact = "" if chain.window_blocks is None else f", windows of {chain.window_blocks} blocks"
-        steps = "".join(f".{names[type(step)]}(...)" for step in self._selection.steps)
-        steps += "" if chain.seed is None else f".shuffle({chain.seed}{exact})"
-        steps += "" if chain.batch_size is None else f".batch({chain.batch_size})"
-        steps += "" if chain.passes == 1 else f".repeat({chain.passes or ''})"
-        steps += "".join(f".map({getattr(fn, '__name__', fn)})" for fn in chain.maps)
+        steps = describe_chain(self._selection.steps, chain)
+        columns = describe_columns_of(cache, self._reader.names)
         rows = "" if self.is_selected else f"; {self.rows:,} rows"
         held = sum(self._reader.starts(s)[-1] for s in self.shards)
         return (

@@ -7,6 +7,7 @@ are as they were.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,13 @@ from insitu.errors import InputError
 from insitu.grid.catalog import Catalog
 from insitu.grid.ignite import (
     COLUMN_OPTIONS,
+    Address,
     FieldOptions,
     cache_name_of,
     is_ignite_address,
     parse_address,
     parse_field_options,
+    wait_until_settled,
 )
 from insitu.grid.importer import import_cache
 from insitu.grid.shards import resolve
@@ -36,19 +39,48 @@ def read_snapshot(
     fields: FieldOptions,
     ragged: Sequence[str] = (),
     progress: Callable[[int, int, int | None], None] | None = None,
+    after: CacheSpec | None = None,
 ) -> CacheSpec:
-    """Read a cache of Ignite into a new version of its snapshots. Raises what `import_cache` does."""
+    """Read a cache of Ignite into a new version of its snapshots. Raises what `import_cache` does.
+
+    `after`: the version whose columns, partitions and nodes it keeps, for a job that trains on that.
+    """
     (cache,) = import_cache(
         paths,
-        cache_name_of(parse_address(address)),
+        cache_name_of(parse_address(address)) if after is None else after.name,
         [address],
         overwrite=True,
         ragged=ragged,
         fields=fields,
         beside_servers=True,
+        after=after,
         progress=progress,
     )
     return cache
+
+
+def read_snapshot_again(paths: Paths, before: CacheSpec) -> CacheSpec:
+    """Read the rows of now into the version that follows a snapshot. Raises what `import_cache` does, and
+    SourceError where columns or partitions are others now.
+
+    Waits for a topology that stays: while servers come and go, partitions are on their way.
+    """
+    origin = dict(before.origin or {})
+    given = origin["options"]
+    fields = parse_field_options(given["tensor"], given["fill"], given["arrow"], given["without"])
+    address = _find_servers(origin)
+    wait_until_settled(address, origin["topology"][1])
+    return read_snapshot(paths, str(address), fields, given["ragged"], after=before)
+
+
+def _find_servers(origin: Mapping[str, Any]) -> Address:
+    """Return the address of a snapshot with all servers that it was read from: any may be gone by now."""
+    address = parse_address(origin["address"])
+    servers = list(address.servers)
+    for name in origin.get("servers", ()):
+        with contextlib.suppress(InputError):  # the UUID of one whose address wasn't known
+            servers += parse_address(f"ignite://{name}/{address.cache}").servers
+    return Address(tuple(dict.fromkeys(servers)), address.cache)
 
 
 def find_snapshot(

@@ -182,10 +182,13 @@ def owners_of(cache: CacheSpec) -> set[NodeId]:
     return {owner for info in cache.partitions for owner in info.owners}
 
 
-def record_as_verified(paths: Paths, caches: Sequence[CacheSpec], first_partition: int) -> None:
-    """Spare the first training the reading of what this import wrote; copies by the system are read then."""
+def record_as_verified(
+    paths: Paths, caches: Sequence[CacheSpec], first_partition: int, shared: Collection[int] = ()
+) -> None:
+    """Spare the first training the reading of what this import wrote; copies by the system are read then, and
+    files `shared` with an earlier version, as they are there."""
     for cache in caches:
-        for info in cache.partitions[first_partition:]:
+        for info in (own for own in cache.partitions[first_partition:] if own.index not in shared):
             place = (info.owners[0], cache.name, cache.version, info.index)
             record_written(paths.partition(*place), info, paths.verified(*place))
 

@@ -73,6 +73,8 @@ class ImportOptions:
     compress: str | None = None
     #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
     beside_servers: bool = False
+    #: The version that the new one takes the place of in a job: its columns, its partitions and their nodes stay.
+    after: CacheSpec | None = None
     #: "nodes": those of the cluster read the sources; "here": this process does; None: nodes read URLs.
     read_on: str | None = None
 
@@ -330,10 +332,21 @@ def check_owners(topology: Topology, backups: int) -> None:
     owners_of_partition(0, topology, backups)
 
 
-def find_primaries(source: Source, topology: Topology) -> tuple[NodeId, ...]:
+def find_primaries(source: Source, topology: Topology, after: CacheSpec | None) -> tuple[NodeId, ...]:
     """Return the node beside the primary server of each partition of a cache of Ignite; empty where the
-    servers don't say which that is."""
+    servers don't say which that is. Partitions stay where they were in the version `after`.
+
+    Raises SourceError where there are other partitions than in `after`.
+    """
     places = source.places if isinstance(source, IgniteSource) else None
+    if after is not None:
+        found = len(places.primaries) if places else 0
+        if found != len(after.partitions):
+            raise SourceError(
+                f"A cache of Ignite must keep its partitions while a job trains on it. Received: {found} of "
+                f"{source.path}, after {len(after.partitions)}. Start another job"
+            )
+        return tuple(info.owners[0] for info in after.partitions)
     return places.owners(topology.nodes) if places else ()
 
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from insitu.access import make_folder
 from insitu.errors import CacheBusy, CacheExists, SourceError
-from insitu.grid.appending import check_base, check_columns, join_labels
+from insitu.grid.appending import check_base, check_columns, join_labels, share_unchanged
 from insitu.grid.catalog import Catalog
 from insitu.grid.catalog_copy import refuse_copy
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
@@ -110,6 +110,7 @@ def import_cache(
     compress: str | None = None,
     fields: FieldOptions | None = None,
     beside_servers: bool = False,
+    after: CacheSpec | None = None,
     progress: ProgressCallback | None = None,
     remote: RemoteStores | None = None,
     read_on: str | None = None,
@@ -128,7 +129,8 @@ def import_cache(
     interrupted call with the same arguments has done, if there is one, and keeps what it has done itself
     where it is interrupted. `compress` is "lz4" or "zstd": columns that it makes smaller by a tenth are
     compressed. `fields` says more of the columns of a cache of Ignite, which is named by its address;
-    `beside_servers` keeps its partitions, each on the node beside the server that is primary for it.
+    `beside_servers` keeps its partitions, each on the node beside the server that is primary for it, or where
+    it lies in the version `after`, whose files are shared where rows are as they were.
     `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
     `read_on` is "nodes" where these agents read the sources themselves, which must be paths that all see, or
     URLs; "here" where this process reads them; None: URLs are read by nodes, paths here.
@@ -148,6 +150,7 @@ def import_cache(
             fields or FieldOptions(),
             compress,
             beside_servers,
+            after,
         ),
         read_on=read_on,
     )
@@ -185,6 +188,8 @@ def _make_plan(
     if base is not None:
         check_columns(base, columns)
         owners.check_base(base)
+    if options.after is not None:
+        check_columns(options.after, columns, "What a job reads again")
     check_key(options.key, columns)
     backups = options.backups if base is None else base.backups
     check_owners(topology, backups)
@@ -192,8 +197,9 @@ def _make_plan(
     least = LEAST_PARTITIONS if base is None else 1
     most = most_readable(read_max_mappings())
     size = sizes.bytes * max(fractions)
-    primaries = find_primaries(opened[0], topology) if options.beside_servers else ()
+    primaries = find_primaries(opened[0], topology, options.after) if options.beside_servers else ()
     partitions = len(primaries) or choose_partitions(options.partitions, topology, size, least, most)
+    like = base or options.after
     check_partitions_in_all(partitions, base)
     return ImportPlan(
         names=names,
@@ -206,7 +212,7 @@ def _make_plan(
         backups=backups,
         key=options.key,
         topology=topology,
-        block_rows=base.block_rows if base else choose_block_rows(columns, sizes, len(names) * partitions),
+        block_rows=like.block_rows if like else choose_block_rows(columns, sizes, len(names) * partitions),
         sizes=sizes,
         base=base,
         codec=base.codec if base else options.compress,
@@ -301,12 +307,15 @@ def _import(
             plan, written = _write_in_blocks(paths, catalog, owners, plan, options.resume, token, progress)
             versions += written
             make_room(paths, dict.fromkeys(owners.keep_here(plan.topology.nodes), 0), plan.names)
+            shared: frozenset[int] = frozenset()
             for cache in versions:
+                if options.after is not None:
+                    shared = share_unchanged(paths, options.after, paths.staged(cache.name, token), cache)
                 owners.put_in_place(token, cache, plan.base)
             dropped = catalog.publish(versions, overwrite=options.overwrite or options.append)
             published = True
             commit_manifests(paths, versions)
-            record_as_verified(paths, versions, plan.first_partition)
+            record_as_verified(paths, versions, plan.first_partition, shared)
     finally:
         for name in plan.names:
             if published or not options.resume:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,6 +188,8 @@ class EpochAudit:
     complete: bool
     #: The audit of each partition, in the order of their numbers.
     partitions: tuple[PartitionAudit, ...]
+    #: The version of the cache whose rows they are.
+    version: int = 0
 
     @property
     def expected(self) -> int:
@@ -214,8 +216,15 @@ class EpochAudit:
         return all(p.clean for p in self.partitions)
 
 
-def audit(cache: CacheSpec, shard_map: ShardMap, ledgers: Iterable[ShardLedger]) -> list[EpochAudit]:
+def audit(
+    cache: CacheSpec,
+    shard_map: ShardMap,
+    ledgers: Iterable[ShardLedger],
+    version_at: Callable[[int], CacheSpec] | None = None,
+) -> list[EpochAudit]:
     """Compare `ledgers` with the cache: return the audit of each epoch that one of them mentions, in order.
+
+    `version_at` returns the version that an epoch has read, with the partitions of `cache`; None: all `cache`.
 
     An epoch is complete once each shard that has rows has said so. A partition that a shard counted
     without holding it makes the epoch unclean. Raises GridError where the map is of another version, or
@@ -233,7 +242,10 @@ def audit(cache: CacheSpec, shard_map: ShardMap, ledgers: Iterable[ShardLedger])
         ):
             raise GridError(f"Shard {ledger.shard}'s ledger of epoch {ledger.epoch} is of another cache")
         by_epoch.setdefault(ledger.epoch, []).append(ledger)
-    return [_audit_epoch(cache, shard_map, epoch, by_epoch[epoch]) for epoch in sorted(by_epoch)]
+    return [
+        _audit_epoch(version_at(epoch) if version_at else cache, shard_map, epoch, by_epoch[epoch])
+        for epoch in sorted(by_epoch)
+    ]
 
 
 def _audit_epoch(
@@ -255,4 +267,4 @@ def _audit_epoch(
         clean = (whole or (not complete and count.rows < info.rows)) and info.index not in strayed
         left_out = sum(ledger.left_out.get(info.index, 0) for ledger in ledgers)
         partitions.append(PartitionAudit(info.index, info.rows, count.rows, clean, left_out))
-    return EpochAudit(epoch, complete, tuple(partitions))
+    return EpochAudit(epoch, complete, tuple(partitions), cache.version)

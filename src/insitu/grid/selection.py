@@ -61,6 +61,13 @@ class Selection:
         following._before = self
         return following
 
+    def over(self, reader: CacheReader) -> Selection:
+        """Return the same steps over the rows of another reader."""
+        found = Selection(reader)
+        for step in self.steps:
+            found = found.then(step)
+        return found
+
     def count(self, shard: int) -> int:
         """Return the number of rows of the shard that are left."""
         positions = self.positions(shard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from insitu.evaluations import read_evaluations
@@ -96,6 +97,8 @@ def build_job_report(
     if ledger:
         report["ledger"] = audit_epochs(job)
     report |= report_snapshot(cache, status.running and not quick)
+    if spec.refresh:
+        report |= {"refresh": spec.refresh, "refreshes": report_refreshes(job)}
     if goodput:
         report["goodput"] = measure_goodput(job, status).to_json()
     if events:
@@ -210,12 +213,15 @@ def summarize_rates(rates: Rates | None) -> dict[str, Any] | None:
 def audit_epochs(job: JobPaths) -> list[dict[str, Any]]:
     """Return the audit of each epoch, as `describe --ledger --json` has it (docs/json.md)."""
     from insitu.cluster import read_placement
-    from insitu.grid import audit, read_ledgers
+    from insitu.grid import audit, find_version, read_ledgers, read_refreshes
 
     placement, cache = read_placement(job)
+    refreshes = read_refreshes(job)
+    version_at = partial(find_version, refreshes, cache)
     return [
         {
             "epoch": epoch.epoch,
+            "version": epoch.version,
             "complete": epoch.complete,
             "clean": epoch.clean,
             "expected": epoch.expected,
@@ -234,7 +240,23 @@ def audit_epochs(job: JobPaths) -> list[dict[str, Any]]:
                 for p in epoch.partitions
             ],
         }
-        for epoch in audit(cache, placement.shard_map, read_ledgers(job))
+        for epoch in audit(cache, placement.shard_map, read_ledgers(job), version_at)
+    ]
+
+
+def report_refreshes(job: JobPaths) -> list[dict[str, Any]]:
+    """Return what `describe JOB --json` says of the rows that were read from Ignite again."""
+    from insitu.grid import read_refreshes
+
+    return [
+        {
+            "epoch": each.epoch,
+            "version": each.cache.version,
+            "rows": each.cache.rows,
+            "problem": each.problem,
+            "snapshot": dict(each.cache.origin or {}),
+        }
+        for each in read_refreshes(job)
     ]
 
 

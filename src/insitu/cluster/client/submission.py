@@ -111,6 +111,8 @@ class Request:
     standby: int | None = None
     #: Whether tasks keep checkpoints in memory, too.
     memory_checkpoint: bool = False
+    #: After how many epochs rows are read from Ignite again; 0: never.
+    refresh: int = 0
     #: Whether tasks that train together may run on hosts whose backends round differently.
     allow_mixed_processors: bool = False
     #: GPUs that each task that trains has for itself; 0: tasks see those that this process sees.
@@ -128,6 +130,8 @@ def submit(paths: Paths, request: Request) -> str:
     cache = Catalog(paths).get(request.cache) if has_cache else None
     hosts = find_host_nodes(paths, request.engine, cache)
     topology = load_topology(paths) if hosts is None else hosts.topology
+    if request.refresh:
+        _check_refresh(request, cache, on_hosts=hosts is not None)
     cache = _choose_copies(paths, cache, hosts)
     spec = _spec(request, cache, topology, hosts)
     clean_up(paths, request.cache)
@@ -170,6 +174,22 @@ def submit(paths: Paths, request: Request) -> str:
         if lock >= 0:
             os.close(lock)
     return spec.job_id
+
+
+def _check_refresh(request: Request, cache: CacheSpec | None, *, on_hosts: bool) -> None:
+    """Raise JobSpecError where a job can't read rows again."""
+    origin = {} if cache is None or cache.origin is None else dict(cache.origin)
+    if "servers" not in origin:
+        raise JobSpecError(
+            f"--refresh is for jobs on a partitioned cache of Apache Ignite, or on a snapshot of one. "
+            f"Received: {request.cache}. Leave it out, or start the job on ignite://HOST/CACHE"
+        )
+    if on_hosts or request.ps != 0:
+        raise JobSpecError(
+            f"--refresh is for workers on one machine that train in step. Received: "
+            f"{'hosts of agents' if on_hosts else 'parameter servers'}. Give "
+            f"{'--engine local' if on_hosts else '--ps 0'}, or start a job for the rows of now"
+        )
 
 
 def _choose_copies(paths: Paths, cache: CacheSpec | None, hosts: HostNodes | None) -> CacheSpec | None:
@@ -242,6 +262,7 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: 
         standby=request.standby,
         memory_checkpoint=request.memory_checkpoint,
         gpus_per_worker=request.gpus_per_worker,
+        refresh=request.refresh,
     )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from insitu.grid.ignite import encoding
     from insitu.grid.ignite.address import (
         COLUMN_OPTIONS,
+        Address,
         cache_name_of,
         is_ignite_address,
         parse_address,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from insitu.grid.ignite.description import describe_ignite, describe_moves
     from insitu.grid.ignite.fields import FieldOptions, parse_field_options
     from insitu.grid.ignite.placing import ServerPlaces, count_moved
+    from insitu.grid.ignite.settling import wait_until_settled
     from insitu.grid.ignite.source import IgniteSource, open_ignite
 
 __getattr__, __dir__ = lazy_door(
@@ -32,6 +34,7 @@ __getattr__, __dir__ = lazy_door(
     {
         "address": (
             "COLUMN_OPTIONS",
+            "Address",
             "cache_name_of",
             "is_ignite_address",
             "parse_address",
@@ -43,12 +46,14 @@ __getattr__, __dir__ = lazy_door(
         "description": ("describe_ignite", "describe_moves"),
         "fields": ("FieldOptions", "parse_field_options"),
         "placing": ("ServerPlaces", "count_moved"),
+        "settling": ("wait_until_settled",),
         "source": ("IgniteSource", "open_ignite"),
     },
 )
 
 __all__ = [
     "COLUMN_OPTIONS",
+    "Address",
     "Cluster",
     "FieldOptions",
     "IgniteSource",
@@ -64,4 +69,5 @@ __all__ = [
     "parse_address",
     "parse_field_options",
     "read_settings",
+    "wait_until_settled",
 ]

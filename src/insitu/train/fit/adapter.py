@@ -51,6 +51,11 @@ class FeedAdapter(_UnevenBatches):
         initial_epoch: int = 0,
         steps_per_execution: int = 1,
     ) -> None:
+        if feed.is_refreshed and steps_per_epoch:
+            raise InputError(
+                f"With --refresh an epoch is a pass over all rows. Received: epochs of {steps_per_epoch} steps. "
+                f"Leave their number out"
+            )
         self.feed = feed
         self.steps_per_epoch = steps_per_epoch
         self._start = start
@@ -109,6 +114,10 @@ class FeedAdapter(_UnevenBatches):
         has_begun = self._place[1] or source.eager
         self._iteration = source.begun - bool(has_begun) if self._goes_on else None
         source.begin_epoch(self._place[0])
+        if self.feed.is_refreshed and self._iterator is not None:
+            ACCOUNT.enter(DATA)  # this may read the rows
+            self._iterator._num_batches = self.feed.count_steps(self._place[0])
+            ACCOUNT.enter(CALLBACKS)
         if is_first and self._place[1] and self._iterator is not None:
             # Another process has begun the iteration, which goes on over several epochs.
             self._iterator._current_iterator = iter(self)
@@ -243,6 +252,11 @@ class DatasetAdapter(_UnevenBatches):
     """Gives a model that no strategy holds this process' rows of an `insitu.Dataset`, as plain batches."""
 
     def __init__(self, dataset: Dataset, class_weight: dict[int, float] | None = None) -> None:
+        if dataset.is_refreshed:
+            raise InputError(
+                f"With --refresh models are trained under a strategy. Received: {dataset!r} for a model of none. "
+                f"Build and compile it in strategy.scope()"
+            )
         self._dataset = dataset
         self._class_weight = class_weight
 

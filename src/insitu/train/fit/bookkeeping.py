@@ -116,13 +116,12 @@ class Bookkeeper:
             return
         feed = self._adapter.feed
         data_epoch, stop = feed.find_pass(*self._adapter.data_position(position.epoch, position.step))
-        whole = feed.steps_of_pass or 0
         for shard in self._membership.context.shards_of_job:
             if stop == 0 and data_epoch > 0:
                 # Who ran the shard may have been lost between the epoch's last step and its publication.
-                self._make_up(shard, data_epoch - 1, whole)
+                self._make_up(shard, data_epoch - 1)
             for epoch in self._find_lost(shard, data_epoch):
-                self._make_up(shard, epoch, whole)
+                self._make_up(shard, epoch)
             self._make_up(shard, data_epoch, stop)
 
     def _find_lost(self, shard: int, before: int) -> list[int]:
@@ -142,18 +141,21 @@ class Bookkeeper:
             lost.append(epoch)
         return lost
 
-    def _make_up(self, shard: int, epoch: int, stop: int) -> None:
-        """Make up the ledger of a shard's first `stop` steps of a pass over the rows."""
+    def _make_up(self, shard: int, epoch: int, stop: int | None = None) -> None:
+        """Make up the ledger of a shard's first `stop` steps of a pass over the rows; None: of all."""
         job = self._membership.context.job
         if self._adapter is None or job is None or epoch < 0:
             return
+        # Before an epoch has a step, its rows may not have been read yet.
+        whole = self._adapter.feed.count_steps(epoch) or 0 if stop != 0 else 0
+        stop = whole if stop is None else stop
         ledger = ShardLedger(epoch, shard)
         published = ShardLedger.published(job, epoch, shard)
         if published is not None:
             ledger.left_out.update(published.left_out)
         for partition, rows in self._adapter.feed.origins(shard, epoch, stop):
             ledger.add(partition, rows)
-        ledger.complete = stop > 0 and stop == self._adapter.feed.steps_of_pass
+        ledger.complete = stop > 0 and stop == whole
         if not ledger.complete:
             self._ledgers[shard] = ledger
             return

@@ -45,8 +45,12 @@ class Feed(Protocol):
         where it has no end."""
 
     @property
-    def steps_of_pass(self) -> int | None:
-        """The number of steps of a pass over the rows, of which an epoch may have several."""
+    def is_refreshed(self) -> bool:
+        """Whether epochs may have different rows, and so different numbers of steps."""
+
+    def count_steps(self, number: int) -> int | None:
+        """Return the steps of pass `number` over the rows, of which an epoch may have several; None where
+        that isn't known."""
 
     def find_pass(self, epoch: int, step: int) -> tuple[int, int]:
         """Return the pass over the rows, counted over all epochs, that a step is of, and its number in that.
@@ -108,11 +112,14 @@ class DatasetFeed:
     @property
     def num_steps(self) -> int | None:
         passes = self._dataset.passes
-        return None if passes is None else passes * self._dataset.num_steps
+        return None if passes is None or self.is_refreshed else passes * self._dataset.num_steps
 
     @property
-    def steps_of_pass(self) -> int | None:
-        return int(self._dataset.num_steps)
+    def is_refreshed(self) -> bool:
+        return self._dataset.is_refreshed
+
+    def count_steps(self, number: int) -> int | None:
+        return int(self._dataset.at_epoch(number).num_steps)
 
     def find_pass(self, epoch: int, step: int) -> tuple[int, int]:
         passes = self._dataset.passes
@@ -132,13 +139,15 @@ class DatasetFeed:
         return self.steps
 
     def steps(self, epoch: int, start_step: int) -> Iterator[StepBatch]:
-        number, num_steps = start_step, self.num_steps
+        number = start_step
+        num_steps = self.count_steps(epoch) if self.is_refreshed else self.num_steps
         while num_steps is None or number < num_steps:
             index, step = self.find_pass(epoch, number)
             own, streams = self._own, [self._dataset.shard_batches(s, index, step) for s in self._shards]
+            last = self.count_steps(index)
             for batches in zip(*streams, strict=True):
                 step, number = step + 1, number + 1
-                yield self._join(index, batches, last=step == self._dataset.num_steps)
+                yield self._join(index, batches, last=step == last)
                 if self._own is not own:
                     break
 
@@ -205,7 +214,10 @@ class StreamFeed:
         return self.source.num_steps
 
     @property
-    def steps_of_pass(self) -> int | None:
+    def is_refreshed(self) -> bool:
+        return False
+
+    def count_steps(self, number: int) -> int | None:
         return self.num_steps
 
     def find_pass(self, epoch: int, step: int) -> tuple[int, int]:

@@ -1,0 +1,189 @@
+"""`insitu start --refresh`: which version of its cache each epoch of a job reads.
+
+Rows of Apache Ignite that were added or changed enter at the beginning of an epoch. The first task that comes
+to such an epoch reads them into a new version, while the others wait for its record in the job's folder. A
+record never changes: whatever is started again later, and every audit, finds the rows that the epoch had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from insitu.errors import CacheBusy, GridError, InputError, InsituError, UnknownCache
+from insitu.grid.catalog import Catalog
+from insitu.grid.files import publish_first
+from insitu.paths import JobPaths, Paths
+from insitu.spec import CacheSpec
+
+logger = logging.getLogger("insitu")
+_LOOK_SECONDS = 0.05
+_BUSY_SECONDS = 120.0
+"""How long another process may be at work on the cache."""
+_ATTEMPTS = 5
+
+ReadAgain = Callable[[Paths, CacheSpec], CacheSpec]
+"""Reads the rows of now into a version that follows another one."""
+
+
+def parse_refresh(text: str) -> int:
+    """Return after how many epochs --refresh has rows read again; 0: never. Raises InputError."""
+    if text in ("never", "epoch"):
+        return int(text == "epoch")
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise InputError(
+            f"--refresh must be never, epoch, or a number of epochs, at least 1. Received: {text!r}"
+        )
+    return int(text)
+
+
+def find_refreshing_epoch(epoch: int, every: int) -> int:
+    """Return the latest epoch, `epoch` or one before it, at whose beginning rows are read again; 0: the rows
+    are those of the job's start."""
+    return epoch - epoch % every if every else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """What the epochs of a job read from one of them on."""
+
+    #: The first of these epochs.
+    epoch: int
+    #: The version that they read.
+    cache: CacheSpec
+    #: Why no rows were read; None: they were.
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "problem": self.problem, "cache": self.cache.to_json()}
+
+
+def read_refreshes(job: JobPaths) -> list[Refresh]:
+    """Return all refreshes of a job by epoch, without what it read at its start. Raises GridError."""
+    return [_read(path) for path in sorted(job.refreshes.glob("epoch-*.json"))]
+
+
+def _read(path: Path) -> Refresh:
+    try:
+        found = json.loads(path.read_text())
+        return Refresh(int(found["epoch"]), CacheSpec.from_json(found["cache"]), found["problem"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InsituError) as error:
+        raise GridError(f"The refresh at {path} can't be read ({error}). Start the job again") from error
+
+
+def find_version(refreshes: list[Refresh], first: CacheSpec, epoch: int) -> CacheSpec:
+    """Return what `epoch` has read, as far as `refreshes` say, which are in order. `first`: the version of
+    the job's start."""
+    return next((each.cache for each in reversed(refreshes) if each.epoch <= epoch), first)
+
+
+class EpochVersions:
+    """The version of the job's cache that each epoch reads."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        job: JobPaths,
+        first: CacheSpec,
+        every: int,
+        seconds: float,
+        read_again: ReadAgain | None = None,
+    ) -> None:
+        """`first` is the version of the job's start, `every` after how many epochs rows are read again,
+        `seconds` how long another task may take to read them."""
+        self._paths = paths
+        self._job = job
+        self._first = first
+        self._every = every
+        self._seconds = seconds
+        self._read_again = read_again or _read_again
+        self._known: dict[int, CacheSpec] = {0: first}
+
+    def find(self, epoch: int) -> CacheSpec:
+        """Return the version that `epoch` reads; the first call of any task makes it.
+
+        Where rows can't be read, it is the version before, and the record says why. Raises GridError.
+        """
+        begins = find_refreshing_epoch(epoch, self._every)
+        if begins not in self._known:
+            self._known[begins] = self._agree(begins).cache
+        return self._known[begins]
+
+    def _agree(self, epoch: int) -> Refresh:
+        path, deadline = self._job.refresh(epoch), time.monotonic() + self._seconds
+        while not path.exists():
+            with self._locked() as is_mine:
+                if is_mine and not path.exists():
+                    found = self._refresh(epoch)
+                    publish_first(path, json.dumps(found.to_json()).encode())
+                    self._tell(found)
+            if not is_mine:
+                if time.monotonic() >= deadline:
+                    raise GridError(
+                        f"Another task reads the rows of epoch {epoch + 1} from Ignite. Received: nothing for "
+                        f"{self._seconds:g} s. Look at its log, and give `insitu start` a longer "
+                        f"--stall-timeout if there are many rows"
+                    )
+                time.sleep(_LOOK_SECONDS)
+        return _read(path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Yield whether this process holds the lock, which the kernel takes from one that ends."""
+        self._job.refreshes.mkdir(mode=0o700, exist_ok=True)
+        with self._job.refresh_lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def _refresh(self, epoch: int) -> Refresh:
+        earlier = [each for each in read_refreshes(self._job) if each.epoch < epoch]
+        before = find_version(earlier, self._first, epoch)
+        try:
+            return Refresh(epoch, self._read_and_pin(before))
+        except InsituError as error:
+            return Refresh(epoch, before, str(error))
+
+    def _read_and_pin(self, before: CacheSpec) -> CacheSpec:
+        deadline, attempt = time.monotonic() + min(_BUSY_SECONDS, self._seconds / 2), 0
+        while True:
+            try:
+                cache = self._read_again(self._paths, before)
+                Catalog(self._paths).pin(cache.name, cache.version, self._job.root.name)
+                return cache
+            except CacheBusy:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_SECONDS)
+            except UnknownCache:  # replaced by that of another job in this very moment
+                attempt += 1
+                if attempt == _ATTEMPTS:
+                    raise
+
+    def _tell(self, refresh: Refresh) -> None:
+        number, cache = refresh.epoch + 1, refresh.cache
+        if refresh.problem is not None:
+            logger.warning(
+                "Epoch %d reads the rows of version %d again: %s", number, cache.version, refresh.problem
+            )
+            return
+        digest = dict(cache.origin or {}).get("digest", "")
+        logger.info(
+            "Epoch %d reads %d rows: version %d, digest %s", number, cache.rows, cache.version, digest
+        )
+
+
+def _read_again(paths: Paths, before: CacheSpec) -> CacheSpec:
+    from insitu.grid.ignite_snapshots import read_snapshot_again  # few jobs need it
+
+    return read_snapshot_again(paths, before)
