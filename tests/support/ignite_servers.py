@@ -102,12 +102,13 @@ class IgniteServers:
         client_certificates: bool = False,
         authentication: bool = False,
         region_mib: int = 128,
+        heap_mib: int = 512,
         outlive: bool = False,
     ) -> None:
         """With `outlive` the servers run on after this process, else they end with it."""
         self.folder = folder
         self._tls, self._authentication, self._region_mib = tls, authentication, region_mib
-        self._client_certificates = client_certificates
+        self._client_certificates, self._heap_mib = client_certificates, heap_mib
         ends_with_parent = shutil.which("setpriv") and not outlive
         self._prefix = ["setpriv", "--pdeathsig", "KILL"] if ends_with_parent else []
         (self._discovery,) = find_ports(1)
@@ -190,7 +191,7 @@ class IgniteServers:
         command = [
             "java",
             "-Xms128m",
-            "-Xmx512m",
+            f"-Xmx{self._heap_mib}m",
             f"-XX:MaxDirectMemorySize={256 + self._region_mib}m",
             *OPENS,
         ]
@@ -262,6 +263,7 @@ def _up(options: argparse.Namespace) -> None:
         tls=options.tls,
         authentication=options.authentication,
         region_mib=options.region_mib,
+        heap_mib=options.heap_mib,
         outlive=True,
     )
     try:
@@ -291,6 +293,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("command", choices=["fetch", "up", "down"])
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--region-mib", type=int, default=512)
+    parser.add_argument("--heap-mib", type=int, default=512)
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--authentication", action="store_true")
     options = parser.parse_args(arguments)

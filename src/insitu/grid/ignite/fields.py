@@ -20,12 +20,13 @@ from insitu.grid.ignite.arrow_values import find_arrow_columns
 from insitu.grid.ignite.objects import ABSENT, ObjectFields, gather_codes, locate_objects
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration
 from insitu.grid.ignite.rows import Buffer, Positions, Rows
-from insitu.grid.ignite.values import ARRAYS, NUMBERS, Leaf, MissingValues, decode_leaf, read_lengths
+from insitu.grid.ignite.values import ARRAYS, NUMBERS, Leaf, MissingValues, decode_aligned, decode_leaf, read_lengths
 from insitu.grid.ignite.wire import (
     BINARY_ENUM,
     BYTES,
     DECIMAL,
     ENUM,
+    FIXED_BYTES,
     HANDLE,
     NULL,
     OBJECT,
@@ -405,8 +406,13 @@ def _decode(
             f"{type_of(int(other[0])).name}. Keep one class in a cache, or leave it out with "
             f"--without {part.name}"
         )
+    whole = bool(present.all())
+    short = [number for number, inner in part.fields if isinstance(inner, Leaf) and inner.code in FIXED_BYTES]
+    aligned = headers.align(short) if whole else None
     for number, inner in part.fields:
-        if present.all():
+        if aligned is not None and number in aligned.distances and isinstance(inner, Leaf):
+            found[inner.name] = decode_aligned(aligned, number, inner)
+        elif whole:
             _decode(inner, buffer, headers.locate(number), type_of, found)
         else:
             spread = np.full(len(objects), ABSENT, np.int64)

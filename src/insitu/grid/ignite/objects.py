@@ -7,7 +7,8 @@ call of NumPy each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,11 @@ from insitu.grid.ignite.wire import HANDLE, NULL, OBJECT, WRAPPED, Malformed, na
 
 HEADER_BYTES = 24
 _HAS_SCHEMA, _HAS_RAW, _ONE_BYTE, _TWO_BYTES, _COMPACT = 0x02, 0x04, 0x08, 0x10, 0x20
+MOST_FIXED_BYTES = 17
+"""The most bytes of a value whose length follows from its type, the type code included."""
+_LEAST_ALIGNED, _LEAST_FIELDS, _MOST_ALIGNED = 64, 4, 2048
+"""How many objects, and fields of each, make it worth while to copy their beginnings, of so many bytes at
+most."""
 ABSENT = -1
 """The position of what isn't there."""
 
@@ -34,23 +40,28 @@ class UnknownSchema(Exception):
 
 def gather(buffer: Buffer, positions: Positions, size: int) -> npt.NDArray[Any]:
     """Return the `size` bytes at each position, as an array [positions] of void. Raises Malformed."""
+    return _gather(buffer, positions, size, np.dtype(f"V{max(1, size)}"))
+
+
+def _gather(buffer: Buffer, positions: Positions, size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the value of `dtype`, of `size` bytes, at each position. Raises Malformed."""
     count = len(positions)
     if not count or not size:
-        return np.zeros(count, f"V{max(1, size)}")
+        return np.zeros(count, dtype)
     low, high = int(positions.min()), int(positions.max())
     if low < 0 or high + size > len(buffer):
         raise Malformed(f"values of {size} bytes at [{low}, {high}] lie outside of {len(buffer)} bytes")
     step = int(positions[1] - positions[0]) if count > 1 else 0
     if step > 0 and high - low == step * (count - 1) and (np.diff(positions) == step).all():
-        return np.ndarray((count,), f"V{size}", buffer, offset=low, strides=(step,)).copy()
+        return np.ndarray((count,), dtype, buffer, offset=low, strides=(step,)).copy()
     everywhere: npt.NDArray[Any] = np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer, strides=(1,))
-    return everywhere[positions]
+    return everywhere[positions].view(dtype)
 
 
 def gather_numbers(buffer: Buffer, positions: Positions, dtype: str) -> npt.NDArray[Any]:
     """Return the number at each position."""
-    size = np.dtype(dtype).itemsize
-    return gather(buffer, positions, size).view(np.dtype(dtype).newbyteorder("<"))
+    kind = np.dtype(dtype).newbyteorder("<")
+    return _gather(buffer, positions, kind.itemsize, kind)
 
 
 def gather_codes(buffer: Buffer, positions: Positions) -> npt.NDArray[np.uint8]:
@@ -93,6 +104,36 @@ def locate_objects(buffer: Buffer, positions: Positions, what: str) -> Positions
     return found
 
 
+def _footer_form(flags: int) -> tuple[int, int]:
+    """Return the bytes of a field's offset in the footer, and of its number before that."""
+    return 1 if flags & _ONE_BYTE else 2 if flags & _TWO_BYTES else 4, 0 if flags & _COMPACT else 4
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedFields:
+    """The beginnings of objects, one after the other."""
+
+    #: The bytes.
+    buffer: Buffer
+    #: How many there are of each object.
+    width: int
+    #: The number of a field -> its distance from the beginning.
+    distances: Mapping[int, int]
+
+    def locate(self, field: int) -> Positions:
+        """Return where the value of a field begins in `buffer`, for each object."""
+        return np.arange(self.distances[field], len(self.buffer), self.width, dtype=np.int64)
+
+    def read(self, field: int, code: int, dtype: str) -> npt.NDArray[Any] | None:
+        """Return the number after the type code of each value; None where not all have type `code`."""
+        distance, count = self.distances[field], len(self.buffer) // self.width
+        strides = (self.width,)
+        if (np.ndarray((count,), np.uint8, self.buffer, distance, strides) != code).any():
+            return None
+        kind = np.dtype(dtype).newbyteorder("<")
+        return np.ndarray((count,), kind, self.buffer, distance + 1, strides).copy()
+
+
 class ObjectFields:
     """The headers of some objects: gives where a field of each begins. Raises Malformed for damaged ones."""
 
@@ -129,11 +170,46 @@ class ObjectFields:
                 found[rows] = self._locate_in(field, rows, int(rows[0]))
         return found
 
+    def align(self, fields: Sequence[int]) -> AlignedFields | None:
+        """Return those of `fields` that lie at one distance from the beginning of all objects, side by side;
+        None where few do: then it is no gain.
+
+        One copy of the beginning of each object takes the place of several of each field.
+        """
+        if len(self._objects) < _LEAST_ALIGNED or self._groups != [None] or len(fields) < _LEAST_FIELDS:
+            return None
+        distances = self._find_distances(fields)
+        if len(distances) < _LEAST_FIELDS:
+            return None
+        # A value of a fixed length ends before that; longer ones aren't read from here.
+        width = min(max(distances.values()) + MOST_FIXED_BYTES, _MOST_ALIGNED, int(self._lengths.min()))
+        inside = {field: d for field, d in distances.items() if d + MOST_FIXED_BYTES <= width}
+        return AlignedFields(gather(self._buffer, self._objects, width).view(np.uint8), width, inside)
+
+    def _find_distances(self, fields: Sequence[int]) -> dict[int, int]:
+        """Return the distance from the beginning of those fields for which it is the same in all objects, which
+        are of one kind."""
+        flags = int(self._flags[0])
+        width, head = _footer_form(flags)
+        if not flags & _HAS_SCHEMA:
+            return {}
+        schema = self._schema(0, flags, width + head)
+        size = len(schema) * (width + head)
+        if (self._footers < HEADER_BYTES).any() or (self._footers + size > self._lengths).any():
+            raise Malformed("the footer of an object lies outside of it")
+        footers = gather(self._buffer, self._objects + self._footers, size).view(np.uint8)
+        entries = np.ndarray(
+            (len(self._objects), len(schema)), f"<u{width}", footers, offset=head, strides=(size, width + head)
+        )
+        alike = (entries == entries[0]).all(axis=0)
+        distances = {field: int(entries[0, k]) for k, field in enumerate(schema) if alike[k]}
+        least = int(self._lengths.min())
+        return {field: distances[field] for field in fields if HEADER_BYTES <= distances.get(field, 0) < least}
+
     def _locate_in(self, field: int, rows: Any, first: int) -> Positions:
         objects, footers, lengths = self._objects[rows], self._footers[rows], self._lengths[rows]
         flags = int(self._flags[first])
-        width = 1 if flags & _ONE_BYTE else 2 if flags & _TWO_BYTES else 4
-        head = 0 if flags & _COMPACT else 4
+        width, head = _footer_form(flags)
         if not flags & _HAS_SCHEMA:
             return np.full(len(objects), ABSENT, np.int64)
         schema = self._schema(first, flags, width + head)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from insitu.errors import SourceError
-from insitu.grid.ignite.objects import gather, gather_codes, gather_numbers
+from insitu.grid.ignite.objects import AlignedFields, gather, gather_codes, gather_numbers
 from insitu.grid.ignite.rows import Buffer, Positions
 from insitu.grid.ignite.wire import (
     BINARY_ENUM,
@@ -137,6 +137,17 @@ def decode_leaf(buffer: Buffer, positions: Positions, leaf: Leaf) -> Any:
     return filled
 
 
+def decode_aligned(aligned: AlignedFields, field: int, leaf: Leaf) -> Any:
+    """Return the values of a leaf as `decode_leaf` does, of a field that lies side by side."""
+    if leaf.code in NUMBERS:
+        # Of a bool any byte but 0 is true.
+        kind = "u1" if leaf.code == BOOL else np.dtype(NUMBERS[leaf.code]).str[1:]
+        values = aligned.read(field, leaf.code, kind)
+        if values is not None:
+            return values != 0 if leaf.code == BOOL else _native(values)
+    return decode_leaf(aligned.buffer, aligned.locate(field), leaf)
+
+
 def _convert(buffer: Buffer, positions: Positions, leaf: Leaf) -> Any:
     """Return the values at `positions`, all of which are there and of the leaf's type."""
     code, column = leaf.code, leaf.column
@@ -205,8 +216,11 @@ def _arrays(buffer: Buffer, positions: Positions, leaf: Leaf) -> Any:
 def _join(buffer: Buffer, positions: Positions, size: int, kind: Any, *, as_bools: bool = False) -> Any:
     """Return the contents of texts or arrays as an Arrow array, end to end."""
     lengths = read_lengths(buffer, positions, size) * size
+    starts = positions + 5
+    if not as_bools and (positions[1:] >= (starts + lengths)[:-1]).all():
+        return _take_between(buffer, starts, lengths, kind)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    starts, total = positions + 5, int(offsets[-1])
+    total = int(offsets[-1])
     if total > _LONG_TEXT * len(positions):
         view = buffer.data
         ends = (starts + lengths).tolist()
@@ -217,6 +231,18 @@ def _join(buffer: Buffer, positions: Positions, size: int, kind: Any, *, as_bool
     if as_bools:
         flat = (flat != 0).view(np.uint8)
     return pa.Array.from_buffers(kind, len(positions), [None, pa.py_buffer(offsets), pa.py_buffer(flat)])
+
+
+def _take_between(buffer: Buffer, starts: Positions, lengths: Positions, kind: Any) -> Any:
+    """Return the bytes [starts[i], starts[i] + lengths[i]), which follow each other, as an Arrow array."""
+    bounds = np.empty(2 * len(starts), np.int64)
+    bounds[::2], bounds[1::2] = starts, starts + lengths
+    # What is wanted and what lies between in turn: every other binary is wanted.
+    turns = pa.Array.from_buffers(
+        pa.large_binary(), max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), pa.py_buffer(buffer)]
+    )
+    # Arrow copies them, so that an array's first offset is 0 and no other bytes are kept.
+    return turns.take(pa.array(np.arange(0, len(bounds), 2))).view(kind)
 
 
 def _timestamps(buffer: Buffer, positions: Positions, name: str) -> npt.NDArray[np.int64]:
