@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         get_strategy,
         has_strategy,
         in_cross_replica_context,
+        predict_into,
     )
     from insitu.train.features import feature_column
     from insitu.train.features.adaptation import adapt
@@ -104,6 +105,7 @@ _load, _ = lazy_door(
             "get_strategy",
             "has_strategy",
             "in_cross_replica_context",
+            "predict_into",
         ),
     },
 )
@@ -156,6 +158,7 @@ __all__ = [
     "in_cross_replica_context",
     "layers",
     "parameters",
+    "predict_into",
 ]
 
 

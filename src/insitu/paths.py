@@ -368,6 +368,10 @@ class JobPaths:
     def refresh_lock(self) -> Path:
         return self.refreshes / "lock"
 
+    def predictions(self, cache: str, number: int) -> Path:
+        """Return the folder of the parts of predictions that a call, counted from 0, makes a cache of."""
+        return self.root / "predictions" / f"{cache_folder_name(cache)}-{number:05d}"
+
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"

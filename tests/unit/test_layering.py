@@ -344,6 +344,7 @@ def test_the_public_names_are_there():
         "in_cross_replica_context",
         "layers",
         "parameters",
+        "predict_into",
     ]
     for name in insitu.__all__:
         assert getattr(insitu, name) is not None

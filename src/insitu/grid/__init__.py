@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         sweep,
     )
     from insitu.grid.manifests import find_unknown_versions
+    from insitu.grid.predictions import KeyReader, open_target
     from insitu.grid.quotas import StoreRoom, measure_store
     from insitu.grid.rebalancer import RebalanceReport, rebalance_cache
     from insitu.grid.refreshing import Refresh, find_version, parse_refresh, read_refreshes
@@ -84,6 +85,7 @@ __getattr__, __dir__ = lazy_door(
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
         "manifests": ("find_unknown_versions",),
+        "predictions": ("KeyReader", "open_target"),
         "quotas": ("StoreRoom", "measure_store"),
         "rebalancer": ("RebalanceReport", "rebalance_cache"),
         "refreshing": ("Refresh", "find_version", "parse_refresh", "read_refreshes"),
@@ -120,6 +122,7 @@ __all__ = [
     "CopyCheck",
     "Dataset",
     "EpochAudit",
+    "KeyReader",
     "PartitionAudit",
     "RebalanceReport",
     "Refresh",
@@ -158,6 +161,7 @@ __all__ = [
     "measure_move",
     "measure_store",
     "move_cache",
+    "open_target",
     "owners_of_partition",
     "parse_refresh",
     "publish_file",

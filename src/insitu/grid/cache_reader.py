@@ -97,6 +97,11 @@ class CacheReader:
         needed = bytes_in_memory(cache.columns, cache.column_bytes, self.names) if cache.codec else 0
         return needed * rows // max(1, cache.rows) > memory_bytes() // 2
 
+    def read_others(self, names: Sequence[str]) -> CacheReader:
+        """Return a reader of other columns of the same rows."""
+        place = (self._paths, self.cache, self.shard_map, self.shards, self._node)
+        return CacheReader(*place, tuple(names), None)
+
     @property
     def is_refreshed(self) -> bool:
         """Whether later epochs may read other rows."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         in_cross_replica_context,
     )
     from insitu.train.evaluation import SidecarEvaluator, TensorBoard
-    from insitu.train.fit import StepLog
+    from insitu.train.fit import StepLog, predict_into
     from insitu.train.strategies import (
         CentralStorageStrategy,
         HierarchicalCopyAllReduce,
@@ -65,7 +65,7 @@ __getattr__, __dir__ = lazy_door(
             "in_cross_replica_context",
         ),
         "evaluation": ("SidecarEvaluator", "TensorBoard"),
-        "fit": ("StepLog",),
+        "fit": ("StepLog", "predict_into"),
         "strategies": (
             "CentralStorageStrategy",
             "HierarchicalCopyAllReduce",
@@ -114,4 +114,5 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "predict_into",
 ]

@@ -11,6 +11,7 @@ from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.keras_patch import dispatch_methods
 from insitu.train.fit.makers import note_maker
+from insitu.train.fit.predicting_into import predict_into
 from insitu.train.fit.sources import is_never_sharded, make_feed
 from insitu.train.fit.step_log import StepLog
 from insitu.train.fit.trainer import KerasTrainer, trainer_of
@@ -30,6 +31,7 @@ __all__ = [
     "is_never_sharded",
     "make_feed",
     "note_maker",
+    "predict_into",
     "register_dataset_adapter",
     "trainer_of",
     "warn_of_own_fit",
