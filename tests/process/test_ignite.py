@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +245,83 @@ def test_a_job_reads_in_place_and_its_shards_follow_from_the_servers(
         shards.append([shard["partitions"] for shard in found["shards"]])
         insitu("delete", job, "--yes")
     assert shards[0] == shards[1]
+
+
+TRAIN = """
+import pathlib
+import time
+
+import keras
+import insitu
+
+FOLDER, TARGET = pathlib.Path({folder!r}), {target!r}
+strategy = insitu.MultiWorkerMirroredStrategy()
+rows = insitu.dataset(label="value").shuffle().batch(256)
+rows = rows.map(lambda x, y: (x.reshape(-1, 1).astype("float32") / 1e4, y.astype("float32") / 1e4))
+with strategy.scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+
+class Pause(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if insitu.context().is_chief:
+            (FOLDER / f"ended-{{epoch}}").touch()
+        deadline = time.monotonic() + 90
+        while not (FOLDER / f"go-{{epoch}}").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+model.fit(rows, epochs=3, callbacks=[Pause()], verbose=0)
+print("PREDICTED", insitu.predict_into(model, rows, TARGET))
+"""
+
+
+def test_training_follows_what_changes_in_ignite(paths: Paths, tmp_path: Path):
+    """Rows are added, a server dies and another one joins: the next epoch has them. A worker dies: its
+    successor reads what the others read. Predictions land beside the rows."""
+    bring_up(paths, 2)
+    with IgniteServers(tmp_path / "ignite", region_mib=256) as cluster:
+        cluster.start(0, 1)
+        load(cluster, "numbers:grid16_numbers:0:2000")
+        target = cluster.address("grid16_predictions", 0)
+        job_dir = tmp_path / "job"
+        job_dir.mkdir()
+        (job_dir / "train.py").write_text(TRAIN.format(folder=str(tmp_path), target=target))
+        command = ["start", "--workers", "2", "--refresh", "epoch", "--name", "follow", "--standby", "0"]
+        command += [cluster.address("grid16_numbers"), str(job_dir), "train.py"]
+        process = subprocess.Popen([sys.executable, "-m", "insitu", *command], text=True)
+        await_file(tmp_path / "ended-0", process)
+        load(cluster, "numbers:grid16_numbers:2000:2500")
+        cluster.kill(1)
+        cluster.start(2)
+        (tmp_path / "go-0").touch()
+        await_file(tmp_path / "ended-1", process)
+        (job,) = (each["job_id"] for each in json.loads(insitu("ps", "--all", "--json").stdout))
+        tasks = json.loads(insitu("describe", job, "--json").stdout)["task_list"]
+        (victim,) = (task["pid"] for task in tasks if task["task"] == "worker:1")
+        os.kill(victim, signal.SIGKILL)
+        (tmp_path / "go-1").touch()
+        (tmp_path / "go-2").touch()
+        assert process.wait(120) == 0
+        found = json.loads(insitu("describe", job, "--ledger", "--json").stdout)
+        assert len(found["attempts"]) == 1 and len(found["recoveries"]) == 1
+        assert [each["rows"] for each in found["refreshes"]] == [2500, 2500]
+        assert [each["problem"] for each in found["refreshes"]] == [None, None]
+        before, after = found["snapshot"], found["refreshes"][0]["snapshot"]
+        assert after["topology"][0][0] > before["topology"][0][0] and before["digest"] != after["digest"]
+        assert after["digest"] == found["refreshes"][1]["snapshot"]["digest"]
+        audited = [(e["version"], e["expected"], e["counted"], e["clean"]) for e in found["ledger"]]
+        assert audited == [(1, 2000, 2000, True), (2, 2500, 2500, True), (3, 2500, 2500, True)]
+        (back,) = import_cache(paths, "back", [target])
+        np.testing.assert_array_equal(np.sort(rows_of(paths, back)["key"]), np.arange(2500))
+
+
+def await_file(path: Path, process: subprocess.Popen[str], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline, path
+        time.sleep(0.05)
 
 
 def insitu(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -144,7 +144,8 @@ def format_refreshes(job: dict[str, Any]) -> str:
         else:
             digest = each["snapshot"].get("digest", "")
             done.append(
-                f"from epoch {each['epoch'] + 1} version {each['version']}, {each['rows']:,} rows, digest {digest}"
+                f"from epoch {each['epoch'] + 1} version {each['version']}, {each['rows']:,} rows, "
+                f"digest {digest}"
             )
     return "; ".join([every, *done])
 

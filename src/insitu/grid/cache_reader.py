@@ -60,9 +60,9 @@ class CacheReader:
         node: NodeId | None,
         features: tuple[str, ...],
         label: str | None,
-        version_at: Callable[[int], CacheSpec] | None = None,
+        version_at: Callable[[int | None], CacheSpec] | None = None,
     ) -> None:
-        """`version_at` returns the version that an epoch reads; None: all read `cache`."""
+        """`version_at` returns the version of an epoch (None: the newest); without it all read `cache`."""
         self.cache = cache
         self._version_at = version_at
         #: The reader of the version that was asked for last, if it isn't `cache`.
@@ -107,10 +107,10 @@ class CacheReader:
         """Whether later epochs may read other rows."""
         return self._version_at is not None
 
-    def at_epoch(self, epoch: int) -> CacheReader:
-        """Return the reader of the rows of an epoch. The first call for one may read them from Ignite.
+    def at_epoch(self, epoch: int | None) -> CacheReader:
+        """Return the reader of the rows of an epoch (None: of the newest ones).
 
-        Raises GridError.
+        The first call for an epoch may read them from Ignite. Raises GridError.
         """
         cache = self.cache if self._version_at is None else self._version_at(epoch)
         if cache.version == self.cache.version:

@@ -284,8 +284,8 @@ class Dataset:
         """Whether later epochs may have other rows, which `insitu start --refresh` reads from Ignite."""
         return self._reader.is_refreshed
 
-    def at_epoch(self, epoch: int) -> Dataset:
-        """Return this dataset over the rows of an epoch: itself, unless they are read again for it.
+    def at_epoch(self, epoch: int | None) -> Dataset:
+        """Return this dataset over the rows of an epoch (None: the newest), maybe itself.
 
         The first call of a job's tasks for such an epoch reads them. Raises GridError.
         """

@@ -22,7 +22,7 @@ from insitu.grid.ignite import (
     is_ignite_address,
     parse_address,
     parse_field_options,
-    wait_until_settled,
+    wait_until_stable,
 )
 from insitu.grid.importer import import_cache
 from insitu.grid.shards import resolve
@@ -69,7 +69,7 @@ def read_snapshot_again(paths: Paths, before: CacheSpec) -> CacheSpec:
     given = origin["options"]
     fields = parse_field_options(given["tensor"], given["fill"], given["arrow"], given["without"])
     address = _find_servers(origin)
-    wait_until_settled(address, origin["topology"][1])
+    wait_until_stable(address, origin["topology"][1])
     return read_snapshot(paths, str(address), fields, given["ragged"], after=before)
 
 

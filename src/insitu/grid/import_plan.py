@@ -73,7 +73,7 @@ class ImportOptions:
     compress: str | None = None
     #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
     beside_servers: bool = False
-    #: The version that the new one takes the place of in a job: its columns, its partitions and their nodes stay.
+    #: The version that the new one follows in a job: its columns, its partitions and their nodes stay.
     after: CacheSpec | None = None
     #: "nodes": those of the cluster read the sources; "here": this process does; None: nodes read URLs.
     read_on: str | None = None

@@ -150,9 +150,9 @@ def import_cache(
             fields or FieldOptions(),
             compress,
             beside_servers,
-            after,
         ),
         read_on=read_on,
+        after=after,
     )
     refuse_copy(paths)
     with home_errors(paths.home):

@@ -224,7 +224,7 @@ def audit(
 ) -> list[EpochAudit]:
     """Compare `ledgers` with the cache: return the audit of each epoch that one of them mentions, in order.
 
-    `version_at` returns the version that an epoch has read, with the partitions of `cache`; None: all `cache`.
+    `version_at` returns the version that an epoch has read, with the partitions of `cache`; None: `cache`.
 
     An epoch is complete once each shard that has rows has said so. A partition that a shard counted
     without holding it makes the epoch unclean. Raises GridError where the map is of another version, or

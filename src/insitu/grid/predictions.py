@@ -1,8 +1,8 @@
 """Keeps predictions under the keys of their rows: in a cache of Apache Ignite, or in one of insitu.
 
-Each task of a job writes those of its own shards. Into Ignite they go as they come: a row replaces the one under
-its key, so that what is written again changes nothing. For a cache of insitu each shard becomes a file in the
-job's folder; the task that completes them imports all.
+Each task of a job writes those of its own shards. Into Ignite they go as they come: a row replaces the one
+under its key, so that what is written again changes nothing. For a cache of insitu each shard becomes a file in
+the job's folder; the task that completes them imports all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Outputs = Mapping[str, Any]
 """Name -> array [rows, ...] of an output of a model; one output has the name VALUE."""
 
 _calls: Counter[tuple[str, str]] = Counter()
-"""(job, cache) -> how often this process has begun to predict into it: the number is the same in all tasks."""
+"""(job, cache) -> how often this process has begun to predict into it: as often as all tasks."""
 
 
 class PredictionTarget(Protocol):
@@ -65,8 +65,8 @@ class KeyReader:
         columns = {column.name: column for column in cache.columns}
         if name not in columns:
             raise InputError(
-                f"Predictions lie under the keys of their rows. Received: cache {cache.name}, which has no column "
-                f"{name!r} but {', '.join(columns)}. Name the column of keys by key="
+                f"Predictions lie under the keys of their rows. Received: cache {cache.name}, which has no "
+                f"column {name!r} but {', '.join(columns)}. Name the column of keys by key="
             )
         self.column = columns[name]
         encoding.check_key(self.column)
@@ -80,7 +80,9 @@ class KeyReader:
         return self._reader.read_positions(shard, np.concatenate(positions))
 
 
-def open_target(target: str, dataset: Dataset, context: Context, key: Column, type_name: str | None) -> PredictionTarget:
+def open_target(
+    target: str, dataset: Dataset, context: Context, key: Column, type_name: str | None
+) -> PredictionTarget:
     """Return where predictions of the rows of `dataset` go. `key` is the column of their keys.
 
     Raises InputError and SourceError.
@@ -102,8 +104,8 @@ class IgnitePredictions:
         if self._cluster.make_cache().name.startswith("SQL_"):
             self._cluster.__exit__(None, None, None)
             raise InputError(
-                f"Predictions go into a cache of keys and values. Received: the SQL table {target.cache}. Name "
-                f"another cache, and copy from there by SQL"
+                f"Predictions go into a cache of keys and values. Received: the SQL table {target.cache}. "
+                f"Name another cache, and copy from there by SQL"
             )
         self._cluster.find_layout()
         #: How values are written; None before the first ones, and where they are no objects.
@@ -143,16 +145,16 @@ class CachePredictions:
         if context.job is None:
             if context.by_hand or context.shared_secret is not None:
                 raise InputError(
-                    f"Several processes that no job has started can predict into a cache of Ignite. Received: "
-                    f"cache {name}. Start them by `insitu start`, or give an address ignite://..."
+                    f"Several processes that no job has started can predict into a cache of Ignite. "
+                    f"Received: cache {name}. Start them by `insitu start`, or give an address ignite://..."
                 )
             self._temporary = tempfile.TemporaryDirectory(prefix="insitu-predictions-")
             self._folder = Path(self._temporary.name)
         else:
             if is_catalog_copy(paths):
                 raise InputError(
-                    f"On hosts of agents predictions go into a cache of Ignite. Received: cache {name}. Give an "
-                    f"address ignite://..., or run the job with --engine local"
+                    f"On hosts of agents predictions go into a cache of Ignite. Received: cache {name}. Give "
+                    f"an address ignite://..., or run the job with --engine local"
                 )
             number = _calls[str(context.job.root), name]
             _calls[str(context.job.root), name] += 1
@@ -222,6 +224,8 @@ def _to_arrow(values: Any) -> pa.Array:
     if array.ndim == 1:
         return pa.array(array)
     shape = array.shape[1:]
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array)) if len(shape) > 1 else (
-        pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), shape[0])
+    return (
+        pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
+        if len(shape) > 1
+        else (pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), shape[0]))
     )

@@ -106,11 +106,14 @@ class EpochVersions:
         self._read_again = read_again or _read_again
         self._known: dict[int, CacheSpec] = {0: first}
 
-    def find(self, epoch: int) -> CacheSpec:
-        """Return the version that `epoch` reads; the first call of any task makes it.
+    def find(self, epoch: int | None) -> CacheSpec:
+        """Return the version that `epoch` reads; the first call of any task makes it. None: the newest one.
 
         Where rows can't be read, it is the version before, and the record says why. Raises GridError.
         """
+        if epoch is None:
+            newest = read_refreshes(self._job)[-1:]
+            return newest[0].cache if newest else self._first
         begins = find_refreshing_epoch(epoch, self._every)
         if begins not in self._known:
             self._known[begins] = self._agree(begins).cache
@@ -127,8 +130,8 @@ class EpochVersions:
             if not is_mine:
                 if time.monotonic() >= deadline:
                     raise GridError(
-                        f"Another task reads the rows of epoch {epoch + 1} from Ignite. Received: nothing for "
-                        f"{self._seconds:g} s. Look at its log, and give `insitu start` a longer "
+                        f"Another task reads the rows of epoch {epoch + 1} from Ignite. Received: nothing "
+                        f"for {self._seconds:g} s. Look at its log, and give `insitu start` a longer "
                         f"--stall-timeout if there are many rows"
                     )
                 time.sleep(_LOOK_SECONDS)

@@ -25,6 +25,7 @@ _OPTIONS = {
     "standby": "--standby",
     "memory_checkpoint": "--memory-checkpoint",
     "gpus_per_worker": "--gpus-per-worker",
+    "refresh": "--refresh",
     "allow_unauthenticated": "--allow-unauthenticated",
 }
 """Options by the fields of a request."""

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     )
     from insitu.grid.ignite.client_configuration import address_by_configuration
     from insitu.grid.ignite.cluster import Cluster
+    from insitu.grid.ignite.debounce import wait_until_stable
     from insitu.grid.ignite.description import describe_ignite, describe_moves
     from insitu.grid.ignite.fields import FieldOptions, parse_field_options
     from insitu.grid.ignite.placing import ServerPlaces, count_moved
-    from insitu.grid.ignite.settling import wait_until_settled
     from insitu.grid.ignite.source import IgniteSource, open_ignite
 
 __getattr__, __dir__ = lazy_door(
@@ -46,7 +46,7 @@ __getattr__, __dir__ = lazy_door(
         "description": ("describe_ignite", "describe_moves"),
         "fields": ("FieldOptions", "parse_field_options"),
         "placing": ("ServerPlaces", "count_moved"),
-        "settling": ("wait_until_settled",),
+        "debounce": ("wait_until_stable",),
         "source": ("IgniteSource", "open_ignite"),
     },
 )
@@ -69,5 +69,5 @@ __all__ = [
     "parse_address",
     "parse_field_options",
     "read_settings",
-    "wait_until_settled",
+    "wait_until_stable",
 ]

@@ -20,7 +20,15 @@ from insitu.grid.ignite.arrow_values import find_arrow_columns
 from insitu.grid.ignite.objects import ABSENT, ObjectFields, gather_codes, locate_objects
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration
 from insitu.grid.ignite.rows import Buffer, Positions, Rows
-from insitu.grid.ignite.values import ARRAYS, NUMBERS, Leaf, MissingValues, decode_aligned, decode_leaf, read_lengths
+from insitu.grid.ignite.values import (
+    ARRAYS,
+    NUMBERS,
+    Leaf,
+    MissingValues,
+    decode_aligned,
+    decode_leaf,
+    read_lengths,
+)
 from insitu.grid.ignite.wire import (
     BINARY_ENUM,
     BYTES,

@@ -187,8 +187,10 @@ class ObjectFields:
         return AlignedFields(gather(self._buffer, self._objects, width).view(np.uint8), width, inside)
 
     def _find_distances(self, fields: Sequence[int]) -> dict[int, int]:
-        """Return the distance from the beginning of those fields for which it is the same in all objects, which
-        are of one kind."""
+        """Return the distance from the beginning of those fields for which it is the same in all objects.
+
+        These are of one kind.
+        """
         flags = int(self._flags[0])
         width, head = _footer_form(flags)
         if not flags & _HAS_SCHEMA:
@@ -199,12 +201,18 @@ class ObjectFields:
             raise Malformed("the footer of an object lies outside of it")
         footers = gather(self._buffer, self._objects + self._footers, size).view(np.uint8)
         entries = np.ndarray(
-            (len(self._objects), len(schema)), f"<u{width}", footers, offset=head, strides=(size, width + head)
+            (len(self._objects), len(schema)),
+            f"<u{width}",
+            footers,
+            offset=head,
+            strides=(size, width + head),
         )
         alike = (entries == entries[0]).all(axis=0)
         distances = {field: int(entries[0, k]) for k, field in enumerate(schema) if alike[k]}
         least = int(self._lengths.min())
-        return {field: distances[field] for field in fields if HEADER_BYTES <= distances.get(field, 0) < least}
+        return {
+            field: distances[field] for field in fields if HEADER_BYTES <= distances.get(field, 0) < least
+        }
 
     def _locate_in(self, field: int, rows: Any, first: int) -> Positions:
         objects, footers, lengths = self._objects[rows], self._footers[rows], self._lengths[rows]

@@ -53,8 +53,8 @@ class FeedAdapter(_UnevenBatches):
     ) -> None:
         if feed.is_refreshed and steps_per_epoch:
             raise InputError(
-                f"With --refresh an epoch is a pass over all rows. Received: epochs of {steps_per_epoch} steps. "
-                f"Leave their number out"
+                f"With --refresh an epoch is a pass over all rows. Received: epochs of {steps_per_epoch} "
+                f"steps. Leave their number out"
             )
         self.feed = feed
         self.steps_per_epoch = steps_per_epoch
@@ -254,8 +254,8 @@ class DatasetAdapter(_UnevenBatches):
     def __init__(self, dataset: Dataset, class_weight: dict[int, float] | None = None) -> None:
         if dataset.is_refreshed:
             raise InputError(
-                f"With --refresh models are trained under a strategy. Received: {dataset!r} for a model of none. "
-                f"Build and compile it in strategy.scope()"
+                f"With --refresh models are trained under a strategy. Received: {dataset!r} for a model of "
+                f"none. Build and compile it in strategy.scope()"
             )
         self._dataset = dataset
         self._class_weight = class_weight

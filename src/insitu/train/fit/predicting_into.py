@@ -17,24 +17,25 @@ _VALUE = "value"
 def predict_into(
     model: Any, dataset: Dataset, target: str, *, key: str | None = None, type_name: str | None = None
 ) -> int:
-    """Predict the rows of `dataset`, and keep each prediction under the key of its row. Returns how many rows.
+    """Predict the rows of `dataset`, and keep each prediction under the key of its row.
 
     `target` is a cache of Apache Ignite, ignite://HOST[:PORT][,HOST...]/NAME, which is made if need be, or the
-    name of a cache of insitu, which gets a new version. `key` is the column of the dataset's cache whose values
-    are the keys, by default "key"; the dataset needn't have it among its features. Labels are left out.
+    name of a cache of insitu, which gets a new version. `key` is the column of the dataset's cache whose
+    values are the keys, by default "key"; the dataset needn't have it among its features. Labels are left out.
 
-    One output of shape [rows] or [rows, 1] makes a number, of another shape an array; several make the fields of
-    an object of class `type_name`, by default NAME, or several columns. Under a strategy in a job each task
-    predicts the rows of its own shards, with its own replica, and returns how many these are. What is done
-    again, after a failure, replaces itself.
+    One output of shape [rows] or [rows, 1] makes a number, of another shape an array; several make the fields
+    of an object of class `type_name`, by default NAME, or several columns. In a job each task predicts the rows
+    of its own shards with its own replica; with --refresh the newest ones. What is done again, after a failure,
+    replaces itself.
 
-    Raises InputError and SourceError.
+    Returns how many rows this task has predicted. Raises InputError and SourceError.
     """
     if not isinstance(dataset, Dataset) or dataset.passes != 1:
         raise InputError(
             f"predict_into takes an insitu.Dataset of one pass. Received: {dataset!r}. Make one by "
             f"insitu.dataset(NAME).batch(SIZE), without repeat"
         )
+    dataset = dataset.at_epoch(None)
     batches = dataset.batch_size  # raises without one
     keys = KeyReader(dataset, key)
     written = open_target(target, dataset, context_of_process(), keys.column, type_name)

@@ -136,7 +136,7 @@ def test_ledgers_that_were_lost_with_a_host_are_made_up(books: Bookkeeper, job: 
         ledger.publish(job)
     feed: Any = SimpleNamespace(
         cache="c",
-        steps_of_pass=4,
+        count_steps=lambda epoch: 4,
         find_pass=lambda epoch, step: (epoch, step),
         origins=lambda shard, epoch, stop: [(0, [3 * epoch + n]) for n in range(stop)],
     )

@@ -123,7 +123,7 @@ def test_a_column_of_text_goes_into_a_model(cache: str, home: Path) -> None:
 def test_the_ledger_of_several_passes_goes_by_passes(cache: str) -> None:
     ds = insitu.dataset(cache, features="x").shuffle(1).batch(20).repeat(2)
     feed = DatasetFeed(ds, [0], 1)
-    assert (feed.num_steps, feed.steps_of_pass, feed.cache) == (6, 3, cache)
+    assert (feed.num_steps, feed.count_steps(0), feed.cache) == (6, 3, cache)
     steps = list(feed.steps(1, 0))
     assert [step.epoch for step in steps] == [2, 2, 2, 3, 3, 3]
     assert [step.last for step in steps] == [False, False, True] * 2

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from insitu.grid.ignite.address import Address, read_settings
 from insitu.grid.ignite.cluster import Cluster
 
-SETTLED_SECONDS = 2.0
-"""How long a topology version must stay to count as settled."""
+STABLE_SECONDS = 2.0
+"""How long a topology version must stay to count as stable."""
 _MOST_SECONDS = 60.0
 """After how long rows are read all the same: each partition is read whole from one server in any case."""
 _LOOK_SECONDS = 0.25
@@ -18,7 +18,7 @@ _LOOK_SECONDS = 0.25
 
 @dataclass(slots=True)
 class Debounce:
-    """Decides whether a topology version has settled. The time is passed in."""
+    """Decides whether a topology version is stable. The time is passed in."""
 
     #: The version that was seen last.
     version: tuple[int, ...]
@@ -26,13 +26,13 @@ class Debounce:
     since: float | None = None
 
     def observe(self, version: Sequence[int], now: float) -> bool:
-        """Take in the version of now. Returns whether it has stayed for SETTLED_SECONDS."""
+        """Take in the version of now. Returns whether it has stayed for STABLE_SECONDS."""
         if tuple(version) != self.version:
             self.version, self.since = tuple(version), now
-        return self.since is None or now - self.since >= SETTLED_SECONDS
+        return self.since is None or now - self.since >= STABLE_SECONDS
 
 
-def wait_until_settled(address: Address, known: Sequence[int]) -> None:
+def wait_until_stable(address: Address, known: Sequence[int]) -> None:
     """Return once the topology version is `known`, or another one that stays; after a minute in any case.
 
     Raises InputError and SourceError where no server answers.
