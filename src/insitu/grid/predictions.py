@@ -1,8 +1,8 @@
 """Keeps predictions under the keys of their rows: in a cache of Apache Ignite, or in one of insitu.
 
 Each task of a job writes those of its own shards. Into Ignite they go as they come: a row replaces the one
-under its key, so that what is written again changes nothing. For a cache of insitu each shard becomes a file in
-the job's folder; the task that completes them imports all.
+under its key, so that what is written again changes nothing. For a cache of insitu each shard becomes a file
+in the job's folder; the task that completes them imports all.
 """
 
 from __future__ import annotations

@@ -19,14 +19,15 @@ def predict_into(
 ) -> int:
     """Predict the rows of `dataset`, and keep each prediction under the key of its row.
 
-    `target` is a cache of Apache Ignite, ignite://HOST[:PORT][,HOST...]/NAME, which is made if need be, or the
-    name of a cache of insitu, which gets a new version. `key` is the column of the dataset's cache whose
-    values are the keys, by default "key"; the dataset needn't have it among its features. Labels are left out.
+    `target` is a cache of Apache Ignite, ignite://HOST[:PORT][,HOST...]/NAME, which is made if need be, or
+    the name of a cache of insitu, which gets a new version. `key` is the column of the dataset's cache whose
+    values are the keys, by default "key"; the dataset needn't have it among its features. Labels are left
+    out.
 
-    One output of shape [rows] or [rows, 1] makes a number, of another shape an array; several make the fields
-    of an object of class `type_name`, by default NAME, or several columns. In a job each task predicts the rows
-    of its own shards with its own replica; with --refresh the newest ones. What is done again, after a failure,
-    replaces itself.
+    One output of shape [rows] or [rows, 1] makes a number, of another shape an array; several make the
+    fields of an object of class `type_name`, by default NAME, or several columns. In a job each task predicts
+    the rows of its own shards with its own replica; with --refresh the newest ones. What is done again, after
+    a failure, replaces itself.
 
     Returns how many rows this task has predicted. Raises InputError and SourceError.
     """

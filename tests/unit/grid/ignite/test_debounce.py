@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 from ignite_wire import cluster_of, drawings
 
 from insitu.grid.ignite import debounce, parse_address, wait_until_stable
@@ -20,8 +23,9 @@ def test_a_version_that_stays_is_stable() -> None:
 
 def test_a_topology_that_changes_is_waited_for(monkeypatch) -> None:
     monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "2")
-    monkeypatch.setattr(debounce, "_LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(debounce, "STABLE_SECONDS", 0.01)
+    clock = itertools.count()  # each look takes half a second
+    fake = SimpleNamespace(monotonic=lambda: next(clock) / 4, sleep=lambda seconds: None)
+    monkeypatch.setattr(debounce, "time", fake)
     seen = []
     observe = Debounce.observe
 

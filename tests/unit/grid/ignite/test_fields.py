@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ignite_wire import NULL, array, binary_object, binary_type, number
 
 from insitu.errors import InputError, SourceError
+from insitu.grid.ignite import objects
 from insitu.grid.ignite.fields import FieldOptions, decode_rows, find_fields, parse_field_options
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration
 from insitu.grid.ignite.rows import find_rows
@@ -374,3 +375,37 @@ def test_rows_of_one_length_and_of_many_are_found_alike():
         find_rows(key(0) + equal[0] + b"\0", 1)
     with pytest.raises(Malformed):
         find_rows(key(0) + wrapped[0] + key(1) + wrapped[-1][:-1], 2)
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("null_at", [None, 40])
+def test_fields_at_equal_distances_are_read_as_those_at_any(
+    monkeypatch: pytest.MonkeyPatch, compact: bool, null_at: int | None
+) -> None:
+    """Numbers before a text lie at one distance in all objects, those behind it don't."""
+    names = [("a", 4), ("b", 6), ("c", 8), ("d", 3), ("text", 9), ("e", 1)]
+    kind = binary_type("Mixed", names, [name for name, _ in names])
+
+    def row(index: int) -> bytes:
+        fields = [
+            ("a", number(4, "q", -index)),
+            ("b", number(6, "d", index / 3)),
+            ("c", number(8, "?", index % 2)),
+            ("d", NULL if index == null_at else number(3, "i", index * 7)),
+            ("text", pack_string("x" * (index % 5))),
+            ("e", number(1, "b", index % 100)),
+        ]
+        return binary_object(kind, fields, compact=compact)
+
+    values = [row(index) for index in range(100)]
+    options = FieldOptions(fills={"d": "-1"})
+    _, found = read(values, [kind], options)
+    monkeypatch.setattr(objects, "_LEAST_ALIGNED", 1000)
+    _, expected = read(values, [kind], options)
+    assert found.keys() == expected.keys()
+    for name, column in expected.items():
+        assert (found[name].equals(column)) if name == "text" else (found[name] == column).all(), name
+        assert getattr(found[name], "dtype", None) == getattr(column, "dtype", None)
+    d = [-1 if index == null_at else index * 7 for index in range(100)]
+    assert found["d"].tolist() == d and found["c"].tolist() == [index % 2 == 1 for index in range(100)]
+    assert found["text"].to_pylist() == ["x" * (index % 5) for index in range(100)]
