@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from insitu.grid.manifests import find_unknown_versions
     from insitu.grid.predictions import KeyReader, open_target
     from insitu.grid.quotas import StoreRoom, measure_store
-    from insitu.grid.rebalancer import RebalanceReport, rebalance_cache
+    from insitu.grid.rebalancer import RebalanceReport, rebalance_cache, restore_copies
     from insitu.grid.refreshing import Refresh, find_version, parse_refresh, read_refreshes
     from insitu.grid.repair import RepairReport, repair_catalog
     from insitu.grid.scrubbing import CopyCheck, scrub_cache, verify_copies
@@ -87,7 +87,7 @@ __getattr__, __dir__ = lazy_door(
         "manifests": ("find_unknown_versions",),
         "predictions": ("KeyReader", "open_target"),
         "quotas": ("StoreRoom", "measure_store"),
-        "rebalancer": ("RebalanceReport", "rebalance_cache"),
+        "rebalancer": ("RebalanceReport", "rebalance_cache", "restore_copies"),
         "refreshing": ("Refresh", "find_version", "parse_refresh", "read_refreshes"),
         "repair": ("RepairReport", "repair_catalog"),
         "store_identity": (
@@ -175,6 +175,7 @@ __all__ = [
     "reconcile_store",
     "register_converter",
     "repair_catalog",
+    "restore_copies",
     "scrub_cache",
     "set_up_stores",
     "shard_partitions",

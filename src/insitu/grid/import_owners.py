@@ -38,17 +38,16 @@ class ImportOwners:
 
         Raises GridError where no agent is alive.
         """
-        if remote is not None and not (remote.here or remote.nodes):
+        agents = () if remote is None else sorted({*remote.here, *remote.nodes} - remote.leaving)
+        if remote is not None and not agents:
             raise GridError(
-                "An import needs an agent that is alive. Received: none. `insitu nodes` shows them, and "
-                "`insitu up --hosts FILE` starts them"
+                "An import needs an agent that is alive and isn't to leave. Received: none. `insitu nodes` "
+                "shows them, and `insitu up --hosts FILE` starts them"
             )
         self._paths = paths
         self._remote = remote
         #: The nodes that partitions are spread over.
-        self.topology = (
-            load_topology(paths) if remote is None else Topology(tuple(sorted({*remote.here, *remote.nodes})))
-        )
+        self.topology = load_topology(paths) if remote is None else Topology(tuple(agents))
         #: Whether agents have begun to put a version in its place. Written by `put_in_place`.
         self._placed = False
         #: What each other host has said about its store. Written by `check_room`.

@@ -31,6 +31,7 @@ from insitu.grid.layout import (
     begin_rebalancing,
     flip_copies,
     plan_rebalancing,
+    plan_restoring,
 )
 from insitu.grid.scrubbing import with_owners
 from insitu.grid.transfer import RemoteStores
@@ -88,9 +89,12 @@ def rebalance_cache(
     catalog = Catalog(paths)
     catalog.get(name)
     nodes = sorted({*remote.nodes, *remote.here})
+    leaving = sorted(remote.leaving)
     with cache_locks(paths, [name]):
         versions = [cache for cache in catalog.stored() if cache.name == name]
-        reports = [RebalanceReport(cache, _make_plan(paths, catalog, cache, nodes)) for cache in versions]
+        reports = [
+            RebalanceReport(cache, _make_plan(paths, catalog, cache, nodes, leaving)) for cache in versions
+        ]
         total = sum(report.plan.bytes for report in reports)
         moved = Counter[str]()
 
@@ -103,7 +107,42 @@ def rebalance_cache(
         return reports
 
 
-def _make_plan(paths: Paths, catalog: Catalog, cache: CacheSpec, nodes: Sequence[NodeId]) -> RebalancePlan:
+def restore_copies(
+    paths: Paths,
+    remote: RemoteStores,
+    *,
+    leaving: Sequence[NodeId] = (),
+    waiting: Sequence[NodeId] = (),
+    rate: float | None = None,
+) -> list[RebalanceReport]:
+    """Make again the copies that all caches have lacked since nodes were lost, and take those off nodes that
+    are `leaving`. `waiting`: nodes that are away and may come back soon, whose copies count.
+
+    Returns what was done about the versions where something was to be done. Raises CacheBusy during an import
+    into one of them, GridError in the home of an agent.
+    """
+    refuse_copy(paths)
+    catalog, nodes = Catalog(paths), sorted({*remote.nodes, *remote.here})
+    reports = []
+    for name in sorted({cache.name for cache in catalog.stored()}):
+        with cache_locks(paths, [name]):
+            for cache in [each for each in catalog.stored() if each.name == name]:
+                copies = [c for c in catalog.placement(name, cache.version) if c.state != "copying"]
+                if not {copy.node for copy in copies} & {*nodes, *waiting}:
+                    continue  # it lies in stores without an agent
+                sizes = {info.index: info.bytes for info in cache.partitions}
+                plan = plan_restoring(copies, sizes, nodes, cache.backups, leaving=leaving, waiting=waiting)
+                report = RebalanceReport(cache, plan)
+                if plan.moves or plan.drops:
+                    _Run(catalog, remote, report, nodes, rate, lambda size: None).run()
+                if plan.moves or plan.drops or plan.unavailable:
+                    reports.append(report)
+    return reports
+
+
+def _make_plan(
+    paths: Paths, catalog: Catalog, cache: CacheSpec, nodes: Sequence[NodeId], leaving: Sequence[NodeId]
+) -> RebalancePlan:
     # What an earlier call was about to copy: nobody else does while the lock is held.
     copies = [copy for copy in catalog.placement(cache.name, cache.version) if copy.state != "copying"]
     local = sorted({c.node for c in copies if c.node not in nodes and paths.node(c.node).exists()})
@@ -113,7 +152,7 @@ def _make_plan(paths: Paths, catalog: Catalog, cache: CacheSpec, nodes: Sequence
             f"{', '.join(local)} in {paths.home}, without an agent. Import it again with --overwrite"
         )
     sizes = {info.index: info.bytes for info in cache.partitions}
-    return plan_rebalancing(copies, sizes, nodes, cache.backups)
+    return plan_rebalancing(copies, sizes, nodes, cache.backups, leaving)
 
 
 class _Run:

@@ -39,6 +39,7 @@ from insitu.grid.layout.order import (
 )
 from insitu.grid.layout.permutation import Permutation
 from insitu.grid.layout.rebalancing import Move, RebalancePlan, plan_rebalancing
+from insitu.grid.layout.restoring import plan_restoring
 from insitu.grid.layout.sampling import draw_rows
 from insitu.grid.layout.windows import (
     FileOrder,
@@ -83,6 +84,7 @@ __all__ = [
     "owners_of_partition",
     "partition_of_rows",
     "plan_rebalancing",
+    "plan_restoring",
     "reconcile_copies",
     "rows_before",
     "shard_partitions",

@@ -85,14 +85,17 @@ class RemoteStores:
         secret: bytes,
         *,
         here: Iterable[NodeId] = (),
+        leaving: Iterable[NodeId] = (),
         silence: float = SILENCE_SECONDS,
     ) -> None:
-        """`here` are agents of this home, whose stores need no server."""
+        """`here` are agents of this home, whose stores need no server; those `leaving` get nothing new."""
         self._addresses = dict(addresses)
         self._secret = secret
         self._silence = silence
         #: Nodes with agents whose stores lie in this home.
         self.here: tuple[NodeId, ...] = tuple(sorted(here))
+        #: Nodes that are to leave: they are read from, and get nothing new.
+        self.leaving: frozenset[NodeId] = frozenset(leaving)
         #: Bytes of rows that were sent to each node from here. Written by the import.
         self.sent: Counter[NodeId] = Counter()
         self._counting = threading.Lock()
