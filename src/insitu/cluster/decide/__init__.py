@@ -11,19 +11,27 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.decide import holders, membership
+    from insitu.cluster.decide.copy_orders import (
+        CopyOrder,
+        CopyOrders,
+        find_copy_order,
+    )
     from insitu.cluster.decide.environment import (
         build_task_environment,
     )
     from insitu.cluster.decide.events import (
         Action,
         ControllerLostEvent,
+        DataMovedEvent,
         Event,
         Finish,
         Launch,
         LaunchedEvent,
         LaunchFailedEvent,
+        LeaveEvent,
         LeftAloneEvent,
         Log,
+        MoveEvent,
         PeersLostEvent,
         Publish,
         ReadyEvent,
@@ -85,6 +93,12 @@ if TYPE_CHECKING:
         AgentLoad,
         Member,
         Membership,
+        describe_state,
+    )
+    from insitu.cluster.decide.moves import (
+        Ownership,
+        find_ownership,
+        plan_moves,
     )
     from insitu.cluster.decide.placement import (
         choose_thread_count,
@@ -118,13 +132,18 @@ __getattr__, __dir__ = lazy_door(
         "events": (
             "Action",
             "ControllerLostEvent",
+            "CopyOrder",
+            "CopyOrders",
+            "DataMovedEvent",
             "Event",
             "Finish",
             "Launch",
             "LaunchedEvent",
             "LaunchFailedEvent",
+            "LeaveEvent",
             "LeftAloneEvent",
             "Log",
+            "MoveEvent",
             "PeersLostEvent",
             "Publish",
             "ReadyEvent",
@@ -183,9 +202,15 @@ __getattr__, __dir__ = lazy_door(
             "AgentLoad",
             "Member",
             "Membership",
+            "describe_state",
             "membership",
         ),
         "losses": ("Loss", "find_losses"),
+        "moves": (
+            "Ownership",
+            "find_ownership",
+            "plan_moves",
+        ),
         "placement": (
             "choose_thread_count",
             "choose_worker_count",
@@ -204,6 +229,11 @@ __getattr__, __dir__ = lazy_door(
             "has_recovered",
         ),
         "stall": ("StallWatch",),
+        "copy_orders": (
+            "CopyOrder",
+            "CopyOrders",
+            "find_copy_order",
+        ),
         "stragglers": (
             "Straggler",
             "find_stragglers",
@@ -221,6 +251,9 @@ __all__ = [
     "AgentFacts",
     "AgentLoad",
     "ControllerLostEvent",
+    "CopyOrder",
+    "CopyOrders",
+    "DataMovedEvent",
     "EpochStep",
     "Event",
     "Failure",
@@ -231,11 +264,14 @@ __all__ = [
     "Launch",
     "LaunchFailedEvent",
     "LaunchedEvent",
+    "LeaveEvent",
     "LeftAloneEvent",
     "Log",
     "Loss",
     "Member",
     "Membership",
+    "MoveEvent",
+    "Ownership",
     "PeersLostEvent",
     "Publish",
     "QuietWatch",
@@ -263,14 +299,17 @@ __all__ = [
     "choose_thread_count",
     "choose_worker_count",
     "decode_job",
+    "describe_state",
     "encode_action",
     "encode_event",
     "encode_job",
+    "find_copy_order",
     "find_disconnected",
     "find_furthest",
     "find_left_alone",
     "find_lives",
     "find_losses",
+    "find_ownership",
     "find_ready_to_join",
     "find_resumes",
     "find_shard_holders",
@@ -282,5 +321,6 @@ __all__ = [
     "membership",
     "new_job",
     "place_tasks",
+    "plan_moves",
     "stand_in_for_cache",
 ]

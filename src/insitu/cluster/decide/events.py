@@ -106,6 +106,40 @@ class ScaleRequestedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class DataMovedEvent:
+    """Partitions have other owners, or nodes are to leave."""
+
+    #: For each shard the nodes that hold it; empty: as before.
+    holders: tuple[tuple[NodeId, ...], ...]
+    #: Nodes that are to leave: nothing is launched there.
+    leaving: tuple[NodeId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEvent:
+    """Nodes are ready to run tasks that run elsewhere."""
+
+    #: (task, node that it is to move to).
+    moves: tuple[tuple[TaskId, NodeId], ...]
+    #: Why, for the user.
+    reason: str
+    #: The furthest (epoch, step) that any task of the job has reported.
+    progress: EpochStep | None = None
+    #: Of the tasks alive, those that can go on without a peer.
+    elastic: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveEvent:
+    """A node leaves soon, and tasks on it can't move while the others go on."""
+
+    #: The node.
+    node: NodeId
+    #: The furthest (epoch, step) that any task of the job has reported.
+    progress: EpochStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StalledEvent:
     """Nothing has moved for the stall timeout."""
 
@@ -171,6 +205,9 @@ Event = (
     | PeersLostEvent
     | RecoveredEvent
     | ScaleRequestedEvent
+    | DataMovedEvent
+    | MoveEvent
+    | LeaveEvent
     | StalledEvent
     | LeftAloneEvent
     | StopRequestedEvent

@@ -26,9 +26,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
-from insitu.cluster.decide import recovery
+from insitu.cluster.decide import moves, recovery
 from insitu.cluster.decide.causes import find_cause
 from insitu.cluster.decide.evaluator import (
     bound_evaluation,
@@ -39,13 +38,16 @@ from insitu.cluster.decide.evaluator import (
 from insitu.cluster.decide.events import (
     Action,
     ControllerLostEvent,
+    DataMovedEvent,
     Event,
     Finish,
     Launch,
     LaunchedEvent,
     LaunchFailedEvent,
+    LeaveEvent,
     LeftAloneEvent,
     Log,
+    MoveEvent,
     PeersLostEvent,
     Publish,
     ReadyEvent,
@@ -75,7 +77,7 @@ from insitu.cluster.decide.job_state import (
 )
 from insitu.cluster.decide.layout import ShardHolders, assign_contiguous_shards, choose_node
 from insitu.cluster.decide.recovery import describe_exit
-from insitu.cluster.decide.restart_budget import count_failure, forget_outlived
+from insitu.cluster.decide.restart_budget import count_failure, count_fruitless_attempts, forget_outlived
 from insitu.spec import TaskId, TaskSpec
 
 TERM_GRACE = 10.0
@@ -137,7 +139,7 @@ def advance(state: JobState, event: Event, now: float) -> Result:
         case ControllerLostEvent():
             return _handle_controller_loss(state, event, now)
         case TakenOverEvent():
-            state = _bound_due_times(state, now)
+            state = state.bound_due_times(now + max(LONGEST_DELAY, state.evaluator_grace))
             return state, [Log("the job's controller died; a new one has taken over, training goes on")]
         case TickEvent():
             return _handle_tick(state, now)
@@ -147,6 +149,13 @@ def advance(state: JobState, event: Event, now: float) -> Result:
             return recovery.close_recoveries(state, event, now)
         case ScaleRequestedEvent():
             return recovery.scale(state, event, now)
+        case DataMovedEvent():
+            return moves.note_data_moved(state, event)
+        case MoveEvent():
+            return moves.start_moves(state, event, now)
+        case LeaveEvent():
+            cause = moves.leave_node(state, event)
+            return (state, []) if cause is None else _fail_attempt(state, cause, now)
         case PeersLostEvent():
             reconnected = recovery.reconnect_peers(state, event, now)
             return reconnected or _fail_attempt(state, recovery.describe_lost_peers(event), now)
@@ -166,8 +175,8 @@ def _launch_all(state: JobState, now: float, why: str = "") -> Result:
             shards = layout[task.task.index]
             node = (
                 node
-                if node and node not in state.lost_nodes
-                else choose_node(shards, state.holders, state.lost_nodes) or node
+                if node and node not in state.closed_nodes
+                else choose_node(shards, state.holders, state.closed_nodes) or node
             )
         elif task.task.role != "worker":
             node = recovery.choose_next_node(state, task)
@@ -199,7 +208,8 @@ def _handle_task_exit(state: JobState, event: TaskExitedEvent, now: float) -> Re
     before = state.task(event.task)
     if not before.alive or event.incarnation not in (None, before.incarnation):
         return state, []
-    after = replace(before, alive=False, code=event.code, failure=event.failure, escalate_at=None)
+    ended = replace(before, alive=False, code=event.code, failure=event.failure)
+    after = replace(ended, escalate_at=None, move_to=None)
     state = state.with_progress(event.progress).with_task(after)
     lost = (*state.lost_nodes, *(node for node in event.lost if node not in state.lost_nodes))
     state = replace(state, died=(*state.died, event.task), lost_nodes=lost)
@@ -215,7 +225,10 @@ def _handle_task_exit(state: JobState, event: TaskExitedEvent, now: float) -> Re
         state, more = _release_surplus_tasks(state, event.reporting, now)
         actions += [*notices, *more]
     elif state.phase == "running":
-        done = recovery.handle_task_exit(state, after, event, now)
+        if before.move_to is not None and event.code != 0:
+            done = moves.finish_move(state, after, before.move_to, event, now)
+        else:
+            done = recovery.handle_task_exit(state, after, event, now)
         if done is None:
             missing = recovery.find_stranded_members(state, event) if event.code == 0 else ()
             if missing:
@@ -258,7 +271,9 @@ def _release_surplus_tasks(state: JobState, reporting: Sequence[TaskId], now: fl
 
 def _handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float) -> Result:
     for name in event.tasks:
-        state = state.with_task(replace(state.task(name), alive=False, code=None, escalate_at=None))
+        state = state.with_task(
+            replace(state.task(name), alive=False, code=None, escalate_at=None, move_to=None)
+        )
     lost = (*state.lost_nodes, *(node for node in event.lost if node not in state.lost_nodes))
     state = replace(state, lost_nodes=lost)
     actions: list[Action] = [Log(f"{_join(event.tasks)} could not be started: {event.message}")]
@@ -363,25 +378,11 @@ def _handle_controller_loss(state: JobState, event: ControllerLostEvent, now: fl
         "the job's processes were all ended from outside, its controller included; `insitu resume` goes on "
         "from the last checkpoint"
     )
-    tasks = tuple(replace(t, alive=False, escalate_at=None, launch_at=None) for t in state.tasks)
+    tasks = tuple(
+        replace(t, alive=False, escalate_at=None, launch_at=None, move_to=None) for t in state.tasks
+    )
     state = replace(state, tasks=tasks)
     return _end_job(state, "failed", 1, text, Cause(text, 1), now)
-
-
-def _bound_due_times(state: JobState, now: float) -> JobState:
-    """Return `state` with nothing due later than it can be. The controller before may have had another clock:
-    the machine's was set back."""
-    latest = now + max(LONGEST_DELAY, state.evaluator_grace)
-    tasks = tuple(
-        replace(
-            task,
-            escalate_at=None if task.escalate_at is None else min(task.escalate_at, latest),
-            launch_at=None if task.launch_at is None else min(task.launch_at, latest),
-        )
-        for task in state.tasks
-    )
-    restart_at = None if state.restart_at is None else min(state.restart_at, latest)
-    return replace(state, tasks=tasks, restart_at=restart_at)
 
 
 def _handle_tick(state: JobState, now: float) -> Result:
@@ -460,20 +461,13 @@ def _restart_or_give_up(state: JobState, now: float) -> Result:
     if state.failures >= state.max_restarts:
         text = f"{cause.text}; {state.failures} of {state.max_restarts} restarts were used"
         return _end_job(state, "failed", cause.code, text, cause, now)
-    pause = min(recovery.MAX_RESTART_DELAY, 2.0 ** _count_fruitless_attempts(state))
+    pause = min(recovery.MAX_RESTART_DELAY, 2.0 ** count_fruitless_attempts(state))
     bug = Bug(cause.fingerprint, progress, now) if cause.fingerprint else state.bug
     state = _close_attempt(count_failure(replace(state, bug=bug), progress, now), cause, now)
     state = replace(state, phase="restarting", goal="", stop_cause=None, restart_at=now + pause)
     return state, [
         Log(f"{cause.text}; restarting every task in {pause:g} s ({state.failures} of {state.max_restarts})")
     ]
-
-
-def _count_fruitless_attempts(state: JobState) -> int:
-    """Count the attempts in a row, up to now, that came no further than the one before."""
-    reached = [a.progress or (-1, -1) for a in reversed(state.attempts)]
-    gains = (later > earlier for later, earlier in pairwise(reached))
-    return next((number for number, gained in enumerate(gains) if gained), len(reached) - 1)
 
 
 def _end_job(

@@ -55,6 +55,7 @@ def decode_job(data: Mapping[str, Any]) -> JobState:
                 for a in data["attempts"]
             ),
             "lost_nodes": tuple(data.get("lost_nodes", ())),
+            "leaving_nodes": tuple(data.get("leaving_nodes", ())),
             "died": _decode_task_ids(data["died"]),
             "stop_cause": _decode_cause(data["stop_cause"]),
             "bug": _decode_bug(data.get("bug")),

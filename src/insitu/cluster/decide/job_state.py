@@ -92,6 +92,8 @@ class TaskState:
     launch_at: float | None = None
     #: What the last incarnation wrote about its own end.
     failure: Failure | None = None
+    #: The node of its next incarnation, for which it is being stopped; None where it doesn't move.
+    move_to: NodeId | None = None
     #: Why it is being killed for having stood still, for the user; "" where it isn't.
     stall_reason: str = ""
     #: The roster names it.
@@ -133,8 +135,9 @@ class Attempt:
 class Recovery:
     """One change of membership while training went on."""
 
-    #: What was done: tasks replaced, their shards adopted, tasks joined, released or reconnected.
-    how: Literal["replaced", "adopted", "joined", "released", "reconnected"]
+    #: What was done: tasks replaced, their shards adopted, tasks joined, released, reconnected or
+    #: moved to other nodes.
+    how: Literal["replaced", "adopted", "joined", "released", "reconnected", "moved"]
     #: The tasks that it was done to.
     tasks: tuple[TaskId, ...]
     #: The reason, for the user.
@@ -184,6 +187,8 @@ class JobState:
     generation: int = 0
     #: Nodes that have lost their store.
     lost_nodes: tuple[NodeId, ...] = ()
+    #: Nodes that are to leave the cluster: nothing is launched there where another node will do.
+    leaving_nodes: tuple[NodeId, ...] = ()
     #: Failures that count towards `max_restarts`: those that the job hasn't outlived (`restart_budget.py`).
     failures: int = 0
     #: The furthest that the job was when it failed; None before its first failure.
@@ -207,6 +212,11 @@ class JobState:
         return any(t.task.role == "ps" for t in self.tasks)
 
     @property
+    def closed_nodes(self) -> tuple[NodeId, ...]:
+        """The nodes on which nothing is launched."""
+        return (*self.lost_nodes, *self.leaving_nodes)
+
+    @property
     def alive(self) -> tuple[TaskState, ...]:
         return tuple(t for t in self.tasks if t.alive)
 
@@ -214,6 +224,12 @@ class JobState:
     def members(self) -> tuple[TaskState, ...]:
         """The workers that the roster names, by rank."""
         return tuple(t for t in self.tasks if t.task.role == "worker" and t.member)
+
+    @property
+    def ended_before_others(self) -> tuple[TaskId, ...]:
+        """The workers whose scripts have ended well, and which are no members any more."""
+        workers = (t for t in self.tasks if t.task.role == "worker" and not t.member and not t.released)
+        return tuple(t.task for t in workers if t.has_ended_well)
 
     def task(self, name: TaskId) -> TaskState:
         return next(t for t in self.tasks if t.task == name)
@@ -230,6 +246,20 @@ class JobState:
         last = self.attempts[-1]
         best = max(progress, last.progress or progress)
         return replace(self, attempts=(*self.attempts[:-1], replace(last, progress=best)))
+
+    def bound_due_times(self, latest: float) -> JobState:
+        """Return this state with nothing due after `latest`: the controller before may have had another
+        clock, since the machine's was set back."""
+        tasks = tuple(
+            replace(
+                task,
+                escalate_at=None if task.escalate_at is None else min(task.escalate_at, latest),
+                launch_at=None if task.launch_at is None else min(task.launch_at, latest),
+            )
+            for task in self.tasks
+        )
+        restart_at = None if self.restart_at is None else min(self.restart_at, latest)
+        return replace(self, tasks=tasks, restart_at=restart_at)
 
     @property
     def due(self) -> float | None:
@@ -270,6 +300,9 @@ def validate(state: JobState) -> None:
         "members run each shard once": not state.holders
         or state.phase != "running"
         or sorted(s for t in state.members for s in t.shards) == list(range(len(state.holders))),
+        "a task that moves is being stopped": all(
+            t.alive and bool(t.signal_sent) for t in state.tasks if t.move_to is not None
+        ),
         "a released task is no member": not any(t.released and t.member for t in state.tasks),
         "tasks that got SIGTERM have a deadline or are being killed": all(
             t.signal_sent != "term" or t.escalate_at is not None for t in state.alive

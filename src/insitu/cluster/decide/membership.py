@@ -91,6 +91,11 @@ class Member:
     connection: int | None
     #: Seconds that its clock is ahead of the head's.
     clock_skew: float
+    #: When it is to have left, in seconds since 1970; None: it stays. A node that leaves gets no data and no
+    #: tasks, and what it has moves to others.
+    leave_by: float | None = None
+    #: Whether nothing is on it any more that others need; only of a node that leaves.
+    is_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,11 @@ class Membership:
     members: Mapping[NodeId, Member] = field(default_factory=dict)
     #: The stores in the head's own home: their ids by the name of the node.
     local_stores: Mapping[NodeId, str] = field(default_factory=dict)
+
+    @property
+    def leaving(self) -> tuple[NodeId, ...]:
+        """The nodes that are to leave, by name."""
+        return tuple(sorted(node for node, m in self.members.items() if m.leave_by is not None))
 
     def find(self, connection: int) -> Member | None:
         """Return the member with this connection."""
@@ -144,11 +154,39 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Draining:
+    """Somebody wants a node to leave, or its host is about to be taken away."""
+
+    #: The node.
+    node: NodeId
+    #: Seconds in which it is to have left.
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainingCancelled:
+    """A node stays after all."""
+
+    #: The node.
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """It was found out whether something is on a node that leaves which others need."""
+
+    #: The node.
+    node: NodeId
+    #: Whether nothing is.
+    is_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = Joining | Heard | Ended | Tick
+Event = Joining | Heard | Ended | Draining | DrainingCancelled | Checked | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +258,14 @@ def decide(
             state: AgentState = "left" if event.leaving else "lost"
             member = replace(member, state=state, since=wall, connection=None)
             return _with(membership, member), (Changed(),)
+        case Draining():
+            return _drain(membership, event, wall)
+        case DrainingCancelled():
+            return _set_leaving(membership, event.node, None, is_empty=False)
+        case Checked():
+            found = membership.members.get(event.node)
+            leave_by = None if found is None else found.leave_by
+            return _set_leaving(membership, event.node, leave_by, event.is_empty and leave_by is not None)
         case Tick():
             return _pass_time(membership, now, wall)
 
@@ -227,6 +273,49 @@ def decide(
 def _with(membership: Membership, *members: Member) -> Membership:
     changed = {member.facts.node: member for member in members}
     return replace(membership, members={**membership.members, **changed})
+
+
+def _drain(membership: Membership, event: Draining, wall: float) -> tuple[Membership, tuple[Action, ...]]:
+    """Have a node leave. Asked again, it is to have left at the earlier time."""
+    found = membership.members.get(event.node)
+    until = wall + event.seconds
+    if found is not None and found.leave_by is not None:
+        until = min(until, found.leave_by)
+    return _set_leaving(membership, event.node, until, found is not None and found.is_empty)
+
+
+def _set_leaving(
+    membership: Membership, node: NodeId, leave_by: float | None, is_empty: bool
+) -> tuple[Membership, tuple[Action, ...]]:
+    member = membership.members.get(node)
+    if member is None or (member.leave_by, member.is_empty) == (leave_by, is_empty):
+        return membership, ()
+    return _with(membership, replace(member, leave_by=leave_by, is_empty=is_empty)), (Changed(),)
+
+
+def describe_state(member: Member) -> str:
+    """Return how a node is: its agent's state, or `draining` and then `drained` where it is to leave."""
+    if member.leave_by is None or member.state not in ("alive", "silent"):
+        return member.state
+    return "drained" if member.is_empty else "draining"
+
+
+def find_obstacle_to_draining(membership: Membership, node: NodeId, *, cancel: bool = False) -> str:
+    """Return why a node can't leave: the rule, what was received, what to do; "" where it can."""
+    if node not in membership.members:
+        known = ", ".join(sorted(membership.members)) or "none"
+        return f"A node that leaves is one of the cluster. Received: {node}; its nodes are {known}"
+    if cancel:
+        return ""
+    stay = [
+        m for n, m in membership.members.items() if n != node and m.state == "alive" and m.leave_by is None
+    ]
+    if not stay:
+        return (
+            f"What a node has moves to others before it leaves, so one must stay. Received: {node}, and no "
+            f"other node that is alive and stays. Bring another one up first"
+        )
+    return ""
 
 
 def _pass_time(membership: Membership, now: float, wall: float) -> tuple[Membership, tuple[Action, ...]]:
@@ -269,8 +358,9 @@ def _join(
             )
         actions.append(Close(connection))  # the agent has lost it before this process noticed
     former = [m.facts.node for m in membership.members.values() if m.facts.store == facts.store]
+    leave_by = next((m.leave_by for m in map(membership.members.get, former) if m is not None), None)
     others = {node: member for node, member in membership.members.items() if node not in former}
-    joined = Member(facts, event.load, "alive", wall, now, event.connection, skew)
+    joined = Member(facts, event.load, "alive", wall, now, event.connection, skew, leave_by)
     formerly = next((node for node in former if node != facts.node), None)
     actions += [Admit(event.connection, facts.node, formerly), Changed()]
     return replace(membership, members={**others, facts.node: joined}), tuple(actions)
@@ -355,5 +445,7 @@ def validate_membership(membership: Membership) -> None:
             raise ValueError(f"{member.facts.node} is listed as {node}")
         if member.connection is not None and member.state not in ("alive", "silent"):
             raise ValueError(f"{node} is {member.state} and has a connection")
+        if member.is_empty and member.leave_by is None:
+            raise ValueError(f"{node} counts as empty and isn't to leave")
         if member.connection is None and member.state == "alive":
             raise ValueError(f"{node} is alive without a connection")

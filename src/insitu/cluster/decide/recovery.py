@@ -75,6 +75,7 @@ def begin_incarnation(task: TaskState, now: float) -> TaskState:
         signal_sent="",
         escalate_at=None,
         launch_at=None,
+        move_to=None,
         failure=None,
         stall_reason="",
         started=now,
@@ -115,7 +116,7 @@ def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, n
         return _handle_good_end(state, task, event)
     if task.failure and task.failure.final:
         return None
-    if not _can_go_on(state, task, event):
+    if not can_go_on(state, task, event):
         return None
     progress = event.progress or _BEFORE_TRAINING
     fingerprint = task.failure.fingerprint if task.failure and not task.failure.peer_lost else ""
@@ -171,7 +172,8 @@ def find_stranded_members(state: JobState, event: TaskExitedEvent) -> tuple[Task
     )
 
 
-def _can_go_on(state: JobState, lost: TaskState, event: TaskExitedEvent) -> bool:
+def can_go_on(state: JobState, lost: TaskState, event: TaskExitedEvent) -> bool:
+    """Return whether the others can go on without `lost` until it is back."""
     if lost.task.role == "worker" and not lost.member:
         return True
     if state.on_loss == "restart":
@@ -198,14 +200,14 @@ def _all_elastic(state: JobState, elastic: Sequence[TaskId]) -> bool:
 
 
 def choose_next_node(state: JobState, task: TaskState) -> NodeId | None:
-    """Return the node of its next incarnation: the same one, unless that has lost its store."""
-    if task.node not in state.lost_nodes:
+    """Return the node of its next incarnation: the same, unless that has lost its store or is to leave."""
+    if task.node not in state.closed_nodes:
         return task.node
-    found = choose_node(task.shards, state.holders, state.lost_nodes)
+    found = choose_node(task.shards, state.holders, state.closed_nodes)
     if found is None and not task.shards:
         # It reads no rows, and belongs beside the first worker, whose checkpoints it may read.
         known = [t.node for t in state.tasks], [node for nodes in state.holders for node in nodes]
-        left = [node for node in itertools.chain(*known) if node and node not in state.lost_nodes]
+        left = [node for node in itertools.chain(*known) if node and node not in state.closed_nodes]
         found = left[0] if left else None
     return found or task.node
 
@@ -218,14 +220,14 @@ def _relaunch_or_adopt(
     actions: list[Action] = []
     is_member = task.task.role == "worker" and task.member
     why = task.stall_reason or describe_exit(task)
-    if is_member and adopting and _find_adopters(state):
-        state, actions = _adopt(state, why, progress, now)
+    if is_member and adopting and find_adopters(state):
+        state, actions = adopt(state, why, progress, now)
     elif task.task.role == "ps":
         actions = [
             Log(f"replacing {task.task} ({state.failures} of {state.max_restarts}); its mirror answers")
         ]
     elif is_member:
-        state = _record_recovery(
+        state = record_recovery(
             state, Recovery("replaced", (task.task,), why, now, state.generation + 1, progress)
         )
         meanwhile = "go on" if state.has_servers else "wait"
@@ -237,21 +239,23 @@ def _relaunch_or_adopt(
     return state, actions
 
 
-def _record_recovery(state: JobState, recovery: Recovery) -> JobState:
+def record_recovery(state: JobState, recovery: Recovery) -> JobState:
+    """Return `state` with one change of membership more."""
     return replace(state, recoveries=(*state.recoveries, recovery)[-MAX_RECOVERIES:])
 
 
-def _find_adopters(state: JobState) -> list[TaskState]:
+def find_adopters(state: JobState) -> list[TaskState]:
+    """Return the members that can run others' shards."""
     return [t for t in state.members if t.alive] if state.holders and not state.has_servers else []
 
 
-def _adopt(state: JobState, why: str, progress: EpochStep | None, now: float) -> Result:
+def adopt(state: JobState, why: str, progress: EpochStep | None, now: float) -> Result:
     """Give the shards of dead members, which are members no longer, to those alive."""
     dead = [t for t in state.members if not t.alive]
     state = state.with_task(*(replace(t, member=False, shards=()) for t in dead))
     state, publish = _republish(state)
     names = tuple(t.task for t in dead)
-    state = _record_recovery(state, Recovery("adopted", names, why, now, state.generation, progress))
+    state = record_recovery(state, Recovery("adopted", names, why, now, state.generation, progress))
     takers = ", ".join(f"{t.task} runs {_format_shards(t.shards)}" for t in state.members)
     return state, [Log(f"shards of {', '.join(map(str, names))} are adopted: {takers}"), publish]
 
@@ -290,9 +294,9 @@ def handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float)
     members = [t for t in tasks if t.member]
     if not all(t.replacement for t in tasks):
         return None
-    if members and not (_find_adopters(state) and all(t.task.role == "worker" for t in members)):
+    if members and not (find_adopters(state) and all(t.task.role == "worker" for t in members)):
         return None
-    if members and not any(t.task in event.elastic for t in _find_adopters(state)):
+    if members and not any(t.task in event.elastic for t in find_adopters(state)):
         return None
     if any(set(state.holders[shard]) <= set(state.lost_nodes) for t in members for shard in t.shards):
         return None  # nobody has its rows
@@ -308,7 +312,7 @@ def handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float)
         )
     if not members:
         return state, []
-    return _adopt(state, f"no replacement could be started: {event.message}", None, now)
+    return adopt(state, f"no replacement could be started: {event.message}", None, now)
 
 
 # Membership changes without a death.
@@ -327,7 +331,7 @@ def add_ready_tasks(state: JobState, event: ReadyEvent, now: float) -> Result:
     state, publish = _republish(state)
     names = tuple(t.task for t in new)
     text = f"{', '.join(map(str, names))} joined"
-    state = _record_recovery(state, Recovery("joined", names, text, now, state.generation, event.progress))
+    state = record_recovery(state, Recovery("joined", names, text, now, state.generation, event.progress))
     return state, [Log(text), publish]
 
 
@@ -353,7 +357,7 @@ def reconnect_peers(state: JobState, event: PeersLostEvent, now: float) -> Resul
         return None
     why = describe_lost_peers(event).text
     state = replace(state, generation=state.generation + 1)
-    state = _record_recovery(
+    state = record_recovery(
         state, Recovery("reconnected", event.tasks, why, now, state.generation, event.progress)
     )
     return state, [Log(f"{why}; all meet again"), Publish(state.generation)]
@@ -447,7 +451,7 @@ def _shrink(state: JobState, event: ScaleRequestedEvent, now: float) -> Result:
     if members:
         state, publish = _republish(state)
         text = f"{', '.join(map(str, members))} released"
-        state = _record_recovery(
+        state = record_recovery(
             state, Recovery("released", members, text, now, state.generation, event.progress)
         )
         actions.append(publish)
@@ -462,7 +466,7 @@ def _grow(state: JobState, now: float) -> Result:
     for index in range(state.target_workers):
         name = TaskId("worker", index)
         if name not in known:
-            node = choose_node(layout[index], state.holders, state.lost_nodes) or state.tasks[0].node
+            node = choose_node(layout[index], state.holders, state.closed_nodes) or state.tasks[0].node
             state = replace(state, tasks=_sort_by_role((*state.tasks, TaskState(name, node, member=False))))
             names.append(name)
         elif state.task(name).released and not state.task(name).alive:

@@ -46,7 +46,8 @@ def has_recovered(state: JobState, records: Records) -> bool:
 
 def find_disconnected(state: JobState, records: Records) -> tuple[TaskId, ...]:
     """Return the members that report that they have lost a peer of the newest generation."""
-    if state.phase != "running" or any(t.launch_at is not None for t in state.members):
+    moving = any(t.launch_at is not None or t.move_to is not None for t in state.members)
+    if state.phase != "running" or moving:
         return ()
     if any(t.alive and (r := records.get(t.task)) and r.place == LEAVING for t in state.members):
         return ()  # its end, which comes soon, says why the others have lost it

@@ -7,6 +7,7 @@ which it came further at all: a long training isn't ended by rare failures, one 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from insitu.cluster.decide.job_state import EpochStep, JobState
 
@@ -40,3 +41,10 @@ def count_fruitless_reconnections(state: JobState, progress: EpochStep | None) -
         r.how == "reconnected" and r.at >= began and (r.steps or _BEFORE_TRAINING) >= here
         for r in state.recoveries
     )
+
+
+def count_fruitless_attempts(state: JobState) -> int:
+    """Count the attempts in a row, up to now, that came no further than the one before."""
+    reached = [a.progress or _BEFORE_TRAINING for a in reversed(state.attempts)]
+    gains = (later > earlier for later, earlier in pairwise(reached))
+    return next((number for number, gained in enumerate(gains) if gained), len(reached) - 1)

@@ -28,10 +28,13 @@ from job_machine import (
 from insitu.cluster.decide import job as machine
 from insitu.cluster.decide.events import (
     ControllerLostEvent,
+    DataMovedEvent,
     Event,
     Finish,
     Launch,
     LaunchFailedEvent,
+    LeaveEvent,
+    MoveEvent,
     PeersLostEvent,
     Publish,
     ReadyEvent,
@@ -53,7 +56,7 @@ from insitu.cluster.decide.job_state import (
     JobState,
     OnLoss,
 )
-from insitu.spec import TaskId
+from insitu.spec import NodeId, TaskId
 
 
 def test_a_job_whose_workers_end_well_is_finished() -> None:
@@ -425,7 +428,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         workers=st.integers(0, 4),
-        kind=st.sampled_from([ReadyEvent, PeersLostEvent, StalledEvent, 0, 0]),
+        kind=st.sampled_from([ReadyEvent, PeersLostEvent, StalledEvent, MoveEvent, LeaveEvent, 0, 0]),
     )
     def membership_changes(self, data: st.DataObject, workers: int, kind: Any) -> None:
         alive = tuple(t.task for t in self.run.state.alive)
@@ -436,6 +439,13 @@ class AnyOrder(RuleBasedStateMachine):
             self.feed(PeersLostEvent(some, (0, 1), alive))
         elif kind is StalledEvent:
             self.feed(StalledEvent("still", (0, 1), some, alive))
+        elif kind is MoveEvent:
+            self.feed(DataMovedEvent((), (NODE,) if workers % 2 else ()))
+            node = NodeId(f"node-{workers}")
+            self.tries += len(some)  # a move is no failure
+            self.feed(MoveEvent(tuple((task, node) for task in some), "its data has moved", (0, 1), alive))
+        elif kind is LeaveEvent:
+            self.feed(LeaveEvent(NodeId(f"node-{workers}"), (0, 1)))
         else:
             self.feed(ScaleRequestedEvent(workers, "x", (0, 1), alive))
 

@@ -18,7 +18,10 @@ from insitu.cluster.decide.membership import (
     SILENT_SECONDS,
     Admit,
     Changed,
+    Checked,
     Close,
+    Draining,
+    DrainingCancelled,
     Ended,
     Heard,
     Joining,
@@ -26,7 +29,9 @@ from insitu.cluster.decide.membership import (
     Refuse,
     Tick,
     decide,
+    describe_state,
     find_differences,
+    find_obstacle_to_draining,
     resume_membership,
     validate_membership,
 )
@@ -64,6 +69,35 @@ def test_a_silent_agent_that_speaks_is_alive_again() -> None:
     membership, actions = after((0, Joining(1, facts(), LOAD)), (6, Tick()), (7, Heard(1, LOAD)))
     assert states(membership) == {"a": "alive"} and actions == (Changed(),)
     assert membership.members[NodeId("a")].since == WALL + 7
+
+
+def test_a_node_that_is_to_leave_is_drained_or_kept() -> None:
+    node = NodeId("a")
+    joined = after((0, Joining(1, facts("a"), LOAD)), (0, Joining(2, facts("b"), LOAD)))[0]
+    draining, actions = after((1, Draining(node, 60.0)), membership=joined)
+    assert draining.leaving == (node,) and actions == (Changed(),)
+    assert describe_state(draining.members[node]) == "draining"
+    assert after((2, Draining(node, 90.0)), membership=draining)[1] == (), "the earlier time counts"
+    assert after((2, Draining(node, 9.0)), membership=draining)[0].members[node].leave_by == WALL + 11
+    drained, _ = after((3, Checked(node, True)), membership=draining)
+    assert describe_state(drained.members[node]) == "drained"
+    assert after((3, Checked(NodeId("b"), True)), membership=joined) == (joined, ())
+    again = facts("a", process="another")
+    back = after((4, Ended(1)), (5, Joining(3, again, LOAD)), membership=drained)[0]
+    assert back.leaving == (node,) and describe_state(back.members[node]) == "draining"
+    kept, actions = after((6, DrainingCancelled(node)), membership=drained)
+    assert kept.leaving == () and actions == (Changed(),) and kept.members[node].state == "alive"
+
+
+def test_the_last_node_that_stays_and_strangers_cannot_leave() -> None:
+    joined = after((0, Joining(1, facts("a"), LOAD)), (0, Joining(2, facts("b"), LOAD)))[0]
+    assert find_obstacle_to_draining(joined, NodeId("a")) == ""
+    assert "its nodes are a, b" in find_obstacle_to_draining(joined, NodeId("c"))
+    draining = after((1, Draining(NodeId("b"), 60.0)), membership=joined)[0]
+    assert "so one must stay" in find_obstacle_to_draining(draining, NodeId("a"))
+    assert find_obstacle_to_draining(draining, NodeId("b"), cancel=True) == ""
+    lost = after((1, Ended(2)), membership=joined)[0]
+    assert "so one must stay" in find_obstacle_to_draining(lost, NodeId("a"))
 
 
 @pytest.mark.parametrize(("leaving", "state"), [(False, "lost"), (True, "left")])

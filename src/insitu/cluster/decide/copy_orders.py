@@ -1,0 +1,89 @@
+"""Decides when copies of partitions are made again: of nodes that are lost, and of those that leave. Pure.
+
+A node that is away for a moment costs nothing: its copies count until it has been away for the grace. What is
+copied where is planned from the catalogue then (`grid/layout/restoring.py`). `now` is the head's monotonic
+clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from insitu.cluster.decide.membership import Membership
+from insitu.spec import NodeId
+
+RETRY_SECONDS = (10.0, 300.0)
+"""The first and the longest pause after a failure."""
+LOOK_SECONDS = 5.0
+"""Seconds between two looks whether a node that leaves is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """What copies are to be made again for."""
+
+    #: Nodes that have been away for longer than the grace.
+    lost: tuple[NodeId, ...]
+    #: Nodes that are there, and are to leave.
+    leaving: tuple[NodeId, ...]
+    #: Nodes that are away and may come back.
+    waiting: tuple[NodeId, ...]
+    #: Nodes that are there and stay.
+    staying: tuple[NodeId, ...]
+
+
+def find_copy_order(membership: Membership, grace: float | None, now: float) -> CopyOrder | None:
+    """Return what is to be done by the states of nodes; None: nothing.
+
+    `grace`: seconds for which lost nodes are waited for; None: without end.
+    """
+    away = {
+        node: member
+        for node, member in sorted(membership.members.items())
+        if member.state != "alive" or member.connection is None
+    }
+    lost = [
+        node
+        for node, member in away.items()
+        if member.state in ("lost", "left") and grace is not None and now - member.heard > grace
+    ]
+    leaving = [node for node in membership.leaving if node not in away]
+    staying = sorted(membership.members.keys() - away.keys() - set(leaving))
+    if not staying or not (lost or leaving):
+        return None
+    waiting = [node for node in away if node not in lost]
+    return CopyOrder(tuple(lost), tuple(leaving), tuple(waiting), tuple(staying))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrders:
+    """What has been done so far."""
+
+    #: The order that was carried out last, with the number of the catalogue's change before it.
+    done: tuple[CopyOrder, int] | None = None
+    #: The order that is being carried out, in the same way.
+    running: tuple[CopyOrder, int] | None = None
+    #: How often in a row it has failed.
+    failures: int = 0
+    #: When the next one may begin.
+    next_at: float = 0.0
+
+    def begin(self, order: CopyOrder | None, change: int, now: float, *, unfinished: bool) -> CopyOrders:
+        """Return these orders with `order` running, if it is to begin now.
+
+        `change`: a number that grows with each change of the catalogue. `unfinished`: a node that leaves
+        isn't empty yet.
+        """
+        if order is None or self.running is not None or now < self.next_at:
+            return self
+        if self.done == (order, change) and not unfinished:
+            return self
+        return replace(self, running=(order, change))
+
+    def end(self, now: float, *, failed: bool) -> CopyOrders:
+        """Return these orders after the one that was running has ended."""
+        if not failed:
+            return CopyOrders(done=self.running, next_at=now + LOOK_SECONDS)
+        first, longest = RETRY_SECONDS
+        pause = min(longest, first * 2.0**self.failures)
+        return CopyOrders(done=None, failures=self.failures + 1, next_at=now + pause)
