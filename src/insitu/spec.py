@@ -234,6 +234,8 @@ class JobSpec:
     settings: Mapping[str, str] = field(default_factory=dict)
     #: What is done about a task that dies while the others can go on.
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
+    #: Whether tasks move where their data has moved while the job runs.
+    on_rebalance: Literal["follow", "stay"] = "follow"
     #: Processes that stand by to replace a task; None: one if there is memory for it.
     standby: int | None = None
     #: Whether tasks keep checkpoints in memory, too.
@@ -273,6 +275,8 @@ class JobSpec:
             raise JobSpecError(f"--evaluator-grace must be finite. Received: {self.evaluator_grace}")
         if self.on_loss not in ("replace", "adopt", "restart"):
             raise JobSpecError(f"--on-loss must be replace, adopt or restart. Received: {self.on_loss}")
+        if self.on_rebalance not in ("follow", "stay"):
+            raise JobSpecError(f"--on-rebalance must be follow or stay. Received: {self.on_rebalance}")
         if self.memory_checkpoint and (self.workers < 2 or self.ps):
             raise JobSpecError(
                 "--memory-checkpoint is for workers that train in step, two at least: one writes checkpoints "

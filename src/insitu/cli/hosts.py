@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from insitu.cli.console import print_notice
+from insitu.cli.drain import parse_duration
 from insitu.errors import ClusterError, InputError
 from insitu.paths import Paths
 
@@ -32,21 +33,43 @@ def require_hosts(of_hosts: Mapping[str, object], of_ray: Mapping[str, object]) 
             raise InputError(f"{', '.join(names)} go with {needed}. Received: {', '.join(given)} without it")
 
 
-def up_hosts(file: Path, launcher: str, insitu: str, interface: str, port: int) -> None:
+def up_hosts(
+    file: Path, launcher: str, insitu: str, interface: str, port: int, copy_lost_after: str | None
+) -> None:
     """Bring up the head and an agent on each host of a file. Raises ClusterError where one fails."""
     from insitu.cluster import HostRequest, bring_up_hosts, read_hosts_file
 
+    changed = parse_copy_settings(copy_lost_after)
     request = HostRequest(read_hosts_file(file), str(file), launcher, insitu, interface, port)
     address, outcomes = bring_up_hosts(Paths.default(), request, _report_start)
+    _change_head(changed)
     _report_end(address, outcomes, "host")
 
 
-def up_ray(ray: str, interface: str, port: int) -> None:
+def up_ray(ray: str, interface: str, port: int, copy_lost_after: str | None) -> None:
     """Bring up the head and an agent on each node of a Ray cluster. Raises ClusterError where one fails."""
     from insitu.cluster import RayRequest, bring_up_ray
 
+    changed = parse_copy_settings(copy_lost_after)
     address, outcomes = bring_up_ray(Paths.default(), RayRequest(ray, interface, port), _report_start)
+    _change_head(changed)
     _report_end(address, outcomes, "node")
+
+
+def parse_copy_settings(copy_lost_after: str | None) -> dict[str, float | None]:
+    """Return what --copy-lost-after changes in the head's record. Raises InputError."""
+    if copy_lost_after is None:
+        return {}
+    if copy_lost_after == "off":
+        return {"copy_lost_after": None}
+    return {"copy_lost_after": parse_duration("--copy-lost-after", copy_lost_after)}
+
+
+def _change_head(values: Mapping[str, float | None]) -> None:
+    from insitu.cluster import change_head
+
+    if values:
+        change_head(Paths.default(), **values)
 
 
 def _report_end(address: str, outcomes: Sequence[Outcome], kind: str) -> None:

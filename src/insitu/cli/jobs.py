@@ -147,6 +147,9 @@ def start(
     on_loss: Annotated[
         str, typer.Option(metavar="replace|adopt|restart", help="What to do when a worker is lost.")
     ] = "replace",
+    on_rebalance: Annotated[
+        str, typer.Option(metavar="follow|stay", help="What workers do when their data moves.")
+    ] = "follow",
     standby: Annotated[
         int | None,
         typer.Option(
@@ -185,6 +188,7 @@ def start(
         workers=workers,
         shards=shards,
         on_loss=on_loss,  # type: ignore[arg-type]
+        on_rebalance=on_rebalance,  # type: ignore[arg-type]
         standby=standby,
         memory_checkpoint=memory_checkpoint,
         allow_unauthenticated=allow_unauthenticated,

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 
 from insitu.cli.console import format_size, format_time, print_json, print_notice, print_table
 from insitu.cli.data import JsonOption, remove_leftovers
+from insitu.cli.drain import parse_duration
 from insitu.cli.hosts import (
     check_network,
     down_hosts,
@@ -38,7 +40,8 @@ stay private.
 Hosts: --hosts names a file with a host a line: a name, an address or user@name, then options such as
 name=NODE, interface=ib0, port=7071 or home=/data/insitu. The head runs on this machine, and each host is
 reached by ssh, or by the command of --launcher. insitu must be installed there in the same version. Run
-again, it starts what doesn't run.
+again, it starts what doesn't run. What a host had that is away for the time of --copy-lost-after is copied
+again from backups to others.
 
 Ray: --engine ray starts an agent on each node of the Ray cluster that this machine is a node of, also on
 nodes that join it later. An agent's $INSITU_HOME is that of `ray start` there.
@@ -59,13 +62,15 @@ Runs the agent of this machine: it owns the store, serves its partitions to othe
 `insitu up --hosts` starts it on each host over ssh. Under a scheduler start it yourself, such as by srun. It
 joins the head at --head, whose token it takes from the file `token` in the folder $INSITU_HOME, by default
 ~/.insitu. It ends with --stop, by SIGTERM, or when the head is taken down. With --tied it ends
-with the process that has started it, too: no step of a scheduler leaves it behind.
+with the process that has started it, too: no step of a scheduler leaves it behind. With --drain-on-term data
+and tasks move to other nodes first: for machines that get SIGTERM some time before they go.
 
 Examples:
 
     insitu agent --head 10.0.0.1:7070
     insitu agent --head head.example.com:7070 --interface ib0 --detach
     insitu agent --head 10.0.0.1:7070 --tied
+    insitu agent --head 10.0.0.1:7070 --drain-on-term 100s
     insitu agent --stop
 """
 
@@ -117,6 +122,14 @@ def up(
         int | None,
         typer.Option(min=0, max=65535, help="The head's port.", show_default="chosen by the system"),
     ] = None,
+    copy_lost_after: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|off",
+            help="When the data of a host that is away is copied again.",
+            show_default="10m",
+        ),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(metavar="ray", help="Start an agent on each node of a Ray cluster.")
     ] = None,
@@ -137,14 +150,18 @@ def up(
     local: dict[str, object] = {"--nodes": nodes, "--shared": shared, "--private": private or None}
     local |= {"--quota": quota, "--tier": tier}
     of_hosts = {"--launcher": launcher, "--insitu": insitu}
-    of_head = {"--interface": interface, "--port": port}
+    of_head: dict[str, object] = {"--interface": interface, "--port": port}
     if hosts is not None:
         refuse_options("--hosts", {**local, "--engine": engine, "--address": address})
-        up_hosts(hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0)
+        started = (hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0)
+        up_hosts(*started, copy_lost_after)
     elif engine is not None:
         refuse_options("--engine ray", {**local, **of_hosts})
-        up_ray(address or os.environ.get("RAY_ADDRESS") or "auto", interface or "", port or 0)
+        up_ray(
+            address or os.environ.get("RAY_ADDRESS") or "auto", interface or "", port or 0, copy_lost_after
+        )
     else:
+        of_head["--copy-lost-after"] = copy_lost_after
         require_hosts({**of_hosts, **of_head}, {"--address": address})
         _up_nodes(nodes, shared, private, quota, tier)
 
@@ -258,6 +275,10 @@ def agent(
     token_stdin: Annotated[
         bool, typer.Option("--token-stdin", help="Take the cluster's token from the standard input.")
     ] = False,
+    drain_on_term: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Drain the node on SIGTERM, and end within this time."),
+    ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="End the agents of this home on this host.")] = False,
     delete: Annotated[
         bool, typer.Option("--delete", help="With --stop: delete their stores, too, with all data.")
@@ -283,7 +304,8 @@ def agent(
     token = sys.stdin.readline().strip() if token_stdin else read_token(paths)
     parent = identify_parent() if tied else None
     tied_to = () if parent is None else ((parent.pid, parent.start),)
-    options = AgentOptions(head, name or "", interface or "", port, tied_to)
+    drain = 0.0 if drain_on_term is None else parse_duration("--drain-on-term", drain_on_term)
+    options = AgentOptions(head, name or "", interface or "", port, tied_to, drain)
     if detach:
         sys.stdout.write(f"{json.dumps(start_agent(paths, options, token))}\n")
         return
@@ -372,6 +394,11 @@ def _print_hosts(listed: list[dict[str, Any]]) -> None:
         ],
     )
     for n in listed:
+        if n["state"] == "draining" and n["leave_by"] < time.time():
+            print_notice(
+                f"{n['node']} was to have left {format_time(n['leave_by'])}, and others still need what is "
+                f"on it. The head's log says what."
+            )
         if n["unknown_versions"]:
             print_notice(
                 f"{n['node']} holds {n['unknown_versions']} version(s) that the catalogue doesn't know, such "

@@ -43,15 +43,15 @@ def rebalance(
     name: Annotated[str, typer.Argument(metavar="CACHE", help="Its name.", autocompletion=complete_cache)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would move, and do nothing.")] = False,
     rate: Annotated[
-        float | None, typer.Option(help="Megabytes a second at most, all together.", show_default="no limit")
-    ] = None,
+        float, typer.Option(help="Megabytes a second at most, all together; 0: no limit.")
+    ] = 100.0,
     as_json: JsonOption = False,
 ) -> None:
     from insitu.cluster import find_owners
     from insitu.grid import rebalance_cache
 
-    if rate is not None and not rate > 0:
-        raise InputError(f"--rate must be positive. Received: {rate:g}")
+    if not rate >= 0:
+        raise InputError(f"--rate must be at least 0. Received: {rate:g}")
     paths = Paths.default()
     remote = find_owners(paths)
     if remote is None:
@@ -60,7 +60,7 @@ def rebalance(
             f"`insitu up --hosts FILE` starts them"
         )
     with _shown_progress(name) as on_moved:
-        limit = None if rate is None else rate * 1e6
+        limit = rate * 1e6 or None
         reports = rebalance_cache(paths, name, remote, dry_run=dry_run, rate=limit, on_moved=on_moved)
     if as_json:
         print_json([_describe(report, dry_run) for report in reports])

@@ -13,6 +13,7 @@ from insitu.doors import lazy_door
 if TYPE_CHECKING:
     from insitu.cluster.agents import (
         CLUSTER_ENV,
+        COPY_RATE,
         RELAYED,
         SSH,
         TOKEN_FILE_ENV,
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
         RayRequest,
         bring_up_hosts,
         bring_up_ray,
+        cancel_draining,
+        change_head,
         delete_store,
+        drain_node,
         find_head_of_agents,
+        find_own_node,
         find_owners,
         find_separated,
         find_stores,
@@ -78,13 +83,18 @@ if TYPE_CHECKING:
         watch_stragglers,
     )
     from insitu.cluster.control import clean_up
-    from insitu.cluster.decide import encode_job
+    from insitu.cluster.decide import describe_state, encode_job
     from insitu.cluster.job_files import Journal, follow, read_placement, read_spec, split_prefix
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "agents": (
+            "COPY_RATE",
+            "cancel_draining",
+            "change_head",
+            "drain_node",
+            "find_own_node",
             "CLUSTER_ENV",
             "RELAYED",
             "TOKEN_FILE_ENV",
@@ -151,13 +161,14 @@ __getattr__, __dir__ = lazy_door(
             "watch_stragglers",
         ),
         "control": ("clean_up",),
-        "decide": ("encode_job",),
+        "decide": ("describe_state", "encode_job"),
         "job_files": ("Journal", "follow", "read_placement", "read_spec", "split_prefix"),
     },
 )
 
 __all__ = [
     "CLUSTER_ENV",
+    "COPY_RATE",
     "RELAYED",
     "SSH",
     "TOKEN_FILE_ENV",
@@ -176,10 +187,14 @@ __all__ = [
     "Request",
     "bring_up_hosts",
     "bring_up_ray",
+    "cancel_draining",
+    "change_head",
     "clean_up",
     "copy_export",
     "delete_job",
     "delete_store",
+    "describe_state",
+    "drain_node",
     "encode_job",
     "end_job",
     "find_export",
@@ -188,6 +203,7 @@ __all__ = [
     "find_job",
     "find_leftovers",
     "find_newest",
+    "find_own_node",
     "find_owners",
     "find_separated",
     "find_stores",

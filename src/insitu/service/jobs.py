@@ -80,6 +80,7 @@ def build_job_report(
         "max_restarts": spec.max_restarts,
         "stall_timeout": spec.stall_timeout,
         "on_loss": spec.on_loss,
+        "on_rebalance": spec.on_rebalance,
         "standby": spec.standby,
         "gpus_per_worker": spec.gpus_per_worker,
         "generation": state.generation,

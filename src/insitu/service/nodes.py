@@ -16,6 +16,7 @@ _AGENT_FIELDS = (
     "address",
     "state",
     "since",
+    "leave_by",
     "cores",
     "gpus",
     "memory",
@@ -60,7 +61,7 @@ def _list_agents(paths: Paths, notify: Callable[[str], None]) -> list[dict[str, 
     stores = list_nodes_with_stores(paths)
     if not paths.head.exists() and not any(paths.agent(node).exists() for node in stores):
         return []
-    from insitu.cluster import read_nodes
+    from insitu.cluster import describe_state, read_nodes
 
     members, notice = read_nodes(paths)
     if notice:
@@ -75,8 +76,9 @@ def _list_agents(paths: Paths, notify: Callable[[str], None]) -> list[dict[str, 
                 "store_id": facts.store,
                 "host": facts.host,
                 "address": format_address(facts.address, facts.port),
-                "state": "unknown" if notice and member.state != "left" else member.state,
+                "state": "unknown" if notice and member.state != "left" else describe_state(member),
                 "since": member.since,
+                "leave_by": member.leave_by,
                 "cores": facts.cores,
                 "gpus": list(facts.gpus),
                 "memory": facts.memory,

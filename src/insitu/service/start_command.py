@@ -22,6 +22,7 @@ _OPTIONS = {
     "threads": "--threads",
     "stall_timeout": "--stall-timeout",
     "on_loss": "--on-loss",
+    "on_rebalance": "--on-rebalance",
     "standby": "--standby",
     "memory_checkpoint": "--memory-checkpoint",
     "gpus_per_worker": "--gpus-per-worker",

@@ -16,6 +16,7 @@ COMMANDS = [
     "chaos",
     "describe",
     "devices",
+    "drain",
     "fetch",
     "import",
     "logs",

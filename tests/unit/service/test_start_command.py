@@ -34,6 +34,7 @@ REQUESTS = st.builds(
     threads=COUNTS,
     stall_timeout=st.sampled_from([0.5, 600.0, 12345678.0]),
     on_loss=st.sampled_from(["replace", "adopt", "restart"]),
+    on_rebalance=st.sampled_from(["follow", "stay"]),
     standby=st.none() | st.integers(0, 3),
     memory_checkpoint=st.booleans(),
     gpus_per_worker=st.integers(0, 4),

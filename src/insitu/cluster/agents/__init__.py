@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.agents.hosts_engine import open_hosts_engine
     from insitu.cluster.agents.launching import SSH, Outcome
-    from insitu.cluster.agents.options import HOSTS_ENGINE, AgentOptions
+    from insitu.cluster.agents.node_draining import cancel_draining, drain_node, find_own_node
+    from insitu.cluster.agents.options import COPY_RATE, HOSTS_ENGINE, AgentOptions
     from insitu.cluster.agents.ray_hosts import RayRequest, bring_up_ray, take_down_cluster
     from insitu.cluster.agents.records import (
+        change_head,
         find_head_of_agents,
         read_head,
         read_token,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.agents.relays import CLUSTER_ENV, RELAYED, TOKEN_FILE_ENV
     from insitu.cluster.agents.remote import run_at_head
+    from insitu.cluster.agents.saved_members import read_saved_members
     from insitu.cluster.agents.stores import find_owners, find_stores
     from insitu.cluster.agents.tied import identify_parent
 
@@ -55,10 +58,12 @@ __getattr__, __dir__ = lazy_door(
         ),
         "hosts_engine": ("open_hosts_engine",),
         "launching": ("SSH", "Outcome"),
-        "options": ("HOSTS_ENGINE", "AgentOptions"),
+        "node_draining": ("cancel_draining", "drain_node", "find_own_node"),
+        "options": ("COPY_RATE", "HOSTS_ENGINE", "AgentOptions"),
         "ray_hosts": ("RayRequest", "bring_up_ray", "take_down_cluster"),
+        "saved_members": ("read_saved_members",),
         "stores": ("find_owners", "find_stores"),
-        "records": ("find_head_of_agents", "read_head", "read_token", "read_token_file"),
+        "records": ("change_head", "find_head_of_agents", "read_head", "read_token", "read_token_file"),
         "relays": ("CLUSTER_ENV", "RELAYED", "TOKEN_FILE_ENV"),
         "remote": ("run_at_head",),
         "tied": ("identify_parent",),
@@ -67,6 +72,7 @@ __getattr__, __dir__ = lazy_door(
 
 __all__ = [
     "CLUSTER_ENV",
+    "COPY_RATE",
     "HOSTS_ENGINE",
     "RELAYED",
     "SSH",
@@ -78,8 +84,12 @@ __all__ = [
     "RayRequest",
     "bring_up_hosts",
     "bring_up_ray",
+    "cancel_draining",
+    "change_head",
     "delete_store",
+    "drain_node",
     "find_head_of_agents",
+    "find_own_node",
     "find_owners",
     "find_separated",
     "find_stores",
@@ -88,6 +98,7 @@ __all__ = [
     "read_head",
     "read_hosts_file",
     "read_nodes",
+    "read_saved_members",
     "read_token",
     "read_token_file",
     "run_agent",

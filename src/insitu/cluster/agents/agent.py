@@ -32,6 +32,7 @@ from insitu.certificates import make_certificate
 from insitu.cluster.agents.addresses import family_of, resolve_interface
 from insitu.cluster.agents.connection import HeadConnection, dial_head
 from insitu.cluster.agents.detached import report_ready
+from insitu.cluster.agents.drain_on_term import DrainOnTerm
 from insitu.cluster.agents.facts import gather_facts, measure_load
 from insitu.cluster.agents.home import check_home, choose_node, remove_new_store, set_aside_store
 from insitu.cluster.agents.messages import (
@@ -128,13 +129,19 @@ class Agent:
         self._trying_since = time.monotonic()
         self._stopping = False
         self._deletes = False
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        self._drain = DrainOnTerm(options.drain_seconds)
+        for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_term)
 
     def _on_signal(self, *_: object) -> None:
         self._stopping = True
         if self._is_waiting:
             raise _Stopped
+
+    def _on_term(self, *_: object) -> None:
+        if self._connection is None or not self._drain.begin():
+            self._on_signal()
 
     def run(self, report: Callable[[dict[str, Any]], None]) -> None:
         """Join, call `report` with what was joined, and serve until the head or a signal ends it.
@@ -335,6 +342,7 @@ class Agent:
                     if staged := self._upkeep.list_imports(now):
                         channel.send(encode_imports(staged))
                     self._upkeep.tidy(now)
+                self._stopping |= self._drain.advance(channel, self.members, self.node)
                 while not self._checks.empty():
                     channel.send(self._checks.get())
                 poll = select.poll()
@@ -374,6 +382,8 @@ class Agent:
                 threading.Thread(target=self._check_others, args=(number,), daemon=True).start()
             case "engine":
                 self._start_tasks(message)
+            case "drain" if "refused" in message:
+                self._drain.refuse(str(message["refused"]))
             case "stop":
                 logger.info("the head ends this agent")
                 self._stopping = True

@@ -20,6 +20,7 @@ from typing import Any
 
 from insitu.access import owner_file_mode
 from insitu.cluster.agents.connection import Acceptor, check_role, open_listener
+from insitu.cluster.agents.copy_upkeep import CopyUpkeep
 from insitu.cluster.agents.detached import report_ready
 from insitu.cluster.agents.facts import read_versions
 from insitu.cluster.agents.messages import (
@@ -30,13 +31,12 @@ from insitu.cluster.agents.messages import (
     parse_imports,
     parse_inventory,
     parse_load,
-    parse_members,
     parse_seconds,
     parse_texts,
     split_catalog,
 )
-from insitu.cluster.agents.options import CHECK_SECONDS
 from insitu.cluster.agents.process_log import keep_log_bounded
+from insitu.cluster.agents.reach_checks import ReachChecks
 from insitu.cluster.agents.records import (
     HeadRecord,
     change_head,
@@ -46,13 +46,13 @@ from insitu.cluster.agents.records import (
     write_head,
 )
 from insitu.cluster.agents.relays import Relays
+from insitu.cluster.agents.saved_members import read_saved_members
 from insitu.cluster.decide import Member, Membership, membership
 from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
-from insitu.durable import replace_file, seal, unseal
+from insitu.durable import replace_file, seal
 from insitu.errors import ClusterError, GridError, InputError, InsituError
 from insitu.exchange import PeerInfo
 from insitu.grid import Catalog, CatalogWatch, find_ended_imports, read_stores, reconcile_store
-from insitu.guarded_paths import read_guarded
 from insitu.paths import Paths
 from insitu.ports import format_address
 from insitu.processes import identify_process
@@ -90,22 +90,6 @@ class _Caller:
         self.used_at = time.monotonic()
 
 
-class _Check:
-    """A question to all agents which of the others they can't reach."""
-
-    def __init__(self, number: int, caller: _Caller, agents: dict[int, NodeId]) -> None:
-        #: Tells its answers from those to an earlier question.
-        self.number = number
-        #: Who wants to know it.
-        self.caller = caller
-        #: The agents that haven't answered yet, by connection.
-        self.waiting = agents
-        #: (from, to, why) of each pair that can't talk.
-        self.pairs: list[tuple[str, str, str]] = []
-        #: When those that have said nothing are named, on the monotonic clock.
-        self.deadline = time.monotonic() + CHECK_SECONDS
-
-
 class Head:
     """Serves the agents and the command line of one cluster, in one thread."""
 
@@ -119,7 +103,8 @@ class Head:
         self._catalog = CatalogWatch(paths)
         #: Who waits for the end of the agents, and until when.
         self._down: tuple[list[_Caller], float] | None = None
-        self._checks: list[_Check] = []
+        self._checks = ReachChecks()
+        self._copies = CopyUpkeep(paths)
         self._relays = Relays(paths)
         self._stopping = False
         self._wakeup = Wakeup(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -137,6 +122,7 @@ class Head:
                     self._tick()
         finally:
             self._relays.close()
+            self._copies.close()
             for caller in list(self._callers.values()):
                 with contextlib.suppress(ChannelClosed):
                     caller.channel.flush()
@@ -236,7 +222,10 @@ class Head:
                     self._send(caller, encode_end(staged, published))
             case "checked":
                 unreachable = parse_texts("unreachable", message.get("unreachable"))
-                self._note_check(caller, message.get("number"), unreachable)
+                self._checks.note(message.get("number"), caller.number, unreachable)
+            case "drain":
+                seconds = parse_seconds("seconds", message.get("seconds"))
+                self._drain(caller, self._node_of(caller), seconds)
             case "leave":
                 caller.leaving = True
                 self._end(caller)
@@ -327,9 +316,22 @@ class Head:
         if changed:
             for caller in self._agents():
                 self._send(caller, *self._list_catalog())
-        self._answer_checks()
+        for number, answer in self._checks.take_answers(self._callers, time.monotonic()):
+            if number in self._callers:
+                self._send(self._callers[number], answer)
+        self._keep_copies(changed)
         if self._down is not None:
             self._advance_down()
+
+    def _keep_copies(self, changed: bool) -> None:
+        """Have copies made again that are missing since nodes are lost, or needed since they leave."""
+        if changed:
+            self._copies.note_change()
+        found = read_head(self._paths)  # `insitu up` may have changed it
+        grace = self._record.copy_lost_after if found is None else found.copy_lost_after
+        if self._down is None:
+            for event in self._copies.advance(self._membership, grace, time.monotonic()):
+                self._decide(event)
 
     def _end_idle(self) -> None:
         """Close connections that take no part: who knows the token, but doesn't join, would hold them."""
@@ -352,9 +354,13 @@ class Head:
             case "check":
                 self._next_number += 1
                 agents = {each.number: self._node_of(each) for each in self._agents()}
-                self._checks.append(_Check(self._next_number, caller, agents))
+                self._checks.begin(self._next_number, caller.number, agents, time.monotonic())
                 for each in self._agents():
                     self._send(each, {"do": "check", "number": self._next_number})
+            case "drain":
+                node = NodeId(str(message.get("node")))
+                seconds = parse_seconds("seconds", message.get("seconds"))
+                self._drain(caller, node, None if message.get("cancel") is True else seconds)
             case "engine":
                 self._forward_engine(caller, message)
             case "run":
@@ -368,10 +374,20 @@ class Head:
                 for agent in self._agents():
                     self._send(agent, {"do": "stop", "delete": message.get("delete") is True})
             case other:
-                self._send(
-                    caller,
-                    {"error": f"The head knows nodes, check, engine, run and down. Received: {other!r:.80}"},
-                )
+                known = "nodes, check, drain, engine, run and down"
+                self._send(caller, {"error": f"The head knows {known}. Received: {other!r:.80}"})
+
+    def _drain(self, caller: _Caller, node: NodeId, seconds: float | None) -> None:
+        """Have a node leave within so many seconds, or stay (None). Say why where that can't be."""
+        why = membership.find_obstacle_to_draining(self._membership, node, cancel=seconds is None)
+        if why:
+            logger.warning("not drained: %s", why)
+            self._send(caller, {"do": "drain", "refused": why})
+            return
+        event = membership.DrainingCancelled(node) if seconds is None else membership.Draining(node, seconds)
+        logger.info("%s stays" if seconds is None else "%s is to leave", node)
+        self._decide(event)
+        self._send(caller, {"do": "drain"})
 
     def _forward_engine(self, caller: _Caller, message: Message) -> None:
         """Have the agent of a node start a server for the tasks of a job."""
@@ -389,22 +405,6 @@ class Head:
     def _node_of(self, caller: _Caller) -> NodeId:
         member = self._membership.find(caller.number)
         return member.facts.node if member is not None else NodeId("")
-
-    def _note_check(self, caller: _Caller, number: object, unreachable: dict[str, str]) -> None:
-        for check in self._checks:
-            if check.number == number and caller.number in check.waiting:
-                node = check.waiting.pop(caller.number)
-                check.pairs += [(node, to, why) for to, why in unreachable.items()]
-
-    def _answer_checks(self) -> None:
-        """Answer the questions that all agents have answered, or whose time is up."""
-        for check in list(self._checks):
-            late = {n: node for n, node in check.waiting.items() if n in self._callers}
-            if late and time.monotonic() < check.deadline:
-                continue
-            self._checks.remove(check)
-            answer = {"do": "check", "pairs": sorted(check.pairs), "silent": sorted(late.values())}
-            self._send(check.caller, answer)
 
     def _advance_down(self) -> None:
         """Answer who has asked for the end, once all agents have ended or the time is up; then end."""
@@ -437,11 +437,9 @@ def _damage_logged() -> Iterator[None]:
 def _load_members(paths: Paths, empty: Membership) -> Membership:
     """Return the membership that the head before has saved. A file that can't be read counts as none."""
     try:
-        members = parse_members(unseal(read_guarded(paths.home, paths.members)))
-    except FileNotFoundError:
-        return empty
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, InsituError) as error:
-        logger.warning("the list of nodes can't be read, and is made again: %s", error)
+        members = read_saved_members(paths)
+    except ClusterError as error:
+        logger.warning("%s; it is made again", error)
         return empty
     return membership.resume_membership(Membership(empty.versions, members), time.monotonic())
 

@@ -67,6 +67,8 @@ class HostLink(RemoteEngine):
         self.processes: dict[TaskId, ProcessState] = {}
         #: The node, as last reported.
         self.state: NodeState | None = None
+        #: When the link was opened, on the monotonic clock.
+        self.opened = time.monotonic()
         #: What tasks wrote about their ends.
         self.failures: dict[TaskId, Failure] = {}
         #: Other caches whose shards tasks there want to know.

@@ -36,13 +36,12 @@ from insitu.cluster.agents.records import (
     read_head,
     read_token,
 )
+from insitu.cluster.agents.saved_members import read_saved_members
 from insitu.cluster.decide import Member
 from insitu.cluster.job_files import rotated_path
-from insitu.durable import unseal
-from insitu.errors import ClusterError, InputError, InsituError
+from insitu.errors import ClusterError, InputError
 from insitu.exchange import parse_address
 from insitu.grid import list_nodes_with_stores
-from insitu.guarded_paths import read_guarded
 from insitu.paths import Paths
 from insitu.processes import ProcessIdentity, open_process
 from insitu.spec import NodeId
@@ -263,8 +262,8 @@ def read_nodes(paths: Paths) -> tuple[list[Member], str]:
             "before, starts it."
         )
         try:
-            known = parse_members(unseal(read_guarded(paths.home, paths.members)))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, InsituError):
+            known = read_saved_members(paths)
+        except ClusterError:
             return [], ""
         return [replace(member, connection=None) for member in known.values()], notice if known else ""
     for found in list_agents(paths).values():

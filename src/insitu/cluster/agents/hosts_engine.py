@@ -50,6 +50,8 @@ _CONNECT_SECONDS = 1.0
 _SUSPECTING_SECONDS = 0.05
 """Seconds between two looks at hosts, while one may be lost."""
 _CLOSE_SECONDS = 60.0
+_WARM_SECONDS = 8.0
+"""Seconds that a process which stands by has to import what a task needs, before a task moves to its host."""
 _LAUNCH_SECONDS = 30.0
 """Seconds in which partitions come that a task which is started again reads on another node."""
 _OF_LEADER = ("checkpoints/", "export/", "summaries/")
@@ -405,6 +407,15 @@ class HostsEngine(TaskFiles):
         for node, there in by_node.items():
             addresses |= self._link_of(node).reserve(there)
         return addresses
+
+    def prepare(self, tasks: Sequence[TaskSpec]) -> bool:
+        for task in tasks:
+            self._link_of(task.node)
+        readers = _find_readers((t.node, t.shards) for t in tasks)
+        is_there = self._supplies.advance(readers)
+        # A process that stands by there has imported by then what a task needs, so that nobody waits for it.
+        warm = _WARM_SECONDS if self._standby is not None and self._standby[0] else 0.0
+        return is_there and all(time.monotonic() - self._links[t.node].opened >= warm for t in tasks)
 
     def publish_roster(self, roster: Roster) -> None:
         self._supplies.require(self._list_readers(roster), 0.0, lambda seconds: None)

@@ -50,10 +50,20 @@ class JobSupplies:
         Raises ClusterError where they can't be brought, or aren't there within `seconds`.
         """
         deadline = time.monotonic() + seconds
-        while not all([self._advance(each, readers) for each in self._supplies.values()]):  # noqa: C419 (all at once)
+        while not self.advance(readers):
             if time.monotonic() >= deadline:
                 raise ClusterError("partitions that other nodes hold are still on their way")
             pause(_LOOK_SECONDS)
+
+    def advance(self, readers: Readers) -> bool:
+        """Go on bringing what `readers` read; return whether all is there. Doesn't wait.
+
+        Raises ClusterError where it can't be brought.
+        """
+        for name, supply in self._supplies.items():
+            with contextlib.suppress(InsituError):  # the owners that are known may do
+                supply.note_owners(Catalog(self._paths).get(name, supply.shard_map.version))
+        return all([self._advance(each, readers) for each in self._supplies.values()])  # noqa: C419
 
     def _advance(self, supply: PartitionSupply, readers: Readers) -> bool:
         done = supply.advance(readers)

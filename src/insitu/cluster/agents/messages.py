@@ -50,6 +50,12 @@ def parse_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+def _flag(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise ClusterError(f"{name} must be true or false. Received: {value!r:.100}")
+    return value
+
+
 def _texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > _MAX_LISTED:
         raise ClusterError(f"{name} must be a list of texts. Received: {value!r:.100}")
@@ -129,6 +135,8 @@ def parse_load(value: Any) -> AgentLoad:
 
 def parse_member(value: Any) -> Member:
     """Return a member out of a list that the head has sent or saved. Raises ClusterError."""
+    if isinstance(value, dict):  # a list that a head before this version has saved
+        value = {"leave_by": None, "is_empty": False, **value}
     data = _object("member", value, Member)
     state = _text("state", data["state"])
     if state not in ("alive", "silent", "lost", "left"):
@@ -142,6 +150,8 @@ def parse_member(value: Any) -> Member:
         parse_seconds("heard", data["heard"]),
         None if connection is None else _number("connection", connection),
         parse_seconds("clock_skew", data["clock_skew"]),
+        None if data["leave_by"] is None else parse_seconds("leave_by", data["leave_by"]),
+        _flag("is_empty", data["is_empty"]),
     )
 
 

@@ -13,6 +13,13 @@ JOIN_SECONDS = 20.0
 connection of the agent before it is dead."""
 
 
+COPY_RATE = 100e6
+"""Bytes a second that all nodes together receive of copies, at most, unless somebody says otherwise: running
+jobs go on beside that."""
+COPY_LOST_AFTER = 600.0
+"""Seconds after which the copies of a node that is away are made again."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """What `insitu agent` was given."""
@@ -27,3 +34,5 @@ class AgentOptions:
     port: int = 0
     #: The processes with which the agent ends: the number and the start of each, in clock ticks.
     tied_to: tuple[tuple[int, int], ...] = ()
+    #: Seconds that SIGTERM leaves for the node to be drained before the agent ends; 0: it ends at once.
+    drain_seconds: float = 0.0

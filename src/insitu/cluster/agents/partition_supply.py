@@ -74,6 +74,20 @@ class PartitionSupply:
             for index in indices - self._brought.get(node, set())
         )
 
+    def note_owners(self, cache: CacheSpec) -> None:
+        """Take into account who owns the partitions of the same version now.
+
+        A node that has owned one keeps it while the job has the version pinned.
+        """
+        self._note_held(self._cache)
+        self._note_held(cache)
+        self._cache = cache
+
+    def _note_held(self, cache: CacheSpec) -> None:
+        for info in cache.partitions:
+            for node in info.owners:
+                self._brought.setdefault(node, set()).add(info.index)
+
     def advance(self, readers: Readers) -> bool:
         """Go on bringing what `readers` lack; return True once all is there. Doesn't wait.
 

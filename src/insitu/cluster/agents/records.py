@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from insitu.access import PRIVATE_FILE, make_folder, owner_file_mode
+from insitu.cluster.agents.options import COPY_LOST_AFTER
 from insitu.durable import replace_file
 from insitu.errors import ClusterError, InputError
 from insitu.grid import list_nodes_with_stores, publish_file
@@ -50,6 +51,8 @@ class HeadRecord:
     #: The hosts whose agents `insitu up` has started and `insitu down` hasn't ended yet, with the command for
     #: each that ends its agent.
     hosts: Mapping[str, str] | None = None
+    #: Seconds after which the copies of a node that is away are made again; None: never.
+    copy_lost_after: float | None = COPY_LOST_AFTER
     #: The Ray cluster, as host:port, whose agents `insitu down` hasn't ended yet; empty: none.
     ray: str = ""
 

@@ -25,6 +25,7 @@ RELAYED: Mapping[str, frozenset[str]] = {
     "attach": frozenset(_PREFIX),
     "stop": frozenset(),
     "scale": frozenset(),
+    "drain": frozenset({"--deadline", "--cancel"}),
     "resume": frozenset({"--detach", *_PREFIX}),
 }
 """What may be asked from outside, and the options of each: what shows caches and jobs, and what controls

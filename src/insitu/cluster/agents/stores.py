@@ -35,7 +35,8 @@ def find_stores(paths: Paths) -> RemoteStores | None:
     alive = [member.facts for member in members if member.state == "alive"]
     addresses = {each.node: ServerAddress(each.address, each.port, each.certificate) for each in alive}
     here = [each.node for each in alive if _read_id(paths, each.node) == each.store]
-    return RemoteStores(addresses, read_token(paths).encode(), here=here)
+    leaving = [member.facts.node for member in members if member.leave_by is not None]
+    return RemoteStores(addresses, read_token(paths).encode(), here=here, leaving=leaving)
 
 
 def find_owners(paths: Paths) -> RemoteStores | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from insitu.cluster.agents import HOSTS_ENGINE, find_separated, read_head, read_nodes
+from insitu.cluster.decide import describe_state
 from insitu.errors import ClusterError, PlacementError
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, Placement, Topology
@@ -51,7 +52,9 @@ def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostN
     if cache is not None and engine != HOSTS_ENGINE and not owners & known:
         return None
     alive = sorted(
-        m.facts.node for m in members if m.state in ("alive", "silent") and m.connection is not None
+        m.facts.node
+        for m in members
+        if m.state in ("alive", "silent") and m.connection is not None and m.leave_by is None
     )
     if not alive:
         raise ClusterError(
@@ -59,7 +62,7 @@ def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostN
             f"{notice} Bring them up by `insitu up --hosts`, or run the job here with --engine local"
         )
     facts = {m.facts.node: m.facts for m in members}
-    away = {m.facts.node: m.state for m in members if m.facts.node not in alive}
+    away = {m.facts.node: describe_state(m) for m in members if m.facts.node not in alive}
     if cache is not None:
         _check_owners(cache, alive, away)
     cores = {node: facts[node].cores for node in alive}

@@ -107,6 +107,8 @@ class Request:
     settings: DeviceSettings = field(default_factory=DeviceSettings)
     #: What is done about a lost worker.
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
+    #: Whether tasks move where their data has moved while the job runs.
+    on_rebalance: Literal["follow", "stay"] = "follow"
     #: Preloaded processes that can take a lost task's place; None: one where memory allows.
     standby: int | None = None
     #: Whether tasks keep checkpoints in memory, too.
@@ -259,6 +261,7 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: 
         created=time.time(),
         settings=find_inherited_settings(request.settings) | _list_settings(request),
         on_loss=request.on_loss,
+        on_rebalance=request.on_rebalance,
         standby=request.standby,
         memory_checkpoint=request.memory_checkpoint,
         gpus_per_worker=request.gpus_per_worker,

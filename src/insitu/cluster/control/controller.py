@@ -18,7 +18,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from insitu.cluster.control.request_inbox import Inbox, JobRequest, ReplyBook, RequestInbox, send_signal
-from insitu.cluster.control.supervised_tasks import SupervisedTasks, SupervisorLost, TaskExit, Tasks
+from insitu.cluster.control.supervised_tasks import (
+    SupervisedTasks,
+    SupervisorLost,
+    TaskExit,
+    Tasks,
+    has_room_for_standby,
+)
+from insitu.cluster.control.task_mover import TaskMover
 from insitu.cluster.decide import (
     ENDED,
     Action,
@@ -104,6 +111,7 @@ class Controller:
         self._merged = MergedLog(job)
         self._roster = tasks.published_roster() or Roster(0, ())
         self._reserved: dict[tuple[TaskId, int], str] = {}
+        self._mover = TaskMover(job, self._spec, self._placement, self._cache, tasks)
         self._watch = StallWatch(self._spec.stall_timeout)
         self._quiet = QuietWatch(self._spec.stall_timeout)
         self._stall_interval = min(5.0, max(0.1, self._spec.stall_timeout / 10))
@@ -246,7 +254,7 @@ class Controller:
             workers = tuple(m for m in members if m.task.role == "worker")
             others = tuple(m for m in members if m.task.role != "worker")
             over = self._state.goal == "finish"
-            self._roster = Roster(generation, workers, others, _find_ended(self._state), over)
+            self._roster = Roster(generation, workers, others, self._state.ended_before_others, over)
             self._reserved.clear()
             self._tasks.publish_roster(self._roster)
             self._unpublished = False
@@ -358,6 +366,11 @@ class Controller:
         if self._is_recovering() and has_recovered(self._state, records):
             self._feed(RecoveredEvent(self._state.generation))
         self._check_lost_peers(records, now)
+        elastic = self._find_elastic(records)
+        if not self._is_recovering() and (
+            event := self._mover.advance(self._state, elastic, find_furthest(records), now)
+        ):
+            self._feed(event)
         if now - self._last_stall_check >= self._stall_interval:
             self._last_stall_check = now
             self._check_stall(records, now)
@@ -421,15 +434,8 @@ class Controller:
         self._standby_for = used
         count = self._spec.standby
         if count is None:
-            count = int(self._has_room_for_standby([t.task for t in members], members[-1].node))
+            count = int(has_room_for_standby(self._tasks, [t.task for t in members], members[-1].node))
         self._tasks.keep_standby(count, self._build_command(members[-1]))
-
-    def _has_room_for_standby(self, members: Sequence[TaskId], node: NodeId | None) -> bool:
-        processes = self._tasks.process_states(members).values()
-        nodes = self._tasks.node_states([node] if node else []).values()
-        most = max((state.resident_bytes for state in processes), default=0)
-        available = min((state.available_bytes for state in nodes), default=0)
-        return available > 2 * most > 0
 
     # Requests of users
 
@@ -457,12 +463,6 @@ class Controller:
         return ScaleRequestedEvent(
             request.workers, request.token, find_furthest(records), self._find_elastic(records)
         )
-
-
-def _find_ended(state: JobState) -> tuple[TaskId, ...]:
-    """Return the workers whose scripts have ended well, and which are no members any more."""
-    workers = (t for t in state.tasks if t.task.role == "worker" and not t.member and not t.released)
-    return tuple(t.task for t in workers if t.has_ended_well)
 
 
 def _task_spec(task: TaskState) -> TaskSpec:

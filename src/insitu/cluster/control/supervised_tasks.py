@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from insitu.cluster.engines import (
 )
 from insitu.errors import ClusterError
 from insitu.roster import Roster
-from insitu.spec import TaskId, TaskSpec
+from insitu.spec import NodeId, TaskId, TaskSpec
 
 BEAT_INTERVAL = 5.0
 """Seconds within which a controller tells its supervisor that it goes on."""
@@ -180,3 +181,12 @@ class SupervisedTasks(EngineCalls):
                 )
             else:
                 self._replies.append(message)
+
+
+def has_room_for_standby(tasks: TaskObserver, members: Sequence[TaskId], node: NodeId | None) -> bool:
+    """Return whether a node has memory for one more process that is as large as the largest of `members`."""
+    processes = tasks.process_states(members).values()
+    nodes = tasks.node_states([node] if node else []).values()
+    most = max((state.resident_bytes for state in processes), default=0)
+    available = min((state.available_bytes for state in nodes), default=0)
+    return available > 2 * most > 0

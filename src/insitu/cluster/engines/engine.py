@@ -110,6 +110,10 @@ class TaskSetup(Protocol):
     def clear_records(self, tasks: Sequence[TaskId]) -> None:
         """Remove what earlier incarnations of these tasks wrote about themselves. Raises ClusterError."""
 
+    def prepare(self, tasks: Sequence[TaskSpec]) -> bool:
+        """Begin to have all on their nodes that these tasks will need there, which run elsewhere now. Returns
+        whether it is there; called again until it is. Raises ClusterError."""
+
 
 class TaskObserver(Protocol):
     """Says how tasks and nodes are. What can't be found out is left out; nothing raises."""

@@ -43,6 +43,10 @@ class EngineCalls:
     def clear_records(self, tasks: Sequence[TaskId]) -> None:
         self._request({"do": "clear", "tasks": list(map(str, tasks))})
 
+    def prepare(self, tasks: Sequence[TaskSpec]) -> bool:
+        listed = [(str(t.task), t.node, list(t.shards)) for t in tasks]
+        return bool(self._request({"do": "prepare", "tasks": listed})["ready"])
+
     def read_progress(self, tasks: Sequence[TaskId]) -> dict[TaskId, Progress]:
         reply = self._observe({"do": "progress", "tasks": list(map(str, tasks))})
         return {TaskId.parse(task): Progress(*record) for task, record in reply.get("records", {}).items()}
@@ -84,6 +88,9 @@ def _perform(engine: SetupAndObserver, message: Message) -> Message:
         case "clear":
             engine.clear_records(list(map(TaskId.parse, tasks)))
             return {}
+        case "prepare":
+            specs = [TaskSpec(TaskId.parse(t), NodeId(node), tuple(shards)) for t, node, shards in tasks]
+            return {"ready": engine.prepare(specs)}
         case "progress":
             records = engine.read_progress(list(map(TaskId.parse, tasks)))
             return {"records": {str(task): astuple(record) for task, record in records.items()}}

@@ -11,7 +11,7 @@ from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.progress import Progress, read_progress
 from insitu.roster import Roster, write_roster
-from insitu.spec import TaskId
+from insitu.spec import TaskId, TaskSpec
 
 _ROOM_OF_RECORDS = 64 << 10
 """Bytes that must be free for a task to write down why it ended."""
@@ -37,6 +37,10 @@ class TaskFiles:
                     path(task).unlink(missing_ok=True)
         except OSError as error:
             raise ClusterError(str(error)) from error
+
+    def prepare(self, tasks: Sequence[TaskSpec]) -> bool:
+        """Return True: on one machine all is there."""
+        return True
 
     def read_progress(self, tasks: Sequence[TaskId]) -> dict[TaskId, Progress]:
         found = {task: read_progress(self._job.progress(task)) for task in tasks}

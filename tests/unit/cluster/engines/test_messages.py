@@ -42,6 +42,9 @@ class FixedEngine:
     def clear_records(self, tasks: Sequence[TaskId]) -> None:
         self.cleared += tasks
 
+    def prepare(self, tasks: Sequence[TaskSpec]) -> bool:
+        return tasks == [TaskSpec(W0, NODE, (1, 2))]
+
     def read_progress(self, tasks: Sequence[TaskId]) -> dict[TaskId, Progress]:
         return {task: PROGRESS for task in tasks if task == W0}
 
@@ -89,6 +92,7 @@ def test_preparations_arrive_as_they_were(engine: FixedEngine):
     assert addresses == {W0: "node-0:20000", PS1: "node-0:20001"}
     calls.publish_roster(roster)
     calls.clear_records([W0, PS1])
+    assert calls.prepare([TaskSpec(W0, NODE, (1, 2))]) and not calls.prepare([TaskSpec(PS1, NODE)])
     assert engine.rosters == [roster] and engine.cleared == [W0, PS1]
 
 

@@ -1,0 +1,61 @@
+"""`insitu drain`: has a node leave the cluster with nothing lost."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from insitu.cli.console import print_notice
+from insitu.errors import InputError
+from insitu.paths import Paths
+from insitu.spec import NodeId
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_HELP = """
+Has a node leave the cluster, such as before its machine is taken away: nothing new goes there, tasks of
+running jobs move to other nodes at once, and its partitions are copied to others.
+
+`insitu nodes` shows it as draining, then as drained: nothing that others need is on it. Then end its agent by
+`insitu agent --stop` there, or keep the node by --cancel. Where tasks can't move while the others go on,
+their job starts again elsewhere from its last checkpoint, 30 s before the deadline. On the host of an agent
+NODE may be left out.
+
+Examples:
+
+    insitu drain node-2
+    insitu drain node-2 --deadline 90s
+    insitu drain node-2 --cancel
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("drain", help=_HELP)(drain)
+
+
+def parse_duration(option: str, text: str) -> float:
+    """Return the seconds that a text such as 90s, 2m or 1h names. Raises InputError."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd]?)", text.strip())
+    if found is None or not float(found[1]):
+        raise InputError(f"{option} is a time such as 90s, 2m or 1h. Received: {text}")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def drain(
+    node: Annotated[str | None, typer.Argument(metavar="NODE", help="The node's name.")] = None,
+    deadline: Annotated[str, typer.Option(metavar="TIME", help="When it is to have left.")] = "10m",
+    cancel: Annotated[bool, typer.Option("--cancel", help="Keep the node after all.")] = False,
+) -> None:
+    from insitu.cluster import cancel_draining, drain_node, find_own_node
+
+    paths = Paths.default()
+    seconds = parse_duration("--deadline", deadline)
+    found = NodeId(node) if node is not None else find_own_node(paths)
+    if cancel:
+        cancel_draining(paths, found)
+        print_notice(f"{found} stays. What has moved comes back by `insitu rebalance CACHE`.")
+        return
+    drain_node(paths, found, seconds)
+    print_notice(f"{found} is to leave within {seconds:g} s. `insitu nodes` shows when it is drained.")

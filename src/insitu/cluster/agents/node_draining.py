@@ -1,0 +1,49 @@
+"""Asks the head to have a node leave the cluster, or to keep it."""
+
+from __future__ import annotations
+
+from insitu.cluster.agents.connection import ask_head
+from insitu.cluster.agents.records import list_agents, read_head, read_token
+from insitu.errors import ClusterError, InputError
+from insitu.paths import Paths
+from insitu.spec import NodeId
+
+_ANSWER_SECONDS = 10.0
+
+
+def drain_node(paths: Paths, node: NodeId, seconds: float) -> None:
+    """Have a node leave within `seconds`: its tasks and its data move to others.
+
+    Raises InputError where it isn't a node of the cluster or no other one stays, ClusterError where no head
+    answers.
+    """
+    _ask(paths, {"do": "drain", "node": node, "seconds": seconds})
+
+
+def cancel_draining(paths: Paths, node: NodeId) -> None:
+    """Keep a node that was to leave. What has moved stays where it is. Raises as `drain_node`."""
+    _ask(paths, {"do": "drain", "node": node, "seconds": 0.0, "cancel": True})
+
+
+def find_own_node(paths: Paths) -> NodeId:
+    """Return the node of the agent in this home. Raises InputError where there isn't just one."""
+    found = sorted(list_agents(paths))
+    if len(found) != 1:
+        raise InputError(
+            f"Without NODE, the node of this home's agent is meant. Received: {len(found)} agents in "
+            f"{paths.home}. Name the node; `insitu nodes` lists them"
+        )
+    return found[0]
+
+
+def _ask(paths: Paths, message: dict[str, object]) -> None:
+    record = read_head(paths)
+    addresses = [record.address] if record is not None else [a.head for a in list_agents(paths).values()]
+    if not addresses or not addresses[0]:
+        raise ClusterError(
+            f"Nodes of a cluster of hosts can leave. Received: {paths.home}, which belongs to none. `insitu "
+            f"up --hosts FILE` makes one"
+        )
+    answer = ask_head(addresses[0], read_token(paths), message, _ANSWER_SECONDS)
+    if "refused" in answer:
+        raise InputError(str(answer["refused"]))

@@ -1,0 +1,24 @@
+"""The list of agents that the head keeps in its home, for processes there that don't ask the head."""
+
+from __future__ import annotations
+
+from insitu.cluster.agents.messages import parse_members
+from insitu.cluster.decide import Member
+from insitu.durable import unseal
+from insitu.errors import ClusterError, InsituError
+from insitu.guarded_paths import read_guarded
+from insitu.paths import Paths
+from insitu.spec import NodeId
+
+
+def read_saved_members(paths: Paths) -> dict[NodeId, Member]:
+    """Return the agents as the head has seen them last; none where there is no head yet.
+
+    Raises ClusterError where the list can't be read.
+    """
+    try:
+        return parse_members(unseal(read_guarded(paths.home, paths.members)))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, InsituError) as error:
+        raise ClusterError(f"the list of nodes in {paths.members} can't be read: {error}") from error
