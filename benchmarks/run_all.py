@@ -25,6 +25,7 @@ BENCHMARKS = {
     "adapt": "Preprocessing layers",
     "transfer": "Partitions between nodes",
     "host_import": "Import onto hosts",
+    "rebalancing": "Rebalancing beside a job",
     "ignite": "Apache Ignite",
     "loads": "Strangers at a job's ports",
     "start_speed": "Start",
