@@ -34,7 +34,7 @@ from insitu.spec import NO_CACHE, CacheSpec, JobSpec, NodeId, Placement, TaskId,
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks whether something has changed."""
-SETTLED_SECONDS = 2.0
+STEADY_SECONDS = 2.0
 """Seconds for which owners stay the same before tasks follow: partitions move one after another."""
 AWAY_SECONDS = 60.0
 """Seconds for which a node that couldn't be made ready isn't tried again."""
@@ -92,14 +92,14 @@ class TaskMover:
         found = self._situation
         if found is None:
             return None
-        settled = not found.moving and now - self._changed_at >= SETTLED_SECONDS
-        holders = found.ownership.holders if self._has_moved and settled else state.holders
+        steady = not found.moving and now - self._changed_at >= STEADY_SECONDS
+        holders = found.ownership.holders if self._has_moved and steady else state.holders
         leaving = tuple(sorted(found.leaving))
         if (holders, leaving) != (state.holders, state.leaving_nodes):
             return DataMovedEvent(holders, leaving)
         if any(t.move_to is not None or not t.alive for t in state.members):
             return None
-        moves = self._move(state, found, elastic, progress, settled, now)
+        moves = self._move(state, found, elastic, progress, steady, now)
         return moves or self._leave(state, found, progress)
 
     def _move(
@@ -108,11 +108,11 @@ class TaskMover:
         found: Situation,
         elastic: tuple[TaskId, ...],
         progress: EpochStep | None,
-        settled: bool,
+        steady: bool,
         now: float,
     ) -> MoveEvent | None:
         away = {node for node, until in self._away.items() if now < until}
-        follows = self._spec.on_rebalance == "follow" and self._has_moved and settled
+        follows = self._spec.on_rebalance == "follow" and self._has_moved and steady
         moves = {
             task: node
             for task, node in plan_moves(state, found.ownership, found.usable - away, found.leaving).items()

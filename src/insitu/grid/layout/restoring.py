@@ -89,8 +89,8 @@ class _Plan:
             # What lies on a lost node is all there is of the copies that no other node has room for.
             dropped = set(removed) - set(lost[: max(0, missing)])
             self.drops += [(partition, node) for node in removed if node in dropped]
-        gone = {*(n for p, n in self.drops if p == partition), *given_up[: len(targets)]}
-        self.owners[partition] = (*(node for node in holders if node not in gone), *targets)
+        removed_from = {*(n for p, n in self.drops if p == partition), *given_up[: len(targets)]}
+        self.owners[partition] = (*(node for node in holders if node not in removed_from), *targets)
 
 
 def _list_given_up(

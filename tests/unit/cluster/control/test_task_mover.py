@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from agent_facts import LOAD, WALL, facts
 
-from insitu.cluster.control.task_mover import AWAY_SECONDS, SETTLED_SECONDS, TaskMover
+from insitu.cluster.control.task_mover import AWAY_SECONDS, STEADY_SECONDS, TaskMover
 from insitu.cluster.decide import DataMovedEvent, JobState, LeaveEvent, Member, MoveEvent, new_job
 from insitu.cluster.decide.events import SubmittedEvent
 from insitu.cluster.decide.job import advance
@@ -89,7 +89,7 @@ class Cluster:
 
     def settle(self) -> Any:
         """Look, and again when owners have stayed the same."""
-        return self.look(2.0) or self.look(SETTLED_SECONDS)
+        return self.look(2.0) or self.look(STEADY_SECONDS)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_worker_follows_when_owners_have_stayed_the_same_for_a_while(cluster: 
     assert cluster.settle() is None, "a copy is on its way"
     cluster.place("a", "a", "b", "b")
     assert cluster.look(1.5) is None
-    assert cluster.look(SETTLED_SECONDS) == DataMovedEvent(((A,), (B,)))
+    assert cluster.look(STEADY_SECONDS) == DataMovedEvent(((A,), (B,)))
     event = cluster.look(1.0)
     assert event == MoveEvent(((W1, B),), "its data has moved", (0, 3), (W0, W1))
     assert cluster.asked == [TaskSpec(W1, B, (1,))] and cluster.state.task(W1).move_to == B
