@@ -42,6 +42,7 @@
           servers.json                  of parameter servers: what they hold and have done
         checkpoints/                    written by the chief; servers/ by parameter servers
         evaluations.jsonl               what the evaluator has found, a line for each checkpoint
+        copies.jsonl                    of jobs on hosts: when partitions were brought to those that read them
         export/NAME/                    models that an exporter has published
         summaries/ROLE-INDEX/           event files for TensorBoard
         ledger/                         rows that have entered the model, by epoch and shard
@@ -379,6 +380,10 @@ class JobPaths:
     @property
     def evaluations(self) -> Path:
         return self.root / "evaluations.jsonl"
+
+    @property
+    def copies(self) -> Path:
+        return self.root / "copies.jsonl"
 
     @property
     def all_summaries(self) -> Path:

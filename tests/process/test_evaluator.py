@@ -85,7 +85,7 @@ class Jobs:
         """(what `describe` says of the job, its output)."""
         done = self.insitu("start", *options, "-", str(self._folder), "train.py", str(self.out))
         job_id = done.stderr.splitlines()[0].strip()
-        return json.loads(self.insitu("describe", job_id, "--json").stdout), done.stdout
+        return json.loads(self.insitu("describe", job_id, "--goodput", "--json").stdout), done.stdout
 
 
 def test_the_last_checkpoint_is_scored_though_the_evaluator_and_the_chief_are_killed(tmp_path: Path) -> None:
@@ -100,6 +100,10 @@ def test_the_last_checkpoint_is_scored_though_the_evaluator_and_the_chief_are_ki
     expected = json.loads((jobs.out / "scores.json").read_text())
     assert job["evaluations"][-1]["metrics"] == pytest.approx(expected, rel=1e-5)
     assert "evaluation of epoch 4 (20 updates): " in output
+    (account,) = job["goodput"]["other_tasks"]
+    assert account["task"] == "evaluator:0" and account["seconds"]["evaluation"] > 0
+    assert account["seconds"]["wait"] > 0 and account["seconds"]["recovery"] > 0  # it was killed once
+    assert sum(account["seconds"].values()) == pytest.approx(job["goodput"]["wall"], rel=0.01)
     assert list((Path(job["folder"]) / "summaries" / "evaluator-0").iterdir())
 
 

@@ -23,6 +23,10 @@ def test_workers_train_on_servers_that_end_with_the_job(tmp_path: Path):
         assert sum(server["staleness"]["counts"]) == server["applied"] >= steps * EPOCHS
         assert server["bytes"] == sum(size for *_, size in server["pieces"]) > 0
     assert sum(server["bytes"] for server in job["servers"]) == 4 * (8 * 16 + 16 + 16 * 2 + 2)
+    accounts = {account["task"]: account["seconds"] for account in job["goodput"]["other_tasks"]}
+    for name in ("ps:0", "ps:1"):
+        assert sum(accounts[name].values()) == pytest.approx(job["goodput"]["wall"], rel=0.01)
+        assert accounts[name]["update"] > 0 and accounts[name]["wait"] > 0
     for line in ("ps:0", "ps:1", "staleness 0:", "each row once"):
         assert line in said
 

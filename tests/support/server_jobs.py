@@ -121,7 +121,7 @@ def run_job(
     )
     said = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert done.returncode == 0, f"{done.returncode}: {said}"
-    describe = [*insitu, "describe", "--ledger", done.stderr.splitlines()[0].strip()]
+    describe = [*insitu, "describe", "--ledger", "--goodput", done.stderr.splitlines()[0].strip()]
     shown = subprocess.run(describe, env=environment, capture_output=True, text=True, check=True).stdout
     told = subprocess.run([*describe, "--json"], env=environment, capture_output=True, text=True, check=True)
     results = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]

@@ -25,15 +25,16 @@ def print_goodput(account: Mapping[str, Any]) -> None:
         "and updates of the model."
     )
     typer.echo("")
-    shown = [name for name, seconds in account["seconds"].items() if seconds >= _LEAST * wall]
-    own = {task["task"]: task["seconds"] for task in account["tasks"]}
+    own = {task["task"]: task["seconds"] for task in (*account["tasks"], *account["other_tasks"])}
+    names = dict.fromkeys(name for seconds in (account["seconds"], *own.values()) for name in seconds)
+    shown = [n for n in names if max(s.get(n, 0.0) for s in (account["seconds"], *own.values())) >= _LEAST * wall]
     print_table(
         ("ACTIVITY", "SHARE", "MEAN", *own),
         (
             (
                 name,
-                f"{account['seconds'][name] / wall:.1%}",
-                f"{account['seconds'][name]:,.2f} s",
+                f"{account['seconds'].get(name, 0.0) / wall:.1%}",
+                f"{account['seconds'].get(name, 0.0):,.2f} s",
                 *(f"{seconds.get(name, 0.0):,.2f} s" for seconds in own.values()),
             )
             for name in shown

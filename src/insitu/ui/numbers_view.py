@@ -93,7 +93,7 @@ def _format_seconds(seconds: float) -> str:
 def draw_tasks(goodput: Mapping[str, Any]) -> Markup:
     """Return a row for each task over time: what it did most in each stretch."""
     rows = []
-    for task in goodput["tasks"]:
+    for task in (*goodput["tasks"], *goodput["other_tasks"]):
         pieces: list[tuple[float, float, str]] = []
         segments = task["segments"]
         size = -(-len(segments) // _PIECES) or 1

@@ -29,6 +29,7 @@ def test_a_metric_has_one_chart_with_its_validation_and_the_evaluator() -> None:
 GOODPUT = {
     "wall": 10.0,
     "seconds": {"queueing": 0.0, "compile": 2.5, "gradient": 7.5},
+    "other_tasks": [],
     "tasks": [
         {
             "task": "worker:0",

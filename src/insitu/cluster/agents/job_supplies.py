@@ -10,7 +10,7 @@ from insitu.cluster.agents.job_code_copy import encode_shards
 from insitu.cluster.agents.partition_supply import PartitionSupply, Readers
 from insitu.cluster.decide import find_shard_holders, find_successors
 from insitu.cluster.engines import Message
-from insitu.cluster.job_files import MergedLog, read_placement, read_spec
+from insitu.cluster.job_files import MergedLog, append_copy, read_placement, read_spec
 from insitu.errors import ClusterError, InsituError
 from insitu.grid import Catalog, agree_on_shards, read_shard_map
 from insitu.paths import JobPaths, Paths
@@ -66,7 +66,12 @@ class JobSupplies:
         return all([self._advance(each, readers) for each in self._supplies.values()])  # noqa: C419
 
     def _advance(self, supply: PartitionSupply, readers: Readers) -> bool:
-        done = supply.advance(readers)
+        try:
+            done = supply.advance(readers)
+        finally:
+            for began, ended in supply.times:
+                append_copy(self._job, began, ended)
+            supply.times.clear()
         for text in supply.news:
             self._log.log(text)
         supply.news.clear()

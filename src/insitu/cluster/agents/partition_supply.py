@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,9 @@ class PartitionSupply:
         self._cache = cache
         self._command = command
         self._brought: dict[NodeId, set[int]] = {}
+        #: From when to when partitions were brought, in seconds since 1970; its reader empties it.
+        self.times: list[tuple[float, float]] = []
+        self._began = 0.0
         #: What is under way: the process, what it says, and what it brings.
         self._fetching: tuple[subprocess.Popen[bytes], IO[bytes], dict[NodeId, set[int]]] | None = None
 
@@ -119,9 +123,10 @@ class PartitionSupply:
         except OSError as error:
             said.close()
             raise ClusterError(f"A process can't be started: {error}. Check memory and ulimit -u") from error
-        self._fetching = process, said, missing
+        self._fetching, self._began = (process, said, missing), time.time()
 
     def _note(self, code: int, said: IO[bytes], wanted: dict[NodeId, set[int]]) -> None:
+        self.times.append((self._began, time.time()))
         with said:
             said.seek(0)
             try:

@@ -19,7 +19,7 @@ from insitu.cluster.decide import (
     find_losses,
     find_resumes,
 )
-from insitu.cluster.job_files import Journal
+from insitu.cluster.job_files import Journal, read_copies
 from insitu.paths import JobPaths
 from insitu.spec import TaskId
 from insitu.task_samples import Sample, read_last_samples, read_samples
@@ -158,6 +158,8 @@ class Goodput:
     seconds: Mapping[str, float]
     #: The account of each task that trains.
     tasks: Sequence[TaskAccount]
+    #: Those of parameter servers and the evaluator, which aren't part of the mean.
+    other_tasks: Sequence[TaskAccount]
     #: The largest losses.
     losses: Sequence[Loss]
 
@@ -167,16 +169,15 @@ class Goodput:
             "wall": self.wall,
             "goodput": self.goodput,
             "seconds": dict(self.seconds),
-            "tasks": [
-                {
-                    "task": account.task,
-                    "seconds": account.seconds,
-                    "segments": [asdict(segment) for segment in account.segments],
-                }
-                for account in self.tasks
-            ],
+            "tasks": [_to_json(account) for account in self.tasks],
+            "other_tasks": [_to_json(account) for account in self.other_tasks],
             "losses": [asdict(loss) for loss in self.losses],
         }
+
+
+def _to_json(account: TaskAccount) -> dict[str, Any]:
+    segments = [asdict(segment) for segment in account.segments]
+    return {"task": account.task, "seconds": account.seconds, "segments": segments}
 
 
 def measure_goodput(job: JobPaths, status: JobStatus | None = None) -> Goodput:
@@ -185,15 +186,21 @@ def measure_goodput(job: JobPaths, status: JobStatus | None = None) -> Goodput:
     state, created = status.state, status.spec.created
     until = time.time() if status.running else _find_end(status)
     tasks = [each for each in state.tasks if each.task.role in _TRAINING_ROLES]
+    others = [each for each in state.tasks if each.task.role not in _TRAINING_ROLES]
     samples = {str(each.task): read_samples(job.samples(each.task)) for each in tasks}
     entries = [(entry.at, entry.event) for entry in Journal(job.journal).entries()]
     wall = max(0.0, until - created)
-    accounts = account_for_tasks(created, created + wall, find_lives(entries), samples, find_resumes(entries))
+    lives, resumes, copies = find_lives(entries), find_resumes(entries), read_copies(job)
+    accounts = account_for_tasks(created, created + wall, lives, samples, resumes, copies)
+    beside = {str(each.task): read_samples(job.samples(each.task)) for each in others}
+    other_accounts = account_for_tasks(
+        created, created + wall, lives, beside, resumes, copies, trains=False
+    )
     seconds = average(accounts) if accounts else {}
     productive = sum(seconds.get(name, 0.0) for name in PRODUCTIVE)
     nodes = {str(each.task): each.node for each in tasks}
     losses = find_losses(seconds, wall, samples, nodes)
-    return Goodput(wall, productive / wall if wall else 0.0, seconds, accounts, losses)
+    return Goodput(wall, productive / wall if wall else 0.0, seconds, accounts, other_accounts, losses)
 
 
 def _find_end(status: JobStatus) -> float:

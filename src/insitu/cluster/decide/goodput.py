@@ -28,10 +28,12 @@ from insitu.time_account import (
 )
 
 QUEUEING = "queueing"
+COPYING = "copying"
 REDONE = "redone"
 IDLE = "idle"
-JOB_ACTIVITIES = (QUEUEING, *ACTIVITIES, REDONE, IDLE)
-"""What a second of a job can be spent on: until tasks start; what a task can be doing; steps that were done
+JOB_ACTIVITIES = (QUEUEING, COPYING, *ACTIVITIES, REDONE, IDLE)
+"""What a second of a job can be spent on: until tasks start; bringing partitions to the hosts that read them,
+meanwhile; what a task can be doing; steps that were done
 before, by processes whose work was lost; a task that doesn't run while the job does."""
 PRODUCTIVE = (GRADIENT, UPDATE)
 """What trains the model."""
@@ -118,8 +120,15 @@ def account_for_tasks(
     lives: Mapping[str, Sequence[Life]],
     samples: Mapping[str, Sequence[Sample]],
     resumes: Sequence[float] = (),
+    copies: Sequence[tuple[float, float]] = (),
+    *,
+    trains: bool = True,
 ) -> list[TaskAccount]:
-    """Return the account of each task in `samples` from `created` to `until`, in seconds since 1970."""
+    """Return the account of each task in `samples` from `created` to `until`, in seconds since 1970.
+
+    `copies` are the times from when to when partitions were brought to hosts. Tasks that don't train are as
+    good as new with their first sample, others with their first step.
+    """
     started = min((own[0].launched for own in lives.values() if own), default=until)
     done = [
         (each.at, (each.call, each.updates))
@@ -129,7 +138,8 @@ def account_for_tasks(
     ]
     accounts = []
     for task, own in samples.items():
-        pieces = list(_cover(created, until, started, lives.get(task, ()), own, done, resumes))
+        covered = _cover(created, until, started, lives.get(task, ()), own, done, resumes, trains)
+        pieces = [part for piece in covered for part in _mark_copying(piece, copies)]
         segments = [Segment(a - created, b - created, seconds) for a, b, seconds in pieces if b > a]
         accounts.append(TaskAccount(task, _merge(segments, _MOST_SEGMENTS)))
     return accounts
@@ -149,6 +159,7 @@ def _cover(
     samples: Sequence[Sample],
     done: Sequence[tuple[float, CallUpdates]],
     resumes: Sequence[float],
+    trains: bool,
 ) -> Iterable[Piece]:
     """Yield what a task did, one piece behind the other, from `created` to `until`."""
     at = created
@@ -173,7 +184,7 @@ def _cover(
         best = max((reached for seen, reached in done if seen <= life.launched), default=None)
         later = index + 1 < len(lives)
         yield from _cover_life(
-            life, begin, end, own, best if index else None, is_first=index == 0, later=later
+            life, begin, end, own, best if index else None, is_first=index == 0, later=later, trains=trains
         )
         at = end
     rest = IDLE if lives else QUEUEING
@@ -189,6 +200,7 @@ def _cover_life(
     *,
     is_first: bool,
     later: bool,
+    trains: bool,
 ) -> Iterable[Piece]:
     """Yield what one process did. Steps up to `best` had been done before it began."""
     at = begin
@@ -198,7 +210,7 @@ def _cover_life(
         known = before.seconds if before is not None else {}
         seconds = {name: max(0.0, value - known.get(name, 0.0)) for name, value in sample.seconds.items()}
         fitted = _fit(seconds, stop - at, IMPORT if before is None else None)
-        if not is_first and (before is None or not before.steps):
+        if not is_first and (before is None or (trains and not before.steps)):
             # What a process does until its first step is the price of the one before it having been lost.
             fitted = {RECOVERY: stop - at}
         elif best is not None and before is not None:
@@ -212,6 +224,21 @@ def _cover_life(
     else:
         tail = RECOVERY if life.code and later else SCRIPT
     yield at, end, {tail: end - at}
+
+
+def _mark_copying(piece: Piece, copies: Sequence[tuple[float, float]]) -> Iterable[Piece]:
+    """Yield a piece, cut where partitions were brought to hosts while the job waited for its tasks to start."""
+    at, end, seconds = piece
+    if set(seconds) != {QUEUEING}:
+        yield piece
+        return
+    for began, ended in sorted(copies):
+        began, ended = max(began, at), min(ended, end)
+        if ended > began:
+            yield at, began, {QUEUEING: began - at}
+            yield began, ended, {COPYING: ended - began}
+            at = ended
+    yield at, end, {QUEUEING: end - at}
 
 
 def _fit(seconds: Seconds, span: float, filler: str | None) -> Seconds:

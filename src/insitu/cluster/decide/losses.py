@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from insitu.cluster.decide.goodput import IDLE, PRODUCTIVE, QUEUEING, REDONE
+from insitu.cluster.decide.goodput import COPYING, IDLE, PRODUCTIVE, QUEUEING, REDONE
 from insitu.task_samples import Sample
 from insitu.time_account import (
     CALLBACKS,
@@ -34,6 +34,11 @@ _TEXTS = {
     QUEUEING: (
         "the job waited for its tasks to be started",
         "Look at controller.log in the job's folder where this is more than a second",
+    ),
+    COPYING: (
+        "partitions moved to the hosts whose tasks read them",
+        "Run tasks where the partitions are: --nodes of insitu start, or as many workers as nodes own data; or "
+        "move copies beforehand: insitu rebalance",
     ),
     IMPORT: (
         "tasks loaded libraries",

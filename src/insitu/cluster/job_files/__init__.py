@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
+    from insitu.cluster.job_files.copy_times import append_copy, read_copies
     from insitu.cluster.job_files.journal import Journal
     from insitu.cluster.job_files.lock import (
         find_other_host,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
+        "copy_times": ("append_copy", "read_copies"),
         "journal": ("Journal",),
         "lock": (
             "find_other_host",
@@ -55,6 +57,7 @@ __all__ = [
     "JobLogs",
     "Journal",
     "MergedLog",
+    "append_copy",
     "bound_controller_log",
     "connect_for_requests",
     "find_other_host",
@@ -63,6 +66,7 @@ __all__ = [
     "is_locked",
     "listen_for_requests",
     "read_controller",
+    "read_copies",
     "read_placement",
     "read_spec",
     "read_supervisor",

@@ -22,6 +22,7 @@ from insitu.train.elastic.position import (
     LoopPosition,
 )
 from insitu.train.elastic.progress_reporter import ProgressReporter
+from insitu.train.elastic.side_sampler import SideSampler
 
 __all__ = [
     "CALL",
@@ -46,6 +47,7 @@ __all__ = [
     "Resumable",
     "ResumePoint",
     "RetryStep",
+    "SideSampler",
     "SynchronousMembership",
     "Units",
     "Work",

@@ -18,7 +18,9 @@ from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.evaluations import Evaluation, append_evaluation, read_evaluations
 from insitu.roster import read_roster
+from insitu.time_account import ACCOUNT, EVALUATION, WAIT
 from insitu.train.checkpoint import checkpoint_key
+from insitu.train.elastic import SideSampler
 from insitu.train.evaluation.checkpoints import AnyCheckpoints, Candidate, Loaded, choose_next
 from insitu.train.evaluation.event_files import EventFile
 from insitu.train.parameter_server import embeddings_of
@@ -95,6 +97,7 @@ class SidecarEvaluator:
         self._log_dir = _choose_log_dir(context, log_dir)
         self._events: EventFile | None = None
         self._poll_seconds = poll_seconds
+        self._sampler = SideSampler(context)
         #: Names of the checkpoints that were scored, also by this task's incarnations before.
         self._done = {each.checkpoint for each in _read_before(context)}
         #: How often each checkpoint could not be read.
@@ -105,9 +108,15 @@ class SidecarEvaluator:
     def start(self, wait: Callable[[float], None] = time.sleep) -> None:
         """Score checkpoints until the training is over and its last one is scored, or `max_evaluations` are
         made. `wait` is called with the seconds until the next look."""
+        with ACCOUNT.hold(WAIT):
+            self._watch(wait)
+        self._sampler.write(now=True)
+
+    def _watch(self, wait: Callable[[float], None]) -> None:
         while True:
             # In this order: what is published before training ends is listed.
             self._training_over = self._training_over or _is_training_over(self._context)
+            self._sampler.write()
             candidate = choose_next(self._source.find(), self._done, self._find_unreadable())
             if candidate is not None and (self._training_over or self._is_due()):
                 if self._score(candidate):
@@ -129,6 +138,10 @@ class SidecarEvaluator:
 
     def _score(self, candidate: Candidate) -> bool:
         """Evaluate with the weights of one checkpoint. Returns True where that was the last one to score."""
+        with ACCOUNT.hold(EVALUATION):
+            return self._score_now(candidate)
+
+    def _score_now(self, candidate: Candidate) -> bool:
         began = time.monotonic()
         self._build()
         loaded = self._source.load(candidate, self.model)

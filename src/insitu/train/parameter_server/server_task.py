@@ -17,6 +17,8 @@ from insitu.errors import InsituError, TrainingError
 from insitu.grid import publish_file
 from insitu.parameters import ConsistencyPolicy, ParameterServer, check_nan_policy
 from insitu.signatures import derive_key
+from insitu.time_account import ACCOUNT, UPDATE, WAIT
+from insitu.train.elastic import SideSampler
 from insitu.train.parameter_server.updater import make_model_updater
 
 _LOG = logging.getLogger("insitu")
@@ -75,7 +77,8 @@ def serve_or_configure(context: Context, rules: ConsistencyPolicy, nan: str, nee
 def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
     """Serve as this `ps` task, and exit with code 0 after SIGTERM or SIGINT."""
     job = context.job
-    with _StatusWriter(None if job is None else job.server_account(context.task)) as writer:
+    path = None if job is None else job.server_account(context.task)
+    with _StatusWriter(path, SideSampler(context)) as writer:
         server = config.server(
             context.servers[context.index],
             context,
@@ -87,15 +90,18 @@ def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
+        ACCOUNT.enter(WAIT)
         server.serve()
     sys.exit(0)
 
 
 class _StatusWriter:
-    """Writes a server's status into the job's folder. A thread does so, because disks can be slow."""
+    """Writes a server's status into the job's folder, and what it spends its time on. A thread does so, because
+    disks can be slow."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, sampler: SideSampler) -> None:
         self._path = path
+        self._sampler = sampler
         self._statuses: queue.SimpleQueue[list[dict[str, Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="server-status", daemon=True)
 
@@ -113,6 +119,8 @@ class _StatusWriter:
     def _write(self) -> None:
         last_written = b""
         while (servers := self._statuses.get()) is not None:
+            # A server is busy with requests, most of which bring gradients.
+            self._sampler.write(UPDATE)
             data = json.dumps({"servers": servers}).encode()
             if self._path is None or data == last_written:
                 continue
@@ -122,3 +130,4 @@ class _StatusWriter:
             except (InsituError, OSError) as error:
                 # Training doesn't need the status; the next one may be written again.
                 _LOG.warning("The status of this server can't be written: %s", error)
+        self._sampler.write(UPDATE, now=True)

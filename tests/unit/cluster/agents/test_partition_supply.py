@@ -60,13 +60,15 @@ def make(home: Path) -> PartitionSupply:
 
 
 def test_what_is_missing_is_fetched_once(tmp_path: Path) -> None:
-    supply = make(tmp_path)
+    supply, began = make(tmp_path), time.time()
     assert supply.advance({B: [1]}) and not (tmp_path / "asked").exists()
     bring(supply, {A: [0]})
     bring(supply, {A: [0, 1]})
     bring(supply, {A: [0, 1], B: [1]})
     assert (tmp_path / "asked").read_text().splitlines() == ['{"a": [3]}', '{"a": [2]}']
     assert supply.news[0] == "a reads 1 partition(s) of data that other nodes hold: 100 bytes were fetched"
+    (first, second) = supply.times
+    assert began <= first[0] <= first[1] <= second[0] <= second[1] <= time.time()
     supply.close()
 
 

@@ -213,3 +213,22 @@ def test_a_long_job_has_few_segments() -> None:
     (account,) = account_for_tasks(0.0, 3001.0, {W0: [Life(0.0)]}, {W0: own})
     validate(account, 3001.0)
     assert 100 < len(account.segments) <= 200
+
+
+def test_partitions_that_move_before_the_tasks_start_are_copying() -> None:
+    lives = {W0: [Life(6.0, 12.0, 0, 1)], W1: [Life(7.0, 12.0, 0, 1)]}
+    copies = [(4.0, 5.0), (1.0, 3.0), (2.0, 4.5), (11.0, 13.0)]  # the last one: while they run
+    first, second = account_for_tasks(0.0, 12.0, lives, {W0: [], W1: []}, copies=copies)
+    for account in (first, second):
+        validate(account, 12.0)
+        assert account.seconds["copying"] == pytest.approx(4.0) and account.seconds["queueing"] == 2.0
+    assert second.seconds["idle"] == 1.0
+
+
+def test_a_server_that_was_replaced_is_as_good_as_new_with_its_first_sample() -> None:
+    lives = {"ps:0": [Life(0.0, 4.0, -9, 1), Life(5.0, 10.0, 0, 2)]}
+    own = [sample(4.0, None, steps=0, wait=3.0, update=1.0)]
+    own += [sample(6.0, None, 2, 0, import_=1.0), sample(10.0, None, 2, 0, import_=1.0, wait=4.0)]
+    (account,) = account_for_tasks(0.0, 10.0, lives, {"ps:0": own}, trains=False)
+    validate(account, 10.0)
+    assert account.seconds == pytest.approx({"wait": 7.0, "update": 1.0, "recovery": 2.0})

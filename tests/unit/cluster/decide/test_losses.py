@@ -19,7 +19,7 @@ def test_the_five_largest_are_told_and_what_trains_is_none() -> None:
     assert [loss.seconds for loss in losses] == sorted((loss.seconds for loss in losses), reverse=True)
     assert not {loss.activity for loss in losses} & set(PRODUCTIVE)
     assert all(loss.text and loss.advice for loss in losses)
-    assert losses[0].share == 0.15 and losses[0].text.startswith("15 s (15.0%)")
+    assert losses[0].share == 0.16 and losses[0].text.startswith("16 s (16.0%)")
 
 
 def test_each_activity_that_is_no_training_has_words() -> None:

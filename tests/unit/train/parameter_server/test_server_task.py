@@ -11,6 +11,7 @@ from models import in_shards
 
 from insitu.errors import InputError, TrainingError
 from insitu.parameters import ConsistencyPolicy
+from insitu.train.elastic import SideSampler
 from insitu.train.parameter_server.server_task import (
     ServerConfig,
     _StatusWriter,
@@ -22,11 +23,12 @@ RULES = ConsistencyPolicy("async", 1)
 
 def test_the_last_status_is_in_the_file_when_the_writer_is_done(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
-    with _StatusWriter(path) as writer:
+    sampler = SideSampler(in_shards((0,), 1))
+    with _StatusWriter(path, sampler) as writer:
         for updates in range(3):
             writer.publish([{"updates": updates}])
     assert json.loads(path.read_text()) == {"servers": [{"updates": 2}]}
-    with _StatusWriter(None) as writer:
+    with _StatusWriter(None, sampler) as writer:
         writer.publish([])
 
 
