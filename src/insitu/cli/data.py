@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from insitu.cli.column_statistics import print_statistics
 from insitu.cli.compression import describe_sizes
 from insitu.cli.console import format_size, print_json, print_notice, print_table
 from insitu.cli.ignite import (
@@ -23,7 +24,7 @@ from insitu.cli.ignite import (
 from insitu.cli.import_progress import shown_progress
 from insitu.errors import GridError, InputError
 from insitu.paths import Paths
-from insitu.service import build_cache_report, summarize_cache
+from insitu.service import build_cache_report, describe_columns, summarize_cache
 
 if TYPE_CHECKING:
     from insitu.spec import CacheSpec, Column
@@ -246,11 +247,11 @@ def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
     )
 
 
-def describe_cache(name: str, as_json: bool, verify: bool) -> None:
+def describe_cache(name: str, as_json: bool, verify: bool, statistics: bool = False) -> None:
     """Print all about a cache: schema, rows, bytes, partitions and their owners.
 
-    `verify` reads every copy of every partition and compares it with its checksum. Raises UnknownCache;
-    CorruptPartition after all has been printed.
+    `verify` reads every copy of every partition and compares it with its checksum, `statistics` a sample of
+    rows. Raises UnknownCache; CorruptPartition after all has been printed.
     """
     from insitu.cli.remote import find_remote
     from insitu.grid import Catalog, find_slow_copies, verify_copies
@@ -261,10 +262,14 @@ def describe_cache(name: str, as_json: bool, verify: bool) -> None:
     jobs = catalog.pinned_by(name)
     checks = verify_copies(paths, cache, find_remote(paths, cache)) if verify else []
     slow = find_slow_copies(paths, cache)
+    found = describe_columns(paths, name) if statistics else None
     if as_json:
-        print_json(build_cache_report(cache, jobs, slow, checks if verify else None))
+        report = build_cache_report(cache, jobs, slow, checks if verify else None)
+        print_json(report | ({"statistics": found} if found else {}))
     else:
         _print_cache(cache, jobs, slow)
+        if found:
+            print_statistics(found)
         if verify and not any(problem for _, _, problem in checks):
             typer.echo(f"\nverified: {len(checks)} file(s), all as they were written")
     problems = [problem for _, _, problem in checks if problem is not None]

@@ -52,6 +52,9 @@ def describe(
         bool, typer.Option("--goodput", help="Of a job: where each second went, and what to do about it.")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Of a cache: check every partition.")] = False,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Of a cache: what its columns hold, by a sample of rows.")
+    ] = False,
     config: ConfigOption = None,
 ) -> None:
     """Show all about a cache, or about a job. A name that both have means the cache.
@@ -62,6 +65,7 @@ def describe(
 
     ```
     insitu describe digits/train --verify
+    insitu describe digits/train --statistics
     insitu describe digits-3fa9c1 --ledger
     insitu describe digits-3fa9c1 --goodput
     insitu describe digits-3fa9c1 --json
@@ -76,15 +80,16 @@ def describe(
     name = find_address(name, config)
     if is_ignite_address(name):
         _refuse_options(f"{name} is a cache of Ignite", "a job", of_jobs)
+        _refuse_options(f"{name} is a cache of Ignite", "a cache", {"--statistics": statistics})
         describe_ignite_cache(name, as_json, verify)
         return
     job = find_cache_or_job(Paths.default(), name)
     if job is not None:
-        _refuse_options(f"{name} is a job", "a cache", {"--verify": verify})
+        _refuse_options(f"{name} is a job", "a cache", {"--verify": verify, "--statistics": statistics})
         describe_job(job, as_json=as_json, ledger=ledger, events=events, goodput=goodput)
         return
     _refuse_options(f"{name} is a cache", "a job", of_jobs)
-    describe_cache(name, as_json, verify)
+    describe_cache(name, as_json, verify, statistics)
 
 
 def find_cache_or_job(paths: Paths, name: str) -> JobPaths | None:

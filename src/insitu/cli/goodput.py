@@ -27,7 +27,9 @@ def print_goodput(account: Mapping[str, Any]) -> None:
     typer.echo("")
     own = {task["task"]: task["seconds"] for task in (*account["tasks"], *account["other_tasks"])}
     names = dict.fromkeys(name for seconds in (account["seconds"], *own.values()) for name in seconds)
-    shown = [n for n in names if max(s.get(n, 0.0) for s in (account["seconds"], *own.values())) >= _LEAST * wall]
+    shown = [
+        n for n in names if max(s.get(n, 0.0) for s in (account["seconds"], *own.values())) >= _LEAST * wall
+    ]
     print_table(
         ("ACTIVITY", "SHARE", "MEAN", *own),
         (

@@ -70,6 +70,16 @@ def complete_cache(incomplete: str) -> list[str]:
         return []
 
 
+def complete_node(incomplete: str) -> list[str]:
+    """Return, for the shell, nodes that begin with what was typed."""
+    from insitu.service import list_nodes
+
+    try:
+        return [n["node"] for n in list_nodes(Paths.default()) if n["node"].startswith(incomplete)]
+    except InsituError:
+        return []
+
+
 def complete_start(incomplete: str) -> list[str]:
     """Return, for the shell, what the first argument of `start` can be: a cache, or a dash for none."""
     return [*complete_cache(incomplete), *(["-"] if incomplete in ("", "-") else [])]
@@ -99,6 +109,12 @@ def start(
     ],
     workers: Annotated[
         int | None, typer.Option(help="Worker tasks.", show_default="one per node that owns data")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A node to run on; may be repeated.", show_default="all", autocompletion=complete_node
+        ),
     ] = None,
     ps: Annotated[
         str, typer.Option(metavar="M|auto", help="Parameter server tasks; auto: one on each node.")
@@ -185,6 +201,7 @@ def start(
         cache=read_cache_of_ignite(cache, job_dir, tensor, fill, arrow, without, ragged, config),
         job_dir=job_dir,
         command=tuple(command),
+        nodes=tuple(node or ()),
         workers=workers,
         shards=shards,
         on_loss=on_loss,  # type: ignore[arg-type]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from insitu.grid.rebalancer import RebalanceReport, rebalance_cache, restore_copies
     from insitu.grid.refreshing import Refresh, find_version, parse_refresh, read_refreshes
     from insitu.grid.repair import RepairReport, repair_catalog
+    from insitu.grid.row_samples import RowSample, sample_rows
     from insitu.grid.scrubbing import CopyCheck, scrub_cache, verify_copies
     from insitu.grid.shards import agree_on_shards, read_shard_map
     from insitu.grid.store_identity import (
@@ -69,6 +70,7 @@ __getattr__, __dir__ = lazy_door(
         "conversion": ("register_converter",),
         "dataset_opening": ("dataset",),
         "datasets": ("Batch", "Dataset"),
+        "row_samples": ("RowSample", "sample_rows"),
         "deletion": ("delete_cache",),
         "files": ("publish_file",),
         "ignite_export": ("export_cache",),
@@ -127,6 +129,7 @@ __all__ = [
     "RebalanceReport",
     "Refresh",
     "RepairReport",
+    "RowSample",
     "ShardLedger",
     "StagedImport",
     "StoreRoom",
@@ -176,6 +179,7 @@ __all__ = [
     "register_converter",
     "repair_catalog",
     "restore_copies",
+    "sample_rows",
     "scrub_cache",
     "set_up_stores",
     "shard_partitions",

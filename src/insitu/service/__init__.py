@@ -11,6 +11,8 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.service.caches import build_cache_report, summarize_cache
+    from insitu.service.column_statistics import describe_columns
+    from insitu.service.examples import IMPORT_OPTIONS, find_example, list_examples
     from insitu.service.formats import format_duration, format_position, format_size, format_time
     from insitu.service.job_index import JobIndex
     from insitu.service.jobs import build_job_report, report_snapshot, summarize_job, summarize_rates
@@ -23,6 +25,8 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "caches": ("build_cache_report", "summarize_cache"),
+        "column_statistics": ("describe_columns",),
+        "examples": ("IMPORT_OPTIONS", "find_example", "list_examples"),
         "formats": ("format_duration", "format_position", "format_size", "format_time"),
         "job_index": ("JobIndex",),
         "jobs": ("build_job_report", "report_snapshot", "summarize_job", "summarize_rates"),
@@ -34,16 +38,20 @@ __getattr__, __dir__ = lazy_door(
 )
 
 __all__ = [
+    "IMPORT_OPTIONS",
     "JobIndex",
     "build_cache_report",
     "build_job_report",
     "clean_line",
+    "describe_columns",
+    "find_example",
     "find_incarnation",
     "format_duration",
     "format_position",
     "format_size",
     "format_start_command",
     "format_time",
+    "list_examples",
     "list_nodes",
     "preview_rows",
     "read_log",

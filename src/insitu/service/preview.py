@@ -16,23 +16,19 @@ _MAX_TEXT = 2000
 def preview_rows(paths: Paths, name: str, count: int = 24, seed: int = 0) -> dict[str, Any]:
     """Return rows of the latest version in the form of docs/json.md. The same seed gives the same rows.
 
-    Raises UnknownCache, CorruptPartition, InputError.
+    They come from partitions on this machine. Raises UnknownCache, CorruptPartition, GridError where none is
+    here.
     """
     import numpy as np
 
-    from insitu.context import Context
-    from insitu.grid import Catalog, dataset
+    from insitu.grid import sample_rows
 
-    cache = Catalog(paths).get(name)
-    columns = [column.name for column in cache.columns]
-    rows: list[dict[str, Any]] = []
-    if cache.rows:
-        drawn = dataset(name, features=columns, label=None, paths=paths, context=Context(paths=paths)).sample(
-            max(1, min(count, MAX_ROWS)), seed
-        )
-        arrays = drawn if isinstance(drawn, dict) else {columns[0]: drawn}
-        taken = len(next(iter(arrays.values())))
-        rows = [{name: _to_plain(np.asarray(arrays[name][i])) for name in columns} for i in range(taken)]
+    sample = sample_rows(paths, name, max(1, min(count, MAX_ROWS)), seed)
+    cache, columns = sample.cache, [column.name for column in sample.cache.columns]
+    rows = [
+        {column: _to_plain(np.asarray(sample.columns[column][i])) for column in columns}
+        for i in range(sample.rows)
+    ]
     return {"name": name, "version": cache.version, "seed": seed, "labels": list(cache.labels), "rows": rows}
 
 

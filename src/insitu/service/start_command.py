@@ -33,11 +33,14 @@ _OPTIONS = {
 
 
 def format_start_command(request: Request) -> list[str]:
-    """Return `insitu start ...` as arguments; options that have their default are left out. Settings of
-    devices aren't among them."""
+    """Return `insitu start ...` as arguments; options that have their default are left out. Of the
+    settings of devices only the limit of memory is among them."""
     parts = ["insitu", "start", "--detach"]
     if request.ps != 0:
         parts += ["--ps", "auto" if request.ps is None else str(request.ps)]
+    if request.settings.memory_limit is not None:
+        parts += ["--memory-limit", str(request.settings.memory_limit)]
+    parts += [part for node in request.nodes for part in ("--node", node)]
     for field in fields(request):
         value = getattr(request, field.name)
         if field.name not in _OPTIONS or value == field.default:

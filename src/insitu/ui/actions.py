@@ -11,6 +11,7 @@ from insitu.cluster import Request, find_job, resume_job, scale_job, stop_job, s
 from insitu.errors import InputError
 from insitu.grid import Catalog
 from insitu.paths import JobPaths
+from insitu.service import list_nodes
 from insitu.spec import NO_CACHE
 from insitu.ui.forms import ImportForm, StartForm, format_command_line
 from insitu.ui.state import UIState
@@ -35,7 +36,18 @@ def check_start(state: UIState, form: StartForm) -> dict[str, Any]:
     problems: list[str] = []
     if form.cache != NO_CACHE:
         with _noting(problems):
-            Catalog(state.paths).get(form.cache)
+            cache = Catalog(state.paths).get(form.cache)
+            asked = form.shards or form.workers or 1
+            if asked > len(cache.partitions):
+                raise InputError(
+                    f"Each shard has a partition of its own. Received: {asked} workers or shards, and "
+                    f"{form.cache} has {len(cache.partitions)} partitions"
+                )
+    if form.nodes:
+        with _noting(problems):
+            names = [each["node"] for each in list_nodes(state.paths)]
+            if unknown := [node for node in form.nodes if node not in names]:
+                raise InputError(f"Nodes are {', '.join(names)}. Received: {', '.join(unknown)}")
     folder = Path(form.job_dir or "JOB_DIR").expanduser()
     with _noting(problems):
         if form.upload is not None:
@@ -97,7 +109,7 @@ def start_import(state: UIState, form: ImportForm) -> dict[str, Any]:
         raise InputError(
             "An import has one of sources and upload. Received: " + ("both" if upload else "none")
         )
-    sources = form.sources if upload is None else [str(state.uploads.find(upload))]
+    sources = form.sources if upload is None else list(map(str, state.uploads.list_files(upload)))
     for source in sources:
         if "://" in source and not source.startswith("ignite://"):
             raise InputError(f"A source is a path, or ignite://HOST/CACHE. Received: {source}")

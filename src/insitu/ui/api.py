@@ -12,7 +12,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from insitu.cluster import find_job
 from insitu.errors import InputError
-from insitu.service import list_nodes, preview_rows, read_log
+from insitu.service import describe_columns, list_examples, list_nodes, preview_rows, read_log
 from insitu.ui import actions
 from insitu.ui.access import Session
 from insitu.ui.artifacts import find_artifact, list_artifacts
@@ -176,6 +176,16 @@ async def preview_cache(
     return await anyio.to_thread.run_sync(preview_rows, state.paths, name, rows, seed)
 
 
+@router.get("/statistics/{name:path}", summary="What the columns of a cache hold, by a sample of rows")
+async def read_statistics(
+    name: str,
+    state: State,
+    rows: Annotated[int, Query(ge=1, le=20_000)] = 4096,
+    seed: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
+) -> Json:
+    return await anyio.to_thread.run_sync(describe_columns, state.paths, name, rows, seed)
+
+
 @router.get("/imports", summary="Imports that were started here, the latest first")
 async def list_imports(state: State) -> list[Json]:
     return state.imports.list()
@@ -208,9 +218,15 @@ async def read_import(token: str, state: State) -> Json:
     },
 )
 async def upload(
-    request: Request, state: State, name: Annotated[str, Query(min_length=1, max_length=200)]
+    request: Request,
+    state: State,
+    name: Annotated[str, Query(min_length=1, max_length=200)],
+    beside: Annotated[
+        str | None,
+        Query(alias="upload", pattern=r"^[0-9a-f]{32}$", description="An upload that the file is added to."),
+    ] = None,
 ) -> Json:
-    token, path, file = state.uploads.open(name)
+    token, path, file = state.uploads.open(name, beside)
     try:
         with file:
             async for chunk in request.stream():
@@ -223,6 +239,11 @@ async def upload(
         raise
     note_for_audit(request, upload=path.name, bytes=size)
     return {"upload": token, "name": path.name, "bytes": size}
+
+
+@router.get("/examples", summary="Examples, as `insitu examples --json` lists them")
+async def read_examples() -> list[Json]:
+    return await anyio.to_thread.run_sync(list_examples)
 
 
 @router.get("/nodes", summary="Nodes, as `insitu nodes --json` lists them")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -207,3 +207,26 @@ def _draw_piece(x: float, width: float, height: int, name: str, title: str) -> M
     return Markup(
         '<rect class="act-{}" x="{:.2f}" y="0" width="{:.2f}" height="{}"><title>{}</title></rect>'
     ).format(name, x, max(0.0, width), height, title)
+
+
+def draw_histogram(histogram: Mapping[str, Sequence[float]], name: str) -> Markup:
+    """Return a small picture of how often values lie in each of some ranges."""
+    counts, edges = histogram["counts"], histogram["edges"]
+    most, width = max(counts) or 1, 160 / len(counts)
+    bars = Markup("").join(
+        Markup(
+            '<rect class="fill-0" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
+            "<title>{}</title></rect>"
+        ).format(
+            index * width,
+            36 - 36 * count / most,
+            max(0.5, width - 0.6),
+            36 * count / most,
+            f"{edges[index]:.4g} to {edges[index + 1]:.4g}: {count:,}",
+        )
+        for index, count in enumerate(counts)
+    )
+    spoken = f"Values of {name}, from {edges[0]:.4g} to {edges[-1]:.4g}"
+    return Markup('<svg class="histogram" viewBox="0 0 160 36" role="img" aria-label="{}">{}</svg>').format(
+        spoken, bars
+    )

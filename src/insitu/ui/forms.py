@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from insitu.cluster import Request
+from insitu.config import DeviceSettings
 from insitu.errors import InputError
 from insitu.service import format_start_command
 from insitu.spec import NO_CACHE
@@ -33,6 +34,9 @@ class StartForm(BaseModel):
     command: Annotated[list[_Text], Field(min_length=1, max_length=1000)] = Field(
         description="JOB_CMD and its arguments.", examples=[["train.py", "--epochs", "3"]]
     )
+    nodes: Annotated[list[_Text], Field(max_length=10_000)] = Field(
+        default_factory=list, description="Nodes that tasks run on; none: all."
+    )
     workers: Annotated[int, Field(ge=1, le=100_000)] | None = None
     shards: Annotated[int, Field(ge=1, le=100_000)] | None = None
     ps: _Count | Literal["auto"] = 0
@@ -47,14 +51,19 @@ class StartForm(BaseModel):
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
     standby: _Count | None = None
     memory_checkpoint: bool = False
+    memory_limit: Annotated[int, Field(ge=1, le=1 << 40)] | None = Field(
+        None, description="MiB that a worker may use of each GPU."
+    )
 
     def to_request(self, job_dir: Path) -> Request:
         """Return what `insitu start` would be given."""
-        options = self.model_dump(exclude={"job_dir", "upload", "command", "ps"})
+        options = self.model_dump(exclude={"job_dir", "upload", "command", "ps", "nodes", "memory_limit"})
         return Request(
             job_dir=job_dir,
             command=tuple(self.command),
             ps=None if self.ps == "auto" else self.ps,
+            nodes=tuple(self.nodes),
+            settings=DeviceSettings(memory_limit=self.memory_limit),
             **options,
         )
 
@@ -121,6 +130,8 @@ def read_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = True
         elif name == "command":
             values[name] = split_command(text)
+        elif name == "nodes":
+            values[name] = text.replace(",", " ").split()
         elif name == "sources":
             values[name] = [line.strip() for line in text.splitlines() if line.strip()]
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -14,11 +15,20 @@ from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
 from insitu.cluster import find_job, read_curve, read_spec
+from insitu.config import read_settings
 from insitu.errors import InputError, InsituError
-from insitu.service import list_nodes, preview_rows
+from insitu.service import (
+    IMPORT_OPTIONS,
+    describe_columns,
+    find_example,
+    list_examples,
+    list_nodes,
+    preview_rows,
+)
 from insitu.spec import NO_CACHE
 from insitu.ui import actions
 from insitu.ui.access import Session
+from insitu.ui.charts import draw_histogram
 from insitu.ui.events import encode_event, follow_changes, refuse_too_many
 from insitu.ui.forms import ImportForm, StartForm, read_fields
 from insitu.ui.job_view import count_changed, render_fragments
@@ -35,6 +45,8 @@ _PER_PAGE = 50
 _COPY = 1 << 20
 _MOST_COMPARED = 8
 """Jobs in one chart, which has as many colours."""
+_MINUTES = 300.0
+"""Seconds for which statistics of a version, which doesn't change, are kept."""
 _SLOWER = 2.0
 """Seconds for which charts are shown before they are drawn again."""
 
@@ -220,8 +232,9 @@ async def scale_job(job_id: str, request: Request, state: State, session: Asking
 
 
 @router.get("/data")
-async def show_caches(state: State, session: Asking) -> HTMLResponse:
+async def show_caches(state: State, session: Asking, example: Text = "") -> HTMLResponse:
     caches = await state.snapshots.get("caches", lambda: actions.list_caches(state))
+    given = {"cache": find_example(example)["data"], **IMPORT_OPTIONS} if example else {}
     return render_page(
         "caches.html",
         session=session,
@@ -229,7 +242,7 @@ async def show_caches(state: State, session: Asking) -> HTMLResponse:
         caches=caches,
         imports=state.imports.list(),
         problem="",
-        fields=defaultdict(str),
+        fields=defaultdict(str, given),
     )
 
 
@@ -265,9 +278,16 @@ async def show_cache(
     return render_page("cache.html", session=session, here="data", seed=seed, **found)
 
 
+@router.get("/statistics/{name:path}")
+async def show_statistics(name: str, state: State, version: Text = "") -> HTMLResponse:
+    subject = ("statistics", name, version)
+    found = await state.snapshots.get(subject, lambda: describe_columns(state.paths, name), _MINUTES)
+    return render_page("_statistics.html", statistics=found, draw=draw_histogram)
+
+
 @router.post("/import")
 async def start_import(request: Request, state: State, session: Asking) -> Response:
-    form = await request.form(max_files=1, max_fields=20)
+    form = await request.form(max_files=1000, max_fields=20)
     fields = {name: value for name, value in form.items() if isinstance(value, str)}
     try:
         upload = await _keep_upload(state, form, "file")
@@ -296,14 +316,14 @@ def _explain(error: InputError | ValidationError) -> str:
 
 
 async def _keep_upload(state: UIState, form: FormData, field: str) -> str | None:
-    """Keep the file that a form has sent, and return its token; None where there is none."""
-    sent = form.get(field)
-    if not isinstance(sent, UploadFile) or not sent.filename:
-        return None
-    token, _, file = state.uploads.open(sent.filename)
-    with file:
-        while chunk := await sent.read(_COPY):
-            await anyio.to_thread.run_sync(file.write, chunk)
+    """Keep the files that a form has sent, and return their token; None where there are none."""
+    token = None
+    for sent in form.getlist(field):
+        if isinstance(sent, UploadFile) and sent.filename:
+            token, _, file = state.uploads.open(sent.filename, token)
+            with file:
+                while chunk := await sent.read(_COPY):
+                    await anyio.to_thread.run_sync(file.write, chunk)
     return token
 
 
@@ -341,9 +361,15 @@ async def show_nodes(state: State, session: Asking) -> HTMLResponse:
 
 
 async def _render_start(
-    state: UIState, session: Session, fields: dict[str, Any], problems: list[str], status: int = 200
+    state: UIState,
+    session: Session,
+    fields: dict[str, Any],
+    problems: list[str],
+    status: int = 200,
+    example: dict[str, Any] | None = None,
 ) -> HTMLResponse:
     caches = await state.snapshots.get("caches", lambda: actions.list_caches(state))
+    nodes = await state.snapshots.get("nodes", lambda: list_nodes(state.paths), 2.0)
     return render_page(
         "start.html",
         status,
@@ -354,6 +380,9 @@ async def _render_start(
         preview=await anyio.to_thread.run_sync(_preview, state, fields),
         problems=problems,
         no_cache=NO_CACHE,
+        examples=list_examples(),
+        example=example,
+        nodes=[each["node"] for each in nodes],
     )
 
 
@@ -368,17 +397,21 @@ def _preview(state: UIState, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @router.get("/start")
-async def show_start(state: State, session: Asking, clone: Text = "", cache: Text = "") -> HTMLResponse:
+async def show_start(
+    state: State, session: Asking, clone: Text = "", cache: Text = "", example: Text = ""
+) -> HTMLResponse:
     fields: dict[str, Any] = {"cache": cache} if cache else {}
-    if clone:
+    chosen = find_example(example) if example else None
+    if chosen:
+        fields = {name: str(chosen[name]) for name in ("cache", "workers", "job_dir")}
+        fields |= {"command": shlex.join(chosen["command"]), "ps": str(chosen["ps"] or "")}
+    elif clone:
         fields = await anyio.to_thread.run_sync(_read_clone, state, clone)
-    return await _render_start(state, session, fields, [])
+    return await _render_start(state, session, fields, [], example=chosen)
 
 
 def _read_clone(state: UIState, job_id: str) -> dict[str, Any]:
     """Return the fields that start a job like one that there is, with its copy of the code."""
-    import shlex
-
     job = find_job(state.paths, job_id)
     spec = read_spec(job)
     fields: dict[str, Any] = {
@@ -392,6 +425,8 @@ def _read_clone(state: UIState, job_id: str) -> dict[str, Any]:
         "on_loss": spec.on_loss,
     }
     fields |= {name: "on" for name in ("chief", "evaluator", "memory_checkpoint") if getattr(spec, name)}
+    limit = read_settings(spec.settings).memory_limit
+    fields |= {"memory_limit": str(limit)} if limit else {}
     return fields | {"job_dir": str(job.code), "command": shlex.join(spec.command)}
 
 

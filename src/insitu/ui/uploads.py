@@ -18,6 +18,7 @@ MAX_ZIP = 256 << 20
 MAX_DATA = 4 << 30
 """Bytes of a file to import."""
 _MOST = 8
+_MOST_FILES = 1000
 _SECONDS = 3600.0
 """How long a file is kept that nobody uses."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -43,29 +44,44 @@ class Uploads:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._root = Path(tempfile.mkdtemp(prefix="insitu-uploads-"))
-        #: By token, which nobody can guess: when it came, and the file.
-        self._files: dict[str, tuple[float, Path]] = {}
+        #: By token, which nobody can guess: when the last file came, and the files.
+        self._files: dict[str, tuple[float, list[Path]]] = {}
 
-    def open(self, name: str) -> tuple[str, Path, BinaryIO]:
-        """Make a new file. Returns its token, its path and the open file. Raises InputError for its name."""
+    def open(self, name: str, beside: str | None = None) -> tuple[str, Path, BinaryIO]:
+        """Make a new file, of a new token, or of the token `beside`. Returns the token, its path and the open
+        file. Raises InputError for its name, and for a token that there isn't."""
         safe = check_file_name(name)
         self._drop_old()
-        token = secrets.token_hex(16)
+        token = beside or secrets.token_hex(16)
+        files = [] if beside is None else self.list_files(beside)
         folder = self._root / token
-        folder.mkdir(mode=0o700)
         path = folder / safe
-        self._files[token] = (self._clock(), path)
-        return token, path, path.open("xb")
+        if path in files or len(files) >= _MOST_FILES:
+            raise InputError(
+                f"An upload has {_MOST_FILES} files at most, of different names. Received: {safe} again, "
+                f"or one more"
+            )
+        folder.mkdir(mode=0o700, exist_ok=True)
+        opened = path.open("xb")
+        self._files[token] = (self._clock(), [*files, path])
+        return token, path, opened
 
     def find(self, token: str) -> Path:
-        """Return the file of a token. Raises InputError where there is none."""
+        """Return the only file of a token. Raises InputError where there is none, or more."""
+        files = self.list_files(token)
+        if len(files) != 1:
+            raise InputError(f"This takes one file. Received: an upload of {len(files)}")
+        return files[0]
+
+    def list_files(self, token: str) -> list[Path]:
+        """Return all files of a token. Raises InputError where there is none."""
         found = self._files.get(token)
         if found is None:
             raise InputError("An upload can be used for an hour. Send the file again")
-        return found[1]
+        return list(found[1])
 
     def remove(self, token: str | None) -> None:
-        """Remove a file, if it is there."""
+        """Remove the files of a token, if there are any."""
         if token is not None and self._files.pop(token, None) is not None:
             shutil.rmtree(self._root / token, ignore_errors=True)
 

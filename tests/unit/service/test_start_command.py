@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import insitu.cluster
 from insitu.cli import build_app
 from insitu.cluster import Request
+from insitu.config import DeviceSettings
 from insitu.service import format_start_command
 
 WORDS = st.text("abc -'\"$\\é", min_size=1, max_size=6).filter(lambda text: not text.startswith("-"))
@@ -38,6 +39,8 @@ REQUESTS = st.builds(
     standby=st.none() | st.integers(0, 3),
     memory_checkpoint=st.booleans(),
     gpus_per_worker=st.integers(0, 4),
+    nodes=st.sampled_from([(), ("node-1",), ("node-0", "node-2")]),
+    settings=st.builds(DeviceSettings, memory_limit=st.none() | st.integers(1, 9999)),
 )
 
 

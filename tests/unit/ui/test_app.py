@@ -506,3 +506,69 @@ def test_a_job_that_has_ended_cannot_be_stopped_or_scaled(server: Server) -> Non
     assert server.browser().submit(f"/jobs/{job}/scale", {"workers": "x"}).status == 400
     page = server.browser().submit(f"/jobs/{job}/stop", {})
     assert page.status == 409 and "has ended already" in page.text
+
+
+def test_the_form_is_filled_in_by_an_example_and_names_what_it_lacks(server: Server) -> None:
+    browser = server.browser()
+    shown = browser.get("/start?example=quickdraw").text
+    assert 'value="train.py --epochs 3"' in shown and "examples/quickdraw" in shown
+    assert "Import it first" in shown and 'href="/data?example=quickdraw#import"' in shown
+    data = browser.get("/data?example=quickdraw").text
+    assert 'value="quickdraw"' in data and 'value="train=0.9,test=0.1"' in data and "checked" in data
+    assert "Import it first" not in browser.get("/start?example=stripes").text
+    assert browser.get("/start?example=nothing").status == 400
+    names = [each["name"] for each in server.viewer.get("/api/v1/examples").json()]
+    assert "quickdraw" in names
+
+
+def test_nodes_and_memory_are_options_of_a_start(server: Server) -> None:
+    fields = {"cache": "data/train", "job_dir": str(server.insitu.folder), "command": "train.py"}
+    fields |= {"nodes": "node-0, node-0", "memory_limit": "512", "workers": "1"}
+    started = server.browser().submit("/start", fields)
+    assert started.status == 303
+    job = (started.header("location") or "").rpartition("/")[2]
+    spec = server.viewer.get(f"/api/v1/jobs/{job}").json()
+    assert spec["settings"]["INSITU_MEMORY_LIMIT"] == "512"
+    assert (
+        'name="memory_limit" type="number" min="1" placeholder="all" value="512"'
+        in server.browser().get(f"/start?clone={job}").text
+    )
+    checked = server.operator.post(
+        "/api/v1/jobs/check", start_form(server, nodes=["moon"], workers=99)
+    ).json()
+    assert len(checked["problems"]) == 2 and "moon" in checked["problems"][1]
+    refused = server.operator.post("/api/v1/jobs", start_form(server, nodes=["moon"]))
+    assert refused.status == 400 and "Received: moon" in refused.json()["error"]["message"]
+
+
+def test_files_of_one_upload_are_imported_together(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = upload(server, b"a", "cat.npy").json()["upload"]
+    path = f"/api/v1/uploads?name=dog.npy&upload={token}"
+    assert server.operator.post(path, b"b").json()["upload"] == token
+    assert server.operator.post(path, b"b").status == 400  # the same name again
+    assert len(server.uploads.list_files(token)) == 2
+    assert server.operator.post(f"/api/v1/uploads?name=x.npy&upload={'0' * 32}", b"b").status == 400
+    given: list[list[str]] = []
+    monkeypatch.setattr(
+        server.state.imports,
+        "start",
+        lambda cache, sources, options, done: given.append(sources) or {"command_line": ""},
+    )
+    assert server.operator.post("/api/v1/imports", {"cache": "pets", "upload": token}).status == 202
+    assert [Path(source).name for source in given[0]] == ["cat.npy", "dog.npy"]
+
+
+def test_statistics_of_columns_are_a_fragment_and_json(server: Server, tmp_path: Path) -> None:
+    import numpy as np
+
+    from insitu.grid import import_cache
+
+    np.savez(tmp_path / "rows.npz", x=np.arange(40.0), label=np.arange(40) % 2)
+    import_cache(server.insitu.paths, "rows", [str(tmp_path / "rows.npz")], partitions=2)
+    found = server.viewer.get("/api/v1/statistics/rows").json()
+    assert found["rows"] == 40 and found["columns"][0]["maximum"] == 39.0
+    page = server.browser("view")
+    assert 'hx-get="/statistics/rows?version=1"' in page.get("/data/rows").text
+    shown = page.get("/statistics/rows?version=1").text
+    assert "Of all 40 rows" in shown and "histogram" in shown and "0 50%" in shown
+    assert server.viewer.get("/api/v1/statistics/nothing").status == 404

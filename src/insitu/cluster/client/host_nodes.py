@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from insitu.cluster.agents import HOSTS_ENGINE, find_separated, read_head, read_nodes
 from insitu.cluster.decide import describe_state
-from insitu.errors import ClusterError, PlacementError
+from insitu.errors import ClusterError, JobSpecError, PlacementError
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, Placement, Topology
 
@@ -27,6 +27,35 @@ class HostNodes:
     @property
     def topology(self) -> Topology:
         return Topology(tuple(self.cores))
+
+    def restrict_to(self, topology: Topology) -> HostNodes:
+        """Return those of these nodes that are in `topology`."""
+        cores = {node: count for node, count in self.cores.items() if node in topology.nodes}
+        return replace(self, cores=cores, gpus={node: self.gpus[node] for node in cores})
+
+
+def choose_nodes(topology: Topology, names: Collection[str], cache: CacheSpec | None) -> Topology:
+    """Return the nodes with these names, in their order in `topology`. Pure.
+
+    Raises JobSpecError for a name of none, PlacementError where a partition of the cache has no copy on them.
+    """
+    unknown = sorted(set(names) - set(topology.nodes))
+    if unknown:
+        raise JobSpecError(
+            f"--node is one of the nodes that are up: {', '.join(topology.nodes)}. Received: "
+            f"{', '.join(unknown)}"
+        )
+    chosen = Topology(tuple(node for node in topology.nodes if node in names))
+    partitions = cache.partitions if cache is not None else ()
+    missing = [p for p in partitions if not set(p.owners) & set(chosen.nodes)]
+    if missing and cache is not None:
+        others = sorted({owner for p in missing for owner in p.owners})
+        raise PlacementError(
+            f"Each partition of the cache has a copy on a node that the job uses. Received: --node "
+            f"{' --node '.join(chosen.nodes)}, and {len(missing)} of {len(partitions)} partition(s) of "
+            f"{cache.name} lie on {', '.join(others)} alone. Add these nodes, or import with --backups"
+        )
+    return chosen
 
 
 def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostNodes | None:

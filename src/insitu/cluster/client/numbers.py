@@ -193,9 +193,7 @@ def measure_goodput(job: JobPaths, status: JobStatus | None = None) -> Goodput:
     lives, resumes, copies = find_lives(entries), find_resumes(entries), read_copies(job)
     accounts = account_for_tasks(created, created + wall, lives, samples, resumes, copies)
     beside = {str(each.task): read_samples(job.samples(each.task)) for each in others}
-    other_accounts = account_for_tasks(
-        created, created + wall, lives, beside, resumes, copies, trains=False
-    )
+    other_accounts = account_for_tasks(created, created + wall, lives, beside, resumes, copies, trains=False)
     seconds = average(accounts) if accounts else {}
     productive = sum(seconds.get(name, 0.0) for name in PRODUCTIVE)
     nodes = {str(each.task): each.node for each in tasks}

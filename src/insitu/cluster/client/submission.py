@@ -28,6 +28,7 @@ from insitu.cluster.client.host_nodes import (
     check_gpus,
     check_reach,
     choose_host_threads,
+    choose_nodes,
     find_host_nodes,
     prefer_live_owners,
 )
@@ -77,6 +78,8 @@ class Request:
     job_dir: Path
     #: JOB_CMD and its arguments.
     command: tuple[str, ...]
+    #: Names of the nodes that tasks run on; empty: all.
+    nodes: tuple[str, ...] = ()
     #: Number of workers; None: the number of nodes that own data, without a cache of all nodes.
     workers: int | None = None
     #: Number of shards; None: as many as workers.
@@ -132,9 +135,12 @@ def submit(paths: Paths, request: Request) -> str:
     cache = Catalog(paths).get(request.cache) if has_cache else None
     hosts = find_host_nodes(paths, request.engine, cache)
     topology = load_topology(paths) if hosts is None else hosts.topology
+    if request.nodes:
+        topology = choose_nodes(topology, request.nodes, cache)
+        hosts = None if hosts is None else hosts.restrict_to(topology)
     if request.refresh:
         _check_refresh(request, cache, on_hosts=hosts is not None)
-    cache = _choose_copies(paths, cache, hosts)
+    cache = _choose_copies(paths, request, cache, topology, on_hosts=hosts is not None)
     spec = _spec(request, cache, topology, hosts)
     clean_up(paths, request.cache)
     job = paths.job(spec.job_id)
@@ -154,7 +160,7 @@ def submit(paths: Paths, request: Request) -> str:
             placement = place_tasks(spec, cache, topology)
             spec = _fit_to_hosts(paths, request, spec, placement, hosts)
             everywhere = topology.nodes if hosts is not None and not has_cache else ()
-            _write(staged, spec, placement, cache, everywhere)
+            _write(staged, spec, placement, cache, everywhere, topology)
             sync_tree(staged.root)
             if has_cache:
                 Catalog(paths).pin(cache.name, cache.version, spec.job_id)
@@ -194,15 +200,16 @@ def _check_refresh(request: Request, cache: CacheSpec | None, *, on_hosts: bool)
         )
 
 
-def _choose_copies(paths: Paths, cache: CacheSpec | None, hosts: HostNodes | None) -> CacheSpec | None:
+def _choose_copies(
+    paths: Paths, request: Request, cache: CacheSpec | None, topology: Topology, *, on_hosts: bool
+) -> CacheSpec | None:
     """Return the cache with the owners that tasks read from first. Raises GridError where tasks run on this
     machine and partitions don't lie here."""
     if cache is None:
         return None
-    if hosts is not None:
-        return prefer_live_owners(cache, hosts.topology)
-    check_here(paths, cache, range(len(cache.partitions)))
-    return cache
+    if not on_hosts:
+        check_here(paths, cache, range(len(cache.partitions)))
+    return prefer_live_owners(cache, topology) if on_hosts or request.nodes else cache
 
 
 def _fit_to_hosts(
@@ -312,10 +319,15 @@ def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
 
 
 def _write(
-    job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec, everywhere: Sequence[NodeId]
+    job: JobPaths,
+    spec: JobSpec,
+    placement: Placement,
+    cache: CacheSpec,
+    everywhere: Sequence[NodeId],
+    topology: Topology,
 ) -> None:
     """Write everything that the controller and the tasks read. `everywhere`: nodes on which any shard can
-    run, since none has data."""
+    run, since none has data. `topology`: the nodes that the job may use."""
     secret = os.open(job.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(secret, "wb") as file:
         file.write(secrets.token_bytes(SECRET_BYTES))
@@ -332,7 +344,8 @@ def _write(
     job.checkpoints.mkdir()
     job.ledger.mkdir()
     job.output.touch(0o600)
-    holders = find_shard_holders(placement.shard_map, placement.home_nodes, cache)
+    found = find_shard_holders(placement.shard_map, placement.home_nodes, cache)
+    holders = tuple(tuple(node for node in own if node in topology.nodes) for own in found)
     if everywhere:
         holders = tuple((home, *(n for n in everywhere if n != home)) for home in placement.home_nodes)
     state = new_job(

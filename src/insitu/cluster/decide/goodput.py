@@ -227,7 +227,7 @@ def _cover_life(
 
 
 def _mark_copying(piece: Piece, copies: Sequence[tuple[float, float]]) -> Iterable[Piece]:
-    """Yield a piece, cut where partitions were brought to hosts while the job waited for its tasks to start."""
+    """Yield a piece, cut where partitions were brought to hosts while the job waited for its tasks."""
     at, end, seconds = piece
     if set(seconds) != {QUEUEING}:
         yield piece

@@ -37,8 +37,8 @@ _TEXTS = {
     ),
     COPYING: (
         "partitions moved to the hosts whose tasks read them",
-        "Run tasks where the partitions are: --nodes of insitu start, or as many workers as nodes own data; or "
-        "move copies beforehand: insitu rebalance",
+        "Run tasks where the partitions are: --node of insitu start, or as many workers as nodes own data; "
+        "or move copies beforehand: insitu rebalance",
     ),
     IMPORT: (
         "tasks loaded libraries",

@@ -1,5 +1,6 @@
-"""When partitions were brought to the hosts that read them, for the account of a job's time: a line of JSON for
-each time. The supervisor appends."""
+"""When partitions were brought to the hosts that read them, for the account of a job's time.
+
+A line of JSON for each time. The supervisor appends."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from insitu.paths import JobPaths
 
 
 def append_copy(job: JobPaths, began: float, ended: float) -> None:
-    """Note that partitions were brought between two times, in seconds since 1970. A job doesn't depend on it."""
+    """Note that partitions were brought between two times, in seconds since 1970.
+
+    A job doesn't depend on it: where there is no room, times are missing."""
     line = json.dumps({"began": round(began, 3), "ended": round(ended, 3)}).encode() + b"\n"
     with contextlib.suppress(OSError):
         descriptor = os.open(job.copies, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

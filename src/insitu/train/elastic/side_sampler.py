@@ -29,8 +29,9 @@ class SideSampler:
         self._counted = _read_cpu()
 
     def write(self, busy: str | None = None, *, now: bool = False) -> None:
-        """Write a sample if one is due, or `now`. Processor time that was used while the task waited counts as
-        the activity `busy`."""
+        """Write a sample if one is due, or `now`.
+
+        Processor time that was used while the task waited counts as the activity `busy`."""
         if self._writer is None or (time.monotonic() < self._due and not now):
             return
         self._due = time.monotonic() + INTERVAL

@@ -96,8 +96,9 @@ def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
 
 
 class _StatusWriter:
-    """Writes a server's status into the job's folder, and what it spends its time on. A thread does so, because
-    disks can be slow."""
+    """Writes a server's status into the job's folder, and what it spends its time on.
+
+    A thread does so, because disks can be slow."""
 
     def __init__(self, path: Path | None, sampler: SideSampler) -> None:
         self._path = path

@@ -9,14 +9,16 @@ from agent_facts import LOAD, facts
 from insitu.cluster.agents.records import HeadRecord
 from insitu.cluster.client import host_nodes
 from insitu.cluster.client.host_nodes import (
+    HostNodes,
     check_gpus,
     check_reach,
     choose_host_threads,
+    choose_nodes,
     find_host_nodes,
     prefer_live_owners,
 )
 from insitu.cluster.decide import Member
-from insitu.errors import ClusterError, PlacementError
+from insitu.errors import ClusterError, JobSpecError, PlacementError
 from insitu.paths import Paths
 from insitu.spec import (
     CacheSpec,
@@ -130,3 +132,15 @@ def test_nodes_with_too_few_gpus_are_named(paths: Paths, monkeypatch: pytest.Mon
     check_gpus(placement, 1, {A: 2, B: 1})
     with pytest.raises(PlacementError, match=r"and a can give 1 to 2 task\(s\)\. Start fewer"):
         check_gpus(placement, 1, found.gpus)
+
+
+def test_a_job_may_be_bound_to_nodes_that_hold_all_of_its_cache() -> None:
+    here = Topology((A, B, C))
+    data = cache((A, B), (B, A), (B,))
+    assert choose_nodes(here, ["b", "a"], data) == Topology((A, B)) == choose_nodes(here, ["a", "b"], None)
+    with pytest.raises(PlacementError, match=r"1 of 3 partition\(s\) of data lie on b alone"):
+        choose_nodes(here, ["a"], data)
+    with pytest.raises(JobSpecError, match=r"that are up: a, b, c\. Received: d"):
+        choose_nodes(here, ["a", "d"], data)
+    hosts = HostNodes({A: 4, B: 8}, {A: 1, B: 2}, {C: "lost"})
+    assert hosts.restrict_to(Topology((B,))) == HostNodes({B: 8}, {B: 2}, {C: "lost"})

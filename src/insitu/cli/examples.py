@@ -1,0 +1,46 @@
+"""The command that lists the examples."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated
+
+import typer
+
+from insitu.cli.console import print_json, print_notice
+
+
+def examples(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
+) -> None:
+    """List the examples that come with insitu, and the commands that run them.
+
+    Examples:
+
+    ```
+    insitu examples
+    insitu examples --json
+    ```
+    """
+    from insitu.service import list_examples
+
+    found = list_examples()
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        print_notice("This installation has no examples. They lie in the folder `examples` of the sources.")
+    for each in found:
+        typer.echo(f"{each['name']}: {each['about']}")
+        if each["data"]:
+            typer.echo(
+                f"    insitu import --label-from-filename --split train=0.9,test=0.1 {each['data']} FOLDER"
+            )
+        servers = ["--ps", str(each["ps"])] if each["ps"] else []
+        line = ["insitu", "start", "--workers", str(each["workers"]), *servers, each["cache"]]
+        typer.echo(f"    {shlex.join([*line, each['job_dir'], *each['command']])}\n")
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command()(examples)
