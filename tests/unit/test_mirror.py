@@ -43,6 +43,7 @@ TESTED_BY = {
     "cluster/agents/saved_members.py": "process/test_moving_jobs.py",
     "cluster/agents/stores.py": "process/test_agents.py",
     "cluster/agents/upkeep.py": "process/test_agents.py",
+    "cli/rest.py": "unit/cli/test_by_url.py",
     "cli/fetch.py": "process/test_agents.py",
     "cli/rebalance.py": "process/test_agents.py",
     "cli/remote.py": "process/test_agents.py",

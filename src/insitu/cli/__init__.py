@@ -18,6 +18,7 @@ def build_app() -> object:
     import typer
 
     from insitu._version import __version__
+    from insitu.cli.by_url import URL_OPTION, run_by_url
     from insitu.cli.command_group import CommandGroup
     from insitu.cli.outside import CLUSTER_OPTION, run_from_outside
 
@@ -42,7 +43,9 @@ def build_app() -> object:
             False, "--version", "-V", help="Print the version.", callback=show_version, is_eager=True
         ),
         cluster: str = typer.Option("", "--cluster", **CLUSTER_OPTION),
+        url: str = typer.Option("", "--url", **URL_OPTION),
     ) -> None:
+        run_by_url(url)
         run_from_outside(cluster)
 
     for module in _list_modules():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +27,7 @@ from insitu.paths import Paths
 from insitu.service import build_cache_report, describe_columns, summarize_cache
 
 if TYPE_CHECKING:
-    from insitu.spec import CacheSpec, Column
+    from insitu.spec import CacheSpec
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the form of docs/json.md.")]
 
@@ -166,7 +166,7 @@ def import_command(
     if remote is not None and remote.sent:
         sent = ", ".join(f"{format_size(size)} to {node}" for node, size in sorted(remote.sent.items()))
         print_notice(f"Sent {sent}")
-    _print_caches(published, as_json)
+    print_caches(list(map(summarize_cache, published)), as_json)
 
 
 @contextlib.contextmanager
@@ -219,14 +219,15 @@ def caches(as_json: JsonOption = False) -> None:
 
     paths = Paths.default()
     remove_leftovers(paths)
-    _print_caches(Catalog(paths).caches(), as_json)
+    print_caches(list(map(summarize_cache, Catalog(paths).caches())), as_json)
 
 
-def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
+def print_caches(found: list[dict[str, Any]], as_json: bool) -> None:
+    """Print caches as `summarize_cache` of `insitu.service` returns them."""
     if as_json:
-        print_json([summarize_cache(cache) for cache in specs])
+        print_json(found)
         return
-    if not specs:
+    if not found:
         print_notice("There are no caches yet. Make one with `insitu import`.")
         return
     header = ("CACHE", "VERSION", "ROWS", "SIZE", "PARTITIONS", "BACKUPS", "COLUMNS")
@@ -234,15 +235,15 @@ def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
         header,
         [
             (
-                cache.name,
-                str(cache.version),
-                f"{cache.rows:,}",
-                format_size(cache.bytes),
-                str(len(cache.partitions)),
-                str(cache.backups),
-                ", ".join(map(format_column, cache.columns)),
+                cache["name"],
+                str(cache["version"]),
+                f"{cache['rows']:,}",
+                format_size(cache["bytes"]),
+                str(cache["partitions"]),
+                str(cache["backups"]),
+                ", ".join(map(format_column, cache["columns"])),
             )
-            for cache in specs
+            for cache in found
         ],
     )
 
@@ -287,8 +288,9 @@ def _print_cache(cache: CacheSpec, jobs: list[str], slow: Mapping[int, Sequence[
     if cache.origin:
         typer.echo(f"read from  {format_origin(dict(cache.origin))}")
     typer.echo(f"placed by  {'column ' + cache.key if cache.key else 'row index'}, {cache.backups} backup(s)")
-    for index, (column, sizes) in enumerate(zip(cache.columns, describe_sizes(cache), strict=True)):
-        typer.echo(f"{'columns' if index == 0 else '':10} {format_column(column)}{sizes}")
+    columns = summarize_cache(cache)["columns"]
+    for index, (shown, sizes) in enumerate(zip(columns, describe_sizes(cache), strict=True)):
+        typer.echo(f"{'columns' if index == 0 else '':10} {format_column(shown)}{sizes}")
     if cache.labels:
         typer.echo(f"labels     {', '.join(f'{i} {label}' for i, label in enumerate(cache.labels))}")
     if jobs:
@@ -306,9 +308,10 @@ def _print_cache(cache: CacheSpec, jobs: list[str], slow: Mapping[int, Sequence[
         print_table(header, rows)
 
 
-def format_column(column: Column) -> str:
-    shape = "[" + ",".join(map(str, column.shape)) + "]" if column.shape else ""
-    return f"{column.name}: {'text' if column.dtype == 'str' else column.dtype}{shape}"
+def format_column(column: Mapping[str, Any]) -> str:
+    """Return such as `image: uint8[28,28]` for a column in the form of docs/json.md."""
+    shape = "[" + ",".join(map(str, column["shape"])) + "]" if column["shape"] else ""
+    return f"{column['name']}: {'text' if column['dtype'] == 'str' else column['dtype']}{shape}"
 
 
 def remove_leftovers(paths: Paths) -> None:

@@ -133,13 +133,18 @@ def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool, go
     report = build_job_report(job, ledger=ledger, events=events, goodput=goodput)
     if as_json:
         print_json(report)
-        return
+    else:
+        print_job_report(report)
+
+
+def print_job_report(report: dict[str, Any]) -> None:
+    """Print what `build_job_report` of `insitu.service` returns."""
     _print_job(report)
-    if ledger:
+    if "ledger" in report:
         print_ledger(report["ledger"], report["servers"])
-    if goodput:
+    if "goodput" in report:
         print_goodput(report["goodput"])
-    if events:
+    if "events" in report:
         for entry in report["events"]:
             fields = ", ".join(f"{k}={v}" for k, v in entry["event"].items() if k != "event" and v)
             typer.echo(f"{format_time(entry['at'])}  {entry['event']['event']}  {fields}".rstrip())

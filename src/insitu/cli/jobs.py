@@ -375,12 +375,16 @@ def ps(
     """
     from insitu.cluster import list_jobs
 
-    jobs = list_jobs(Paths.default(), all_jobs=all_jobs)
+    print_jobs(list(map(summarize_job, list_jobs(Paths.default(), all_jobs=all_jobs))), all_jobs, as_json)
+
+
+def print_jobs(jobs: list[dict[str, Any]], all_jobs: bool, as_json: bool) -> None:
+    """Print jobs as `summarize_job` of `insitu.service` returns them."""
     if as_json:
-        print_json([summarize_job(job) for job in jobs])
+        print_json(jobs)
     elif jobs:
         header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT", "REASON")
-        print_table(header, (_format_row(summarize_job(job)) for job in jobs))
+        print_table(header, map(_format_row, jobs))
     else:
         print_notice(
             "No jobs yet."

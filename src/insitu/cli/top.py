@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +14,7 @@ from insitu.cli.jobs import complete_job
 from insitu.cli.rates import RATES_HEADER, format_milliseconds, format_rates
 from insitu.errors import InputError
 from insitu.paths import Paths
-from insitu.service import summarize_rates
+from insitu.service import has_summaries, make_tensorboard_command, summarize_rates
 
 if TYPE_CHECKING:
     from insitu.paths import JobPaths
@@ -201,28 +201,14 @@ def tensorboard(
 
     from insitu.cluster import find_job
 
-    command = make_tensorboard_command(find_job(Paths.default(), job_id), host, port)
-    sys.stdout.flush()
-    os.execv(sys.executable, command)
-
-
-def make_tensorboard_command(
-    job: JobPaths, host: str, port: int, find: Callable[[str], Any] | None = None
-) -> list[str]:
-    """Return the command that starts TensorBoard. Raises InputError where it isn't installed."""
-    from importlib.util import find_spec
-
-    if (find or find_spec)("tensorboard") is None:
-        raise InputError(
-            "`insitu tensorboard` starts TensorBoard. Received: an environment without it. Install it: pip "
-            "install 'insitu[tensorboard]'"
-        )
-    if not any(job.all_summaries.glob("*/events.out.tfevents.*")):
+    job = find_job(Paths.default(), job_id)
+    command = make_tensorboard_command(job, host, port)
+    if not has_summaries(job):
         print_notice(
             f"{job.root.name} has written nothing for TensorBoard yet. Pass insitu.TensorBoard() to fit."
         )
-    options = ["--logdir", str(job.all_summaries), "--host", host, "--port", str(port)]
-    return [sys.executable, "-m", "tensorboard.main", *options]
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
 
 
 def register(app: typer.Typer) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from insitu.service.nodes import list_nodes
     from insitu.service.preview import preview_rows
     from insitu.service.start_command import format_start_command
+    from insitu.service.tensorboard import has_summaries, make_tensorboard_command
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -34,6 +35,7 @@ __getattr__, __dir__ = lazy_door(
         "nodes": ("list_nodes",),
         "preview": ("preview_rows",),
         "start_command": ("format_start_command",),
+        "tensorboard": ("has_summaries", "make_tensorboard_command"),
     },
 )
 
@@ -51,8 +53,10 @@ __all__ = [
     "format_size",
     "format_start_command",
     "format_time",
+    "has_summaries",
     "list_examples",
     "list_nodes",
+    "make_tensorboard_command",
     "preview_rows",
     "read_log",
     "report_snapshot",

@@ -64,13 +64,19 @@ def read_log(
     attempt: int | None = None,
     lines: int = 200,
     before: int | None = None,
+    after: int | None = None,
     search: str = "",
 ) -> dict[str, Any]:
     """Return the last `lines` lines of a log in the form of docs/json.md: of all tasks merged, or of one.
 
-    `before` is a position in the log that they end at, `search` a text that each of them holds. Raises
-    InputError for a task or an attempt that there isn't.
+    `before` is a position in the log that they end at. `after` is one that they begin at: then they are the
+    first whole lines from there. `search` is a text that each of them holds. Raises InputError for a task or an
+    attempt that there isn't.
     """
+    if after is not None and (before is not None or search):
+        raise InputError(
+            "Lines are asked for by one of after, before and search. Received: after with another"
+        )
     if task is None and attempt is not None:
         raise InputError(f"An attempt goes with a task. Received: attempt {attempt} without one")
     path, number = job.output, None
@@ -80,7 +86,11 @@ def read_log(
         if attempt is not None and not 1 <= attempt <= latest:
             raise InputError(f"{task} has attempts 1 to {latest}. Received: {attempt}")
         path = job.task_log(identity, number)
-    found, start, end = read_page(path, min(lines, MAX_LINES), before, search.encode())
+    most = min(lines, MAX_LINES)
+    if after is not None:
+        found, start, end = read_on(path, most, after)
+    else:
+        found, start, end = read_page(path, most, before, search.encode())
     return {
         "task": task,
         "attempt": number,
@@ -114,6 +124,26 @@ def read_page(
     except FileNotFoundError:
         return [], 0, 0
     return found, start, end
+
+
+def read_on(path: Path, count: int, after: int) -> tuple[list[tuple[int, bytes]], int, int]:
+    """Return (lines with their positions, start, end): the first `count` whole lines from position `after` on.
+
+    They lie in bytes [start, end)."""
+    found: list[tuple[int, bytes]] = []
+    at = after
+    try:
+        with path.open("rb") as file:
+            file.seek(after)
+            while len(found) < count and at - after < _BYTES_PER_PAGE:
+                line = file.readline(_BYTES_PER_PAGE)
+                if not line.endswith(b"\n") and len(line) < _BYTES_PER_PAGE:
+                    break  # its end is yet to be written
+                found.append((at, line[:MAX_LINE].rstrip(b"\n")))
+                at += len(line)
+    except FileNotFoundError:
+        return [], after, after
+    return found, after, at
 
 
 def _take_last(data: mmap.mmap, end: int, count: int, search: bytes) -> tuple[list[tuple[int, bytes]], int]:

@@ -11,8 +11,9 @@ from insitu.cluster import Request, find_job, resume_job, scale_job, stop_job, s
 from insitu.errors import InputError
 from insitu.grid import Catalog
 from insitu.paths import JobPaths
-from insitu.service import list_nodes
+from insitu.service import has_summaries, list_nodes, make_tensorboard_command
 from insitu.spec import NO_CACHE
+from insitu.ui.boards import check_reach
 from insitu.ui.forms import ImportForm, StartForm, format_command_line
 from insitu.ui.state import UIState
 
@@ -100,6 +101,21 @@ def scale(state: UIState, job_id: str, workers: int) -> dict[str, Any]:
     """Give a job another number of workers. Raises JobEnded, InputError, ClusterError."""
     job = find(state, job_id)
     return {"job_id": job.root.name, "reply": scale_job(job, workers)}
+
+
+def start_board(state: UIState, job_id: str) -> dict[str, Any]:
+    """Start TensorBoard on what a job has written, for this machine. Raises InputError, ClusterError."""
+    check_reach(state.url)
+    job = find(state, job_id)
+    if not has_summaries(job):
+        raise InputError(
+            f"{job.root.name} has written nothing for TensorBoard yet. Pass insitu.TensorBoard() to fit as a "
+            f"callback"
+        )
+    return {
+        "job_id": job.root.name,
+        "url": state.boards.start(job.root.name, make_tensorboard_command(job, "127.0.0.1", 0)),
+    }
 
 
 def start_import(state: UIState, form: ImportForm) -> dict[str, Any]:

@@ -102,7 +102,15 @@ async def scale_job(job_id: JobId, form: ScaleForm, state: State, request: Reque
     return await anyio.to_thread.run_sync(actions.scale, state, job_id, form.workers)
 
 
-@router.get("/jobs/{job_id}/logs", summary="The last lines of a log; earlier ones with `before`")
+@router.post(
+    "/jobs/{job_id}/tensorboard", summary="Start TensorBoard for the machine of the server", status_code=201
+)
+async def start_board(job_id: JobId, state: State, request: Request) -> Json:
+    note_for_audit(request, job=job_id)
+    return await anyio.to_thread.run_sync(actions.start_board, state, job_id)
+
+
+@router.get("/jobs/{job_id}/logs", summary="The last lines of a log; others with `before` and `after`")
 async def read_logs(
     job_id: JobId,
     state: State,
@@ -110,11 +118,12 @@ async def read_logs(
     attempt: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     lines: Annotated[int, Query(ge=1, le=2000)] = 200,
     before: Annotated[int | None, Query(ge=0, lt=1 << 62)] = None,
+    after: Annotated[int | None, Query(ge=0, lt=1 << 62)] = None,
     search: Annotated[str, Query(max_length=200)] = "",
 ) -> Json:
     def read() -> Json:
         job = find_job(state.paths, job_id)
-        return read_log(job, task, attempt=attempt, lines=lines, before=before, search=search)
+        return read_log(job, task, attempt=attempt, lines=lines, before=before, after=after, search=search)
 
     return await anyio.to_thread.run_sync(read)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from insitu.paths import JobPaths
-from insitu.service import build_job_report, read_log
+from insitu.service import build_job_report, has_summaries, read_log
 from insitu.ui.access import Role
 from insitu.ui.artifacts import list_artifacts
 from insitu.ui.numbers_view import read_numbers
@@ -20,10 +20,14 @@ _ENDED = ("finished", "failed", "stopped")
 
 
 def render_fragments(
-    job: JobPaths, role: Role, log: dict[str, Any], numbers: dict[str, Any] | None = None
+    job: JobPaths,
+    role: Role,
+    log: dict[str, Any],
+    numbers: dict[str, Any] | None = None,
+    board: str | None = None,
 ) -> dict[str, str]:
     """Return each fragment of a job's page. `log` holds `task`, `attempt` and `search`, `numbers`
-    what `read_numbers` has returned a moment ago. Reads files."""
+    what `read_numbers` has returned a moment ago, `board` the address of its TensorBoard. Reads files."""
     report = build_job_report(job, quick=True, ledger=True)
     values = {
         "job": report,
@@ -38,6 +42,8 @@ def render_fragments(
         ),
         "log": log,
         "timeline": list_events(report),
+        "board": board,
+        "has_summaries": has_summaries(job),
     }
     return {name: render(f"_{name}.html", **values) for name in FRAGMENTS}
 

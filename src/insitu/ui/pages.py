@@ -165,7 +165,8 @@ async def show_job(
 ) -> HTMLResponse:
     def read() -> tuple[str, dict[str, str]]:
         job = find_job(state.paths, job_id)
-        return job.root.name, render_fragments(job, session.role, log)
+        board = state.boards.find(job.root.name)
+        return job.root.name, render_fragments(job, session.role, log, board=board)
 
     name, fragments = await anyio.to_thread.run_sync(read)
     return render_page("job.html", session=session, here="jobs", job_id=name, log=log, fragments=fragments)
@@ -188,7 +189,10 @@ async def follow_job(
         numbers = await state.snapshots.get(
             ("numbers", str(job.root)), lambda: read_numbers(job, report["evaluations"]), _SLOWER
         )
-        return await state.snapshots.get(subject, lambda: render_fragments(job, session.role, log, numbers))
+        board = state.boards.find(job.root.name)
+        return await state.snapshots.get(
+            (*subject, board), lambda: render_fragments(job, session.role, log, numbers, board)
+        )
 
     async def events() -> AsyncIterator[bytes]:
         shown: dict[str, str] = {}
@@ -219,6 +223,11 @@ async def stop_job(job_id: str, request: Request, state: State, session: Asking)
 @router.post("/jobs/{job_id}/resume")
 async def resume_job(job_id: str, request: Request, state: State, session: Asking) -> Response:
     return await _change(request, session, job_id, lambda: actions.resume(state, job_id))
+
+
+@router.post("/jobs/{job_id}/tensorboard")
+async def start_board(job_id: str, request: Request, state: State, session: Asking) -> Response:
+    return await _change(request, session, job_id, lambda: actions.start_board(state, job_id))
 
 
 @router.post("/jobs/{job_id}/scale")

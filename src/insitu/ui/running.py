@@ -175,6 +175,7 @@ def _make_server(
 
     from insitu.ui.access import Access
     from insitu.ui.app import make_application
+    from insitu.ui.boards import Boards
     from insitu.ui.guard import AuditLog
     from insitu.ui.imports import Imports
     from insitu.ui.state import UIState
@@ -184,7 +185,9 @@ def _make_server(
     access, uploads = Access(), Uploads()
     imports = Imports({**os.environ, HOME_ENV: str(paths.home)})
     stack.callback(uploads.close)
+    boards = Boards({**os.environ, HOME_ENV: str(paths.home)})
     stack.callback(imports.close)
+    stack.callback(boards.close)
     scheme = "https" if options.encrypted else "http"
     url = (options.proxy or f"{scheme}://{_bracket(_name_for_users(options.host))}:{port}").rstrip("/")
     state = UIState(
@@ -195,6 +198,7 @@ def _make_server(
         url=url,
         uploads=uploads,
         imports=imports,
+        boards=boards,
     )
     app = make_application(state, AuditLog(paths.ui_audit(user)), find_origins(options, port))
     server = uvicorn.Server(_make_config(app, options, notify))

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from insitu.paths import JobPaths, Paths
 from insitu.service import JobIndex, build_job_report
 from insitu.ui.access import Access, Session
+from insitu.ui.boards import Boards
 from insitu.ui.imports import Imports
 from insitu.ui.uploads import Uploads
 
@@ -75,6 +76,8 @@ class UIState:
     uploads: Uploads
     #: Imports that were started here.
     imports: Imports
+    #: TensorBoards that were started here.
+    boards: Boards
     #: Shared reads.
     snapshots: Snapshots = field(default_factory=Snapshots)
     #: Set when the server ends, so that streams end, too.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.service.logs import MAX_LINE, clean_line, read_page
+from insitu.service.logs import MAX_LINE, clean_line, read_on, read_page
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,11 @@ def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert read_page(tmp_path / "nothing", 5, None, b"") == ([], 0, 0)
     (tmp_path / "empty").touch()
     assert read_page(tmp_path / "empty", 5, 100, b"x") == ([], 0, 0)
+
+
+def test_a_log_is_read_on_by_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert read_on(path, 5, 7) == ([], 7, 7)
+    path.write_bytes(b"one\ntwo\nthr")
+    assert read_on(path, 1, 0) == ([(0, b"one")], 0, 4)
+    assert read_on(path, 5, 4) == ([(4, b"two")], 4, 8) and read_on(path, 5, 8) == ([], 8, 8)

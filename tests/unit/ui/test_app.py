@@ -27,6 +27,7 @@ from insitu.spec import TaskId
 from insitu.ui import events, guard
 from insitu.ui.access import IDLE_SECONDS, Access
 from insitu.ui.app import make_application
+from insitu.ui.boards import Boards
 from insitu.ui.guard import AuditLog
 from insitu.ui.imports import Imports
 from insitu.ui.state import UIState
@@ -51,6 +52,7 @@ class Server:
             url=ORIGIN,
             uploads=self.uploads,
             imports=Imports(insitu.environment),
+            boards=Boards(insitu.environment),
         )
         self.app = make_application(self.state, AuditLog(self.audit), frozenset({ORIGIN}))
         self.operator = Client(self.app, bearer=self.access.make_bearer("operate"))
@@ -230,7 +232,15 @@ def test_who_may_view_changes_nothing_through_any_route(server: Server) -> None:
     for method, path in changing:
         assert server.viewer.call(method, path, headers={}).status == 403, path
     browser = server.browser("view")
-    for path in ("/start", "/import", "/jobs/x/stop", "/jobs/x/resume", "/jobs/x/scale", "/start/preview"):
+    for path in (
+        "/start",
+        "/import",
+        "/jobs/x/stop",
+        "/jobs/x/resume",
+        "/jobs/x/scale",
+        "/jobs/x/tensorboard",
+        "/start/preview",
+    ):
         assert browser.submit(path, {}).status == 403
 
 

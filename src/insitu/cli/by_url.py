@@ -1,0 +1,198 @@
+"""`insitu --url https://HOST:PORT`: commands that a page elsewhere answers, by its REST interface."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Annotated, Any
+
+import click
+import typer
+
+from insitu.cli.console import escape_controls, format_size, print_json, print_notice, print_table
+from insitu.cli.outside import ARGUMENTS
+from insitu.cli.rest import TOKEN_FILE_ENV, URL_ENV, RestClient, open_client
+from insitu.errors import InputError
+
+URL_OPTION: dict[str, Any] = {
+    "metavar": "URL",
+    "help": f"Ask the page at this address; a token of it is in ${TOKEN_FILE_ENV}.",
+    "show_default": f"${URL_ENV}",
+}
+COMMANDS = ("ps", "describe", "logs", "stop", "resume", "scale", "caches", "nodes")
+_PAGE = 2000
+_PAUSE = 0.5
+_ENDED = ("finished", "failed", "stopped")
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB_ID", help="The job's id, or enough of its beginning.")
+]
+
+
+def run_by_url(url: str) -> None:
+    """Have a page answer the command, and exit, where the user says so; or do nothing.
+
+    Raises InputError for a command that a page can't be asked for.
+    """
+    arguments: list[str] = click.get_current_context().meta.get(ARGUMENTS, [])
+    address = url or os.environ.get(URL_ENV, "")
+    if not address or not arguments:
+        return
+    if arguments[0] not in COMMANDS:
+        if not url:
+            return  # of this machine, wherever the variable points to
+        raise InputError(
+            f"A page can be asked for {', '.join(COMMANDS)}. Received: {arguments[0]} with --url {address}. "
+            f"Leave --url out to run it on this machine"
+        )
+    wants_help = not {"--help", "-h"}.isdisjoint(arguments)
+    client = None if wants_help else open_client(address)
+    build_url_app()(arguments, prog_name="insitu --url URL", obj=client)
+
+
+def build_url_app() -> Any:
+    """Return the commands, as a Typer application whose object is the client that they ask."""
+    app = typer.Typer(
+        name="insitu --url URL", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
+    )
+    for command in (ps, describe, logs, stop, resume, scale, caches, nodes):
+        app.command()(command)
+    app.callback()(_pass)
+    return app
+
+
+def _pass() -> None:
+    """Ask a page elsewhere."""
+
+
+def _client() -> RestClient:
+    client: RestClient = click.get_current_context().obj
+    return client
+
+
+def ps(
+    all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Show jobs that have ended, too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the running jobs."""
+    from insitu.cli.jobs import print_jobs
+
+    found: list[dict[str, Any]] = []
+    while page := _client().get("jobs", limit=1000, offset=len(found)):
+        found += page
+        if len(page) < 1000:
+            break
+    print_jobs([job for job in found if all_jobs or job["state"] not in _ENDED], all_jobs, as_json)
+
+
+def describe(
+    name: Annotated[str, typer.Argument(metavar="CACHE_OR_JOB", help="A cache's name, or a job's id.")],
+    as_json: JsonOption = False,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Of a job: audit the rows of each epoch.")] = False,
+    events: Annotated[bool, typer.Option("--events", help="Of a job: everything that happened.")] = False,
+    goodput: Annotated[bool, typer.Option("--goodput", help="Of a job: where each second went.")] = False,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Of a cache: what its columns hold.")
+    ] = False,
+) -> None:
+    """Show all about a cache, or about a job. A name that both have means the cache."""
+    from insitu.cli.describe import print_job_report
+
+    client = _client()
+    if any(cache["name"] == name for cache in client.get("caches")):
+        report = client.get("caches", name)
+        if statistics:
+            report["statistics"] = client.get("statistics", name)
+        print_json(report) if as_json else _print_cache(report)
+        return
+    report = client.get("jobs", name, ledger=ledger, events=events, goodput=goodput)
+    print_json(report) if as_json else print_job_report(report)
+
+
+def _print_cache(report: dict[str, Any]) -> None:
+    from insitu.cli.column_statistics import print_statistics
+    from insitu.cli.data import print_caches
+
+    print_caches([{**report, "partitions": len(report["partition_list"])}], as_json=False)
+    typer.echo("")
+    rows = (
+        (str(p["index"]), f"{p['rows']:,}", format_size(p["bytes"]), p["primary"], ", ".join(p["backups"]))
+        for p in report["partition_list"]
+    )
+    print_table(("PARTITION", "ROWS", "SIZE", "PRIMARY", "BACKUPS"), rows)
+    if "statistics" in report:
+        print_statistics(report["statistics"])
+
+
+def logs(
+    job_id: JobArgument,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="Such as worker:0.", show_default="all")
+    ] = None,
+    follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Which start of the task.")] = None,
+) -> None:
+    """Print a job's output: of all tasks merged, or one task's own."""
+    client, at = _client(), 0
+    while True:
+        over = not follow_it or client.get("jobs", job_id)["state"] in _ENDED
+        page = {"lines": [None]}
+        while page["lines"]:
+            page = client.get("jobs", job_id, "logs", task=task, attempt=attempt, after=str(at), lines=_PAGE)
+            for line in page["lines"]:
+                head = f"[{line['source']}] " if line["source"] else ""
+                sys.stdout.write(f"{head}{escape_controls(line['text'], chr(9))}\n")
+            at = int(page["end"])
+        sys.stdout.flush()
+        if over:
+            return
+        time.sleep(_PAUSE)
+
+
+def stop(job_id: JobArgument) -> None:
+    """Stop a job, and wait until it has ended. A second `stop` kills at once."""
+    client = _client()
+    name = client.post("jobs", job_id, "stop")["job_id"]
+    while (state := client.get("jobs", name)["state"]) not in _ENDED:
+        time.sleep(_PAUSE)
+    print_notice(f"{name} has ended: {state}")
+
+
+def resume(job_id: JobArgument) -> None:
+    """Let a job go on that has ended, from its last checkpoint. Doesn't stream its output."""
+    print_notice(_client().post("jobs", job_id, "resume")["job_id"])
+
+
+def scale(job_id: JobArgument, workers: Annotated[int, typer.Argument(metavar="N", help="Workers.")]) -> None:
+    """Give a running job more workers, or fewer."""
+    print_notice(_client().post("jobs", job_id, "scale", workers=workers)["reply"])
+
+
+def caches(as_json: JsonOption = False) -> None:
+    """List the caches."""
+    from insitu.cli.data import print_caches
+
+    print_caches(_client().get("caches"), as_json)
+
+
+def nodes(as_json: JsonOption = False) -> None:
+    """List the nodes."""
+    found = _client().get("nodes")
+    if as_json:
+        print_json(found)
+        return
+    header = ("NODE", "STATE", "HOST", "CORES", "PRIMARIES", "BACKUPS", "ROWS")
+    rows = (
+        (
+            node["node"],
+            node["state"] or "local",
+            node["host"] or "-",
+            str(node["cores"] or "-"),
+            f"{node['primaries']:,}",
+            f"{node['backups']:,}",
+            f"{node['rows']:,}",
+        )
+        for node in found
+    )
+    print_table(header, rows)

@@ -1,0 +1,32 @@
+"""The command that shows what the tasks of a job have written for TensorBoard."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from insitu.errors import InputError
+
+if TYPE_CHECKING:
+    from insitu.paths import JobPaths
+
+
+def has_summaries(job: JobPaths) -> bool:
+    """Return whether a task has written something for TensorBoard."""
+    return any(job.all_summaries.glob("*/events.out.tfevents.*"))
+
+
+def make_tensorboard_command(
+    job: JobPaths, host: str, port: int, find: Callable[[str], Any] | None = None
+) -> list[str]:
+    """Return the command that starts TensorBoard. Raises InputError where it isn't installed."""
+    from importlib.util import find_spec
+
+    if (find or find_spec)("tensorboard") is None:
+        raise InputError(
+            "`insitu tensorboard` starts TensorBoard. Received: an environment without it. Install it: pip "
+            "install 'insitu[tensorboard]'"
+        )
+    options = ["--logdir", str(job.all_summaries), "--host", host, "--port", str(port)]
+    return [sys.executable, "-m", "tensorboard.main", *options]
