@@ -15,7 +15,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help ready-lab ready-hosts ready-ui ready-ignite demo demo-ignite test test-torch test-slow test-tls test-hosts test-ui test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help ready-lab ready-hosts ready-ui ready-ignite ready-api demo demo-ignite test test-torch test-slow test-tls test-hosts test-ui test-api test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -69,7 +69,16 @@ ready-ui: $(STAMP)
 	PYTHONPATH=tests/support $(BIN)/python tests/support/page_browser.py
 
 test-ui: ready-ui ## Look at the page with Debian's Chromium; pictures go to build/page (installs Playwright, as root Chromium)
-	timeout 360 $(BIN)/python -m pytest -m ui tests/process/test_page.py
+	timeout 360 $(BIN)/python -m pytest -m ui tests/process/test_page.py tests/process/test_page_newcomer.py
+
+# In an environment of its own: its libraries aren't those of the lock.
+SCHEMATHESIS := build/schemathesis
+ready-api: ready-ui
+	@test -x $(SCHEMATHESIS)/bin/schemathesis || { $(PYTHON) -m venv $(SCHEMATHESIS) && \
+	  $(SCHEMATHESIS)/bin/python -m pip install --quiet schemathesis==4.32.5; }
+
+test-api: ready-api ## Try the REST interface against its description (installs Schemathesis)
+	PYTHONPATH=tests/support timeout 300 $(BIN)/python tests/support/api_check.py $(SCHEMATHESIS)/bin/schemathesis
 
 test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--help lists the choices)
 	$(BIN)/python -m pip install --quiet --requirement tests/support/keras_suite_requirements.txt

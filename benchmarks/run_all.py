@@ -33,6 +33,7 @@ BENCHMARKS = {
     "checkpoint": "Checkpoints",
     "overhead": "Cost of being able to recover",
     "step_numbers": "Cost of measuring steps",
+    "page_load": "The page",
     "parameter_server": "Parameter servers",
     "parameter_tables": "Parameter tables",
     "parameter_recovery": "Checkpoints and deaths of parameter servers",

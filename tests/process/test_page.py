@@ -9,15 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from job_runs import Insitu, insitu_at, wait_for
-from page_browser import NARROW, SLOW, Visitor, browsing, served
+from page_browser import NARROW, SLOW, Visitor, browsing, draw_classes, position, served, sign_in
 
 pytestmark = [pytest.mark.ui, pytest.mark.timeout(330)]
 SCRIPTS = Path(__file__).parents[1] / "support" / "page_job"
-QUICKDRAW = Path(__file__).parents[3] / "shared" / "data" / "quickdraw"
-CLASSES = 10
 
 
 @pytest.fixture
@@ -39,32 +36,6 @@ def insitu(tmp_path: Path) -> Iterator[Insitu]:
 def browser() -> Iterator[Any]:
     with browsing() as browser:
         yield browser
-
-
-def draw_classes(folder: Path) -> str:
-    """Files of 28 x 28 pixels, one a class: real sketches where they are at hand. Returns their glob."""
-    folder.mkdir()
-    real = sorted(QUICKDRAW.glob("*.npy"))[:CLASSES]
-    random = np.random.default_rng(0)
-    for index in range(CLASSES):
-        if real:
-            np.save(folder / real[index].name, np.load(real[index])[:600])
-            continue
-        drawn = random.integers(0, 40, (600, 28, 28), dtype=np.uint8)
-        drawn[:, 2 + 2 * index : 5 + 2 * index, 4:24] = 230
-        np.save(folder / f"bar{index}.npy", drawn.reshape(-1, 784))
-    return str(folder / "*.npy")
-
-
-def sign_in(visitor: Visitor, link: str) -> None:
-    visitor.page.goto(link)
-    visitor.page.get_by_role("button", name="Sign in").click()
-    visitor.page.get_by_role("heading", name="Jobs").wait_for()
-
-
-def position(insitu: Insitu, job: str) -> tuple[int, int]:
-    progress = insitu.json("describe", job)["progress"] or {"epoch": -1, "step": -1}
-    return progress["epoch"], progress["step"]
 
 
 def import_drawings(visitor: Visitor, files: str) -> None:

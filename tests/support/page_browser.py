@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from job_runs import Insitu, wait_for
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDE, NARROW = {"width": 1200, "height": 860}, {"width": 380, "height": 800}
+QUICKDRAW = Path(__file__).parents[3] / "shared" / "data" / "quickdraw"
+CLASSES = 10
 SLOW = 60_000.0
 """Milliseconds that a loaded machine may take to show something."""
 
@@ -85,6 +88,32 @@ class Visitor:
     def fits(self) -> bool:
         """Whether nothing sticks out at the side."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+def draw_classes(folder: Path) -> str:
+    """Files of 28 x 28 pixels, one a class: real sketches where they are at hand. Returns their glob."""
+    folder.mkdir()
+    real = sorted(QUICKDRAW.glob("*.npy"))[:CLASSES]
+    random = np.random.default_rng(0)
+    for index in range(CLASSES):
+        if real:
+            np.save(folder / real[index].name, np.load(real[index])[:600])
+            continue
+        drawn = random.integers(0, 40, (600, 28, 28), dtype=np.uint8)
+        drawn[:, 2 + 2 * index : 5 + 2 * index, 4:24] = 230
+        np.save(folder / f"bar{index}.npy", drawn.reshape(-1, 784))
+    return str(folder / "*.npy")
+
+
+def sign_in(visitor: Visitor, link: str) -> None:
+    visitor.page.goto(link)
+    visitor.page.get_by_role("button", name="Sign in").click()
+    visitor.page.get_by_role("heading", name="Jobs").wait_for()
+
+
+def position(insitu: Insitu, job: str) -> tuple[int, int]:
+    progress = insitu.json("describe", job)["progress"] or {"epoch": -1, "step": -1}
+    return progress["epoch"], progress["step"]
 
 
 def check_requirements() -> int:

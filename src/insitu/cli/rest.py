@@ -114,7 +114,7 @@ def open_client(url: str) -> RestClient:
 
 
 def read_ui_token(path: Path) -> str:
-    """Return the token in a file: the token alone, or the record of a page, of which that with more rights."""
+    """Return the token in a file: the token alone, or the record of a page, of which the stronger one."""
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_TOKEN).decode().strip()

@@ -46,7 +46,7 @@ def sample_rows(paths: Paths, name: str, count: int, seed: int = 0, run: int = 1
     missing = set(find_missing_here(paths, cache, indices))
     here = tuple(index for index in indices if index not in missing)
     if missing and not here:
-        check_here(paths, cache, indices)
+        check_here(paths, cache, (0,))
     total = sum(cache.partitions[index].rows for index in here)
     names = tuple(column.name for column in cache.columns)
     row_bytes = max(1, _measure_row(cache))

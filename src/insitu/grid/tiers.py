@@ -66,11 +66,22 @@ def lies_in_tier(tier: TierPaths | None, place: Path) -> bool:
 def find_slow_copies(paths: Paths, cache: CacheSpec) -> dict[int, list[NodeId]]:
     """Return the nodes on whose second path each partition lies, by partition; only those that do."""
     found: dict[int, list[NodeId]] = {}
-    for info in cache.partitions:
+    owners = {owner for info in cache.partitions for owner in info.owners}
+    # Nearly always there are none, and a cache may have many partitions.
+    links = {owner: _has_links(paths.version(owner, cache.name, cache.version)) for owner in owners}
+    for info in cache.partitions if any(links.values()) else ():
         for owner in info.owners:
-            if find_slow(paths.partition(owner, cache.name, cache.version, info.index)) is not None:
+            if links[owner] and find_slow(paths.partition(owner, cache.name, cache.version, info.index)) is not None:
                 found.setdefault(info.index, []).append(owner)
     return found
+
+
+def _has_links(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.is_symlink() for entry in entries)
+    except OSError:
+        return False
 
 
 def note_read(paths: Paths, node: NodeId, cache: CacheSpec) -> None:

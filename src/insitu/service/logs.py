@@ -70,8 +70,8 @@ def read_log(
     """Return the last `lines` lines of a log in the form of docs/json.md: of all tasks merged, or of one.
 
     `before` is a position in the log that they end at. `after` is one that they begin at: then they are the
-    first whole lines from there. `search` is a text that each of them holds. Raises InputError for a task or an
-    attempt that there isn't.
+    first whole lines from there. `search` is a text that each of them holds. Raises InputError for a task or
+    an attempt that there isn't.
     """
     if after is not None and (before is not None or search):
         raise InputError(
@@ -127,7 +127,7 @@ def read_page(
 
 
 def read_on(path: Path, count: int, after: int) -> tuple[list[tuple[int, bytes]], int, int]:
-    """Return (lines with their positions, start, end): the first `count` whole lines from position `after` on.
+    """Return (lines with their positions, start, end): `count` whole lines at most, from position `after` on.
 
     They lie in bytes [start, end)."""
     found: list[tuple[int, bytes]] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from insitu.paths import partition_file_name
 from insitu.ports import format_address
 
 if TYPE_CHECKING:
@@ -115,11 +117,12 @@ def _measure_copies(paths: Paths, stored: Sequence[CacheSpec], node: str) -> int
     """Return the bytes of all partitions on a node. Those that versions share count once."""
     sizes: dict[Any, int] = {}
     for cache in stored:
+        folder = os.fspath(paths.version(node, cache.name, cache.version))
         for info in cache.partitions:
             if node in info.owners:
-                path = paths.partition(node, cache.name, cache.version, info.index)
+                path = f"{folder}/{partition_file_name(info.index)}"
                 try:
-                    found = path.stat()
+                    found = os.stat(path)
                     sizes[found.st_dev, found.st_ino] = info.bytes
                 except OSError:  # a damaged store; `describe --verify` names what is missing
                     sizes[path] = info.bytes

@@ -26,7 +26,7 @@ def render_fragments(
     numbers: dict[str, Any] | None = None,
     board: str | None = None,
 ) -> dict[str, str]:
-    """Return each fragment of a job's page. `log` holds `task`, `attempt` and `search`, `numbers`
+    """Return each fragment of a job's page. `log` holds `task`, `attempt`, `search` and `before`, `numbers`
     what `read_numbers` has returned a moment ago, `board` the address of its TensorBoard. Reads files."""
     report = build_job_report(job, quick=True, ledger=True)
     values = {
@@ -38,7 +38,12 @@ def render_fragments(
         "rows": sum(task["progress"]["rows"] for task in report["task_list"] if task["progress"]),
         "artifacts": list_artifacts(job),
         "page": read_log(
-            job, log["task"] or None, attempt=log["attempt"], lines=_LINES, search=log["search"] or ""
+            job,
+            log["task"] or None,
+            attempt=log["attempt"],
+            lines=_LINES,
+            before=log["before"],
+            search=log["search"],
         ),
         "log": log,
         "timeline": list_events(report),

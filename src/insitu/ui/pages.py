@@ -147,10 +147,18 @@ async def follow_jobs(
 
 
 def _choose_log(
-    task: Text = "", attempt: Annotated[str, Query(pattern=r"^\d{0,6}$")] = "", search: Text = ""
+    task: Text = "",
+    attempt: Annotated[str, Query(pattern=r"^\d{0,6}$")] = "",
+    search: Text = "",
+    before: Annotated[str, Query(pattern=r"^\d{0,18}$")] = "",
 ) -> dict[str, Any]:
     """Return which log a page shows. A form sends its empty fields, too."""
-    return {"task": task, "attempt": int(attempt or 0) or None, "search": search}
+    return {
+        "task": task,
+        "attempt": int(attempt or 0) or None,
+        "search": search,
+        "before": int(before or 0) or None,
+    }
 
 
 Log = Annotated[dict[str, Any], Depends(_choose_log)]
