@@ -37,6 +37,8 @@ def main(schemathesis: str, *more: str) -> int:
             record = json.loads(insitu.paths.ui(os.geteuid()).read_text())
             command = [
                 schemathesis,
+                "--config-file",
+                str(Path(__file__).with_name("schemathesis.toml")),
                 "run",
                 f"{record['url']}/api/v1/openapi.json",
                 "--header",
@@ -55,6 +57,10 @@ def main(schemathesis: str, *more: str) -> int:
                 "none",
                 "--warnings",
                 "off",
+                "--request-timeout",
+                "60",
+                "--max-time",
+                "200",
                 "--continue-on-failure",
                 "--no-color",
             ]

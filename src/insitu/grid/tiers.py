@@ -71,7 +71,10 @@ def find_slow_copies(paths: Paths, cache: CacheSpec) -> dict[int, list[NodeId]]:
     links = {owner: _has_links(paths.version(owner, cache.name, cache.version)) for owner in owners}
     for info in cache.partitions if any(links.values()) else ():
         for owner in info.owners:
-            if links[owner] and find_slow(paths.partition(owner, cache.name, cache.version, info.index)) is not None:
+            if (
+                links[owner]
+                and find_slow(paths.partition(owner, cache.name, cache.version, info.index)) is not None
+            ):
                 found.setdefault(info.index, []).append(owner)
     return found
 

@@ -25,7 +25,7 @@ class StartForm(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     cache: _Text = Field(NO_CACHE, description="The cache to train on; - for none.")
-    job_dir: _Text | None = Field(
+    job_dir: Annotated[_Text, Field(min_length=1)] | None = Field(
         None, description="Folder or .zip with the script, on the server's machine."
     )
     upload: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
@@ -34,8 +34,8 @@ class StartForm(BaseModel):
     command: Annotated[list[_Text], Field(min_length=1, max_length=1000)] = Field(
         description="JOB_CMD and its arguments.", examples=[["train.py", "--epochs", "3"]]
     )
-    nodes: Annotated[list[_Text], Field(max_length=10_000)] = Field(
-        default_factory=list, description="Nodes that tasks run on; none: all."
+    nodes: Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=1000)] = (
+        Field(default_factory=list, description="Nodes that tasks run on; none: all.")
     )
     workers: Annotated[int, Field(ge=1, le=100_000)] | None = None
     shards: Annotated[int, Field(ge=1, le=100_000)] | None = None

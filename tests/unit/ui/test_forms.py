@@ -38,6 +38,8 @@ def test_a_quote_without_its_end_is_named() -> None:
         {"command": []},
         {"command": ["a\0b"]},
         {"on_loss": "explode"},
+        {"job_dir": ""},
+        {"nodes": [""]},
         {"surprise": 1},
         {"upload": "../../etc"},
         {"seed": 2**63},
