@@ -16,7 +16,9 @@ from host_jobs import CACHE_SCRIPT, HostJobs, make_images, run_undisturbed
 from insitu.cluster.agents.records import read_holder
 from insitu.cluster.chaos.injector import Fault, FaultInjector
 from insitu.paths import Paths
+from insitu.service import JobIndex, list_nodes
 from insitu.spec import TaskId
+from insitu.ui.job_view import render_fragments
 
 
 @pytest.fixture
@@ -61,6 +63,13 @@ def test_a_task_that_dies_on_a_host_is_replaced_and_the_bits_are_those_of_one_ma
     assert list(here.checkpoints.rglob("state.json")) and found["task_list"][1]["progress"]["rows"] > 0
     assert list_left(hosts, job) == []
     assert "RESULT" in insitu(hosts.head, "logs", job, "worker:1").stdout
+    # The page beside the head shows all of it.
+    assert [each["job_id"] for each in JobIndex(Paths(hosts.head)).list()] == [job]
+    assert {n["node"]: n["state"] for n in list_nodes(Paths(hosts.head))} == {"a": "alive", "b": "alive"}
+    log = {"task": "worker:1", "attempt": None, "search": "", "before": None}
+    shown = render_fragments(Paths(hosts.head).job(job), "view", log)
+    assert 'data-label="Node">b<' in shown["tasks"] and "RESULT" in shown["log"]
+    assert "worker:1 replaced" in shown["history"] and "Where the time went" in shown["goodput"]
 
 
 @pytest.mark.hosts

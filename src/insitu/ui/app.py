@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,18 @@ def find_status(error: InsituError) -> int:
     return next(status for kind, status in _STATUSES if isinstance(error, kind))
 
 
-def _answer(request: Request, status: int, kind: str, message: str, logs: str | None = None) -> Response:
+def _answer(
+    request: Request,
+    status: int,
+    kind: str,
+    message: str,
+    logs: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
     if not request.url.path.startswith("/api/"):
         return pages.render_error(request, status, message)
-    return JSONResponse({"error": {"kind": kind, "message": message, "logs": logs}}, status)
+    error = {"error": {"kind": kind, "message": message, "logs": logs}}
+    return JSONResponse(error, status, headers=dict(headers or {}))
 
 
 def _answer_error(request: Request, error: Exception) -> Response:
@@ -113,7 +122,8 @@ def _answer_error(request: Request, error: Exception) -> Response:
 def _answer_http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    return _answer(request, error.status_code, "HTTPException", str(error.detail))
+    # Such as which methods there are, where another one was tried.
+    return _answer(request, error.status_code, "HTTPException", str(error.detail), headers=error.headers)
 
 
 def _answer_invalid(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from insitu.ui.access import Session
 
-READING = frozenset({"GET", "HEAD"})
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
 CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 """All other methods are refused."""
 OPEN = frozenset({"/login"})

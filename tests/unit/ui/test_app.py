@@ -582,3 +582,11 @@ def test_statistics_of_columns_are_a_fragment_and_json(server: Server, tmp_path:
     shown = page.get("/statistics/rows?version=1").text
     assert "Of all 40 rows" in shown and "histogram" in shown and "0 50%" in shown
     assert server.viewer.get("/api/v1/statistics/nothing").status == 404
+
+
+def test_a_method_that_a_path_lacks_is_answered_with_those_that_it_has(server: Server) -> None:
+    for method in ("PUT", "OPTIONS"):
+        answer = server.operator.call(method, "/api/v1/nodes", headers={})
+        assert (answer.status, answer.header("allow")) == (405, "GET"), method
+        assert answer.json()["error"]["message"]
+    assert server.stranger.call("OPTIONS", "/api/v1/nodes", headers={}).status == 401
