@@ -57,7 +57,7 @@ def import_sketches(page: Any, files: list[str]) -> None:
 def test_a_newcomer_trains_on_sketches_and_takes_the_model_away(
     insitu: Insitu, browser: Any, pictures: Path, tmp_path: Path
 ) -> None:
-    files = sorted(map(str, Path(draw_classes(tmp_path / "drawings")).parent.glob("*.npy")))
+    files = sorted(map(str, Path(draw_classes(tmp_path / "drawings", 400)).parent.glob("*.npy")))
     with served(insitu) as link:
         visitor = Visitor(browser, pictures)
         page = visitor.page
@@ -69,7 +69,7 @@ def test_a_newcomer_trains_on_sketches_and_takes_the_model_away(
         page.get_by_role("button", name="Start", exact=True).click()
         page.locator("#head .state").wait_for()
         job = str(page.url.rpartition("/")[2])
-        wait_for("training", lambda: position(insitu, job) >= (0, 10), 120)
+        wait_for("training", lambda: position(insitu, job) >= (0, 4), 120)
         page.locator("#curves figure").first.wait_for()
         # In another shell: a worker is killed.
         tasks = {task["task"]: task for task in insitu.json("describe", job)["task_list"]}

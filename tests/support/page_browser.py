@@ -90,16 +90,16 @@ class Visitor:
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
 
-def draw_classes(folder: Path) -> str:
+def draw_classes(folder: Path, rows: int = 600) -> str:
     """Files of 28 x 28 pixels, one a class: real sketches where they are at hand. Returns their glob."""
     folder.mkdir()
     real = sorted(QUICKDRAW.glob("*.npy"))[:CLASSES]
     random = np.random.default_rng(0)
     for index in range(CLASSES):
         if real:
-            np.save(folder / real[index].name, np.load(real[index])[:600])
+            np.save(folder / real[index].name, np.load(real[index])[:rows])
             continue
-        drawn = random.integers(0, 40, (600, 28, 28), dtype=np.uint8)
+        drawn = random.integers(0, 40, (rows, 28, 28), dtype=np.uint8)
         drawn[:, 2 + 2 * index : 5 + 2 * index, 4:24] = 230
         np.save(folder / f"bar{index}.npy", drawn.reshape(-1, 784))
     return str(folder / "*.npy")
