@@ -16,7 +16,7 @@ from job_runs import Insitu, insitu_at, wait_for
 from page_browser import Visitor, browsing, draw_classes, position, served, sign_in
 from page_checks import find_poor_contrast, walk_by_keyboard
 
-pytestmark = [pytest.mark.ui, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ui, pytest.mark.timeout(330)]
 LINES = 1_000_000
 PATIENT = 150_000.0
 """Milliseconds that a loaded machine may take to start a worker, or to train."""
