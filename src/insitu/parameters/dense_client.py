@@ -58,6 +58,11 @@ class DenseClient(TableClient):
         #: Mode sync: whether `_decisions` has that on this worker's last push.
         self._knows_last_decision = False
 
+    @property
+    def version(self) -> int:
+        """Updates that the values of the last pull had, as the first server counts them."""
+        return self._versions[0]
+
     # Definition
 
     def define(

@@ -7,6 +7,7 @@ from insitu.train.fit.adapter import FeedAdapter, register_dataset_adapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.data_fingerprint import check_same_data
 from insitu.train.fit.delegation import warn_of_own_fit
+from insitu.train.fit.epoch_lengths import EpochLengths
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.keras_patch import dispatch_methods
@@ -19,6 +20,7 @@ from insitu.train.fit.two_phase import TwoPhaseStep
 
 __all__ = [
     "Bookkeeper",
+    "EpochLengths",
     "Feed",
     "FeedAdapter",
     "FitStrategy",

@@ -14,6 +14,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from insitu.errors import InputError
 from insitu.grid import Dataset
 from insitu.time_account import ACCOUNT, CALLBACKS, DATA
+from insitu.train.fit.epoch_lengths import EpochLengths
 from insitu.train.fit.feed import Feed, StepReader, weigh_classes
 from insitu.train.replica import SKIPPED, StepBatch
 
@@ -83,14 +84,9 @@ class FeedAdapter(_UnevenBatches):
         return self.feed.num_steps
 
     @property
-    def steps_of_each_epoch(self) -> int | None:
-        """The steps of an epoch of Keras', where they are known and as many in each."""
-        whole = self.feed.num_steps
-        if not self.steps_per_epoch or whole is None:
-            return self._stride or whole
-        if self._stride >= whole:
-            return whole
-        return self._stride if whole % self._stride == 0 else None
+    def epoch_lengths(self) -> EpochLengths:
+        """The steps of Keras' epochs, as far as they are known."""
+        return EpochLengths(self.feed.num_steps, self._stride)
 
     # Keras' iterator tells of epochs
 

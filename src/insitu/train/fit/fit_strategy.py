@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from insitu.train.elastic import LoopPosition, Membership
+from insitu.train.fit.epoch_lengths import EpochLengths
 from insitu.train.replica import Logs, ShardBatch
 
 
@@ -74,9 +75,12 @@ class FitStrategy(Protocol):
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         """Return the executor of `model` for batches like `example`; `first` where it has none yet."""
 
-    def begin_fit(self, model: Any, fit_index: int, epochs: int, steps: int | None) -> tuple[int, int]:
-        """Begin fit number `fit_index`, of so many epochs and steps an epoch. Returns the (epoch, step) to
+    def begin_fit(self, model: Any, fit_index: int, epochs: int, lengths: EpochLengths) -> tuple[int, int]:
+        """Begin fit number `fit_index`, of so many epochs of these lengths. Returns the (epoch, step) to
         start at: another run of the script may have done what comes before."""
+
+    def count_updates(self) -> int | None:
+        """Return how many updates the model has had; None where the optimizer of each replica counts them."""
 
     def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
         """End a fit whose steps are all done by these executors."""

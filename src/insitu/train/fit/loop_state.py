@@ -69,8 +69,8 @@ class LoopState:
         if count:
             return count
         # Parameter servers count themselves; there each worker's position is that of all.
-        steps = self.data.steps_of_each_epoch if self.data is not None else None
-        return None if steps is None else position.epoch * steps + position.step
+        before = self.data.epoch_lengths.count(position.epoch) if self.data is not None else None
+        return None if before is None else before + position.step
 
     def metrics(self) -> dict[str, Any]:
         """Return what the metrics' variables hold, by name."""

@@ -183,7 +183,7 @@ class KerasTrainer:
             return self._recall_fit(given)
         self.bookkeeper.begin(adapter, loop.count_updates)
         epochs, steps = arguments["epochs"], steps_per_epoch or feed.num_steps
-        start = self.strategy.begin_fit(self.model, self.fit_index, epochs, adapter.steps_of_each_epoch)
+        start = self.strategy.begin_fit(self.model, self.fit_index, epochs, adapter.epoch_lengths)
         if start != (0, 0):
             loop.start_at(*start)
         if arguments["validation_data"] is not None:

@@ -13,6 +13,7 @@ from insitu.train.parameter_server.custom_loop import (
     optimizer_of,
 )
 from insitu.train.parameter_server.data_check import DataCheck
+from insitu.train.parameter_server.ended_fits import EndedFits
 from insitu.train.parameter_server.hybrid import HybridReplica
 from insitu.train.parameter_server.layers import embeddings_of
 from insitu.train.parameter_server.lookup import TableLookup, find_key_inputs
@@ -23,11 +24,13 @@ from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.parameter_server.server_task import serve_or_configure
 from insitu.train.parameter_server.session import ParameterServerSession, attach_tables
 from insitu.train.parameter_server.step import ServerStep
+from insitu.train.parameter_server.update_count import UpdateCount, UpdatePlan
 
 __all__ = [
     "AssignmentGuard",
     "ClipNorms",
     "DataCheck",
+    "EndedFits",
     "HybridReplica",
     "LossScale",
     "ParameterServerSession",
@@ -37,6 +40,8 @@ __all__ = [
     "ServerMembership",
     "ServerStep",
     "TableLookup",
+    "UpdateCount",
+    "UpdatePlan",
     "attach_tables",
     "check_coordination",
     "check_partitioner",

@@ -131,6 +131,27 @@ class ServerMarks:
         rows: NDArray[Any] = self._client.pull_rows(DATA.name, keys, create=False).result()
         return [int(number) for number in rows[:, 0].tolist()]
 
+    # Numbers
+
+    @property
+    def version(self) -> int:
+        """Updates that the values had which this worker pulled last."""
+        return self._client.version
+
+    def set_number(self, name: str, fit: int, number: int) -> None:
+        """Keep a number of a fit, by a name: a whole one, above 0."""
+        self._define()
+        rows = np.full((1, 1), number, np.float64)
+        self._client.load_rows(DATA.name, _data_keys(fit, name, [0]), rows).result()
+
+    def read_number(self, name: str, fit: int) -> int:
+        """Return a number of a fit; 0 where nobody has set it."""
+        self._define()
+        rows: NDArray[Any] = self._client.pull_rows(
+            DATA.name, _data_keys(fit, name, [0]), create=False
+        ).result()
+        return int(rows[0, 0])
+
     def _set(self, keys: NDArray[np.int64]) -> None:
         self._define()
         self._client.load_rows(MARKS.name, keys, np.ones((len(keys), 1), np.float32)).result()

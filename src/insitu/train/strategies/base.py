@@ -45,6 +45,7 @@ from insitu.train.custom_loop import (
 from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.fit import (
     Bookkeeper,
+    EpochLengths,
     KerasTrainer,
     StepExecutor,
     check_same_data,
@@ -213,9 +214,13 @@ class Strategy:
         """Return the shards of this task whose rows of the last step entered no update. None here."""
         return ()
 
-    def begin_fit(self, model: Any, fit_index: int, epochs: int, steps: int | None) -> tuple[int, int]:
+    def begin_fit(self, model: Any, fit_index: int, epochs: int, lengths: EpochLengths) -> tuple[int, int]:
         """Return the (epoch, step) at which a fit begins. Here that is its beginning."""
         return 0, 0
+
+    def count_updates(self) -> int | None:
+        """Return how many updates the model has had; None where its optimizer here counts them."""
+        return None
 
     def expect_saves(self) -> None:
         """Prepare for a fit with backups. Nothing is to be done here."""

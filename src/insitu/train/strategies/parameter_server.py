@@ -3,8 +3,8 @@ staleness."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.exchange import Group, join
-from insitu.grid import Dataset, publish_file
+from insitu.grid import Dataset
 from insitu.parameters import MIN_PIECE_BYTES, ClosureClient, ConsistencyPolicy, Mode
 from insitu.parameters.rules import check_min_piece_bytes
 from insitu.train.custom_loop import (
@@ -27,11 +27,12 @@ from insitu.train.custom_loop import (
     make_loop_replica,
     reduce_values,
 )
-from insitu.train.fit import StepExecutor
+from insitu.train.fit import EpochLengths, StepExecutor
 from insitu.train.parameter_server import (
     AssignmentGuard,
     ClipNorms,
     DataCheck,
+    EndedFits,
     LossScale,
     ParameterServerSession,
     ServerAggregation,
@@ -40,6 +41,8 @@ from insitu.train.parameter_server import (
     ServerMembership,
     ServerStep,
     TableLookup,
+    UpdateCount,
+    UpdatePlan,
     attach_tables,
     check_coordination,
     check_partitioner,
@@ -132,8 +135,14 @@ class ParameterServerStrategy(Strategy):
         self._loop_steps: list[ServerStep] = []
         #: The step that was made last. All steps have the same variables.
         self._step: ServerStep | None = None
-        self._fits: list[int] = []
+        self._fits = EndedFits(context)
         self._planned = 0
+        #: Of the next fit, or the one under way. Written by `plan_updates` and `end_fit`.
+        self._plan = UpdatePlan()
+        #: None before the first fit.
+        self._updates: UpdateCount | None = None
+        #: Whether this worker evaluates on all shards of a dataset. Written by `evaluating_all_rows`.
+        self._evaluates_all = False
         #: True once a ClusterCoordinator was made. Written by `coordinate`.
         self._coordinated = False
         #: True while a function that a coordinator has scheduled runs. Written by `run_closure`.
@@ -247,7 +256,7 @@ class ParameterServerStrategy(Strategy):
         session = self._open_session()
         if not self._loop_steps:
             applied = session.applied()
-            self._valid_fits(applied)
+            self._fits.read_valid(applied)
             session.begin(applied if self._coordinated else session.sequence, applied)
             session.leave_at_exit()
         step = self._server_step(model, optimizer, replica, TableLookup(session, (), ()))
@@ -258,10 +267,9 @@ class ParameterServerStrategy(Strategy):
         """Wait, in a custom loop, until each worker has come to this call, and take the weights after all
         workers' gradients. Nobody waits for this worker's gradients meanwhile. Raises ServerStalled."""
         session, number = self._open_session(), self._membership.count_fit()
-        fits = self._valid_fits(session.applied())
-        if number >= len(fits):
+        if number >= len(self._fits.read_valid(session.applied())):
             session.finish(number, leave=True, waiting=self._reporter.follow_generation)
-            self._note_end(fits)
+            self._fits.append(session.sequence)
         for step in self._loop_steps:
             step.refresh()
 
@@ -378,10 +386,39 @@ class ParameterServerStrategy(Strategy):
         anything else."""
         options = {**self.membership.feed_options, "launched_shards": None}
         if isinstance(x, Dataset):
-            return {**options, "shards": x.shards, "num_shards": x.num_shards}
+            shards = tuple(range(x.num_shards)) if self._evaluates_all else x.shards
+            return {**options, "shards": shards, "num_shards": x.num_shards}
         return {**options, "shards": (0,), "num_shards": 1}
 
-    def begin_fit(self, model: Any, fit_index: int, epochs: int, steps: int | None) -> tuple[int, int]:
+    @contextlib.contextmanager
+    def evaluating_all_rows(self) -> Iterator[None]:
+        """While open, this worker evaluates on the rows of all shards of an `insitu.dataset`."""
+        before, self._evaluates_all = self._evaluates_all, True
+        try:
+            yield
+        finally:
+            self._evaluates_all = before
+
+    def plan_updates(self, plan: UpdatePlan) -> None:
+        """Have the next fit end as `plan` says, in all workers. Called in each of them."""
+        self._plan = plan
+
+    @property
+    def updates(self) -> UpdateCount | None:
+        """The updates of the fit under way, or of the last one; None before the first."""
+        return self._updates
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether all workers end a fit at the same step: each step takes the gradients of all replicas."""
+        return self._waits_for_all
+
+    def count_updates(self) -> int | None:
+        """Return how many updates the servers have made, as far as this worker knows, with those that the
+        weights had before."""
+        return self._plan.first if self._updates is None else self._updates.count
+
+    def begin_fit(self, model: Any, fit_index: int, epochs: int, lengths: EpochLengths) -> tuple[int, int]:
         """Continue after the last gradient of this task's shards that the servers have."""
         if self._coordinated:
             raise TrainingError(
@@ -393,25 +430,31 @@ class ParameterServerStrategy(Strategy):
         object.__setattr__(
             inner_optimizer(model.optimizer), "finalize_variable_values", lambda variables: None
         )
-        applied = session.applied()
-        fits = self._valid_fits(applied)
+        applied, plan = session.applied(), self._plan
+        fits = self._fits.read_valid(applied)
+        self._updates = updates = self._updates or UpdateCount(session.marks)
         if fit_index < len(fits):
             session.begin(fits[fit_index], applied)
+            updates.begin(fit_index, plan)
             return epochs, 0
         session.begin(applied)
+        if self.membership.context.is_chief:
+            updates.offer_first(fit_index, plan.first)
         if self._step is not None:
             self._step.start_fit(fit_index, self._reporter.follow_generation)
+        updates.begin(fit_index, plan)
         start = fits[-1] if fits else 0
-        done, self._planned = applied - start, start + epochs * (steps or 0)
-        if done and not steps:
-            raise TrainingError(
-                "A worker finds its place again in epochs of equal, known length. Received: data of unknown "
-                "length, or steps_per_epoch that doesn't divide it, and a fit that was under way. Start the "
-                "job again, on arrays or an insitu.Dataset."
-            )
-        place = divmod(done, steps) if done and steps else (0, 0)
+        done, self._planned = applied - start, start + (lengths.count(epochs) or 0)
+        place = lengths.locate(done) if done else (0, 0)
         if self._data_check is not None:
-            self._data_check.begin(fit_index, resumed=place != (0, 0))
+            self._data_check.begin(fit_index, resumed=done > 0)
+        if updates.is_at_limit:
+            return epochs, 0
+        if place is None:
+            raise TrainingError(
+                "A worker finds its place again in data of known length. Received: data of unknown length, "
+                "and a fit that was under way. Start the job again, on arrays or an insitu.Dataset."
+            )
         if place[1]:
             session.resume_epoch()
         return place
@@ -430,16 +473,16 @@ class ParameterServerStrategy(Strategy):
 
     def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
         """Wait for the other workers' last gradients, and take the resulting weights."""
-        session = self._open_session()
-        fits = self._fits_that_ended()
-        if fit_index < len(fits):
+        session, updates = self._open_session(), self._updates
+        if fit_index < len(self._fits.read()):
             return
         if self._data_check is not None:
             self._data_check.note_end()
+        all_at_limit = self._waits_for_all and updates is not None and updates.is_at_limit
         # In sync all have as many steps, unless one was stopped: none may be missed when the next fit begins.
         session.finish(
             fit_index,
-            leave=self._mode != "sync" or session.sequence != self._planned,
+            leave=not (self._mode == "sync" and (session.sequence == self._planned or all_at_limit)),
             waiting=self._reporter.follow_generation,
         )
         if self._data_check is not None:
@@ -447,26 +490,5 @@ class ParameterServerStrategy(Strategy):
         for step in executors:
             if isinstance(step, ServerStep):
                 step.refresh()
-        self._note_end(fits)
-
-    def _note_end(self, fits: list[int]) -> None:
-        context = self.membership.context
-        self._fits = [*fits, self._open_session().sequence]
-        if context.job is not None:
-            publish_file(context.job.fits(context.task), json.dumps(self._fits).encode())
-
-    def _valid_fits(self, applied: int) -> list[int]:
-        """Return `_fits_that_ended`, or none where the servers are new and don't know them."""
-        fits = self._fits_that_ended()
-        if fits and applied < fits[-1]:
-            fits = self._fits = []
-        return fits
-
-    def _fits_that_ended(self) -> list[int]:
-        """Return the number of pushes of a shard up to the end of each fit that has ended in this incarnation
-        of the task or in an earlier one."""
-        context = self.membership.context
-        path = context.job.fits(context.task) if context.job is not None else None
-        if not self._fits and path is not None and path.exists():
-            self._fits = [int(n) for n in json.loads(path.read_text())]
-        return self._fits
+        self._plan = UpdatePlan()
+        self._fits.append(session.sequence)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from keras.src.trainers import data_adapters
 from keras.src.trainers.epoch_iterator import EpochIterator
 
+from insitu.train.fit import EpochLengths
 from insitu.train.fit.adapter import FeedAdapter, register_dataset_adapter
 from insitu.train.fit.feed import StreamFeed
 from insitu.train.fit.sources import make_feed
@@ -203,13 +204,17 @@ def feed_of(x: Any, **options: Any) -> Any:
     return make_feed(x, batch_size=2, shards=(0,), num_shards=1, **options)
 
 
-def test_steps_of_each_epoch_are_known_where_they_are_equal():
-    def steps(batches: int, steps: int | None, execution: int = 1) -> int | None:
+def test_lengths_of_epochs_are_of_whole_executions():
+    def lengths(batches: int, steps: int | None, execution: int = 1) -> EpochLengths:
         return FeedAdapter(
             feed_of(np.arange(2 * batches)), steps, steps_per_execution=execution
-        ).steps_of_each_epoch
+        ).epoch_lengths
 
-    assert [steps(6, None), steps(6, 3), steps(6, 9), steps(6, 5), steps(8, 3, 2)] == [6, 3, 6, None, 4]
+    assert [lengths(6, None), lengths(6, 5), lengths(8, 3, 2)] == [
+        EpochLengths(6, 0),
+        EpochLengths(6, 5),
+        EpochLengths(8, 4),
+    ]
 
 
 def test_an_iteration_starts_where_the_position_is_when_its_first_step_is_asked_for():
