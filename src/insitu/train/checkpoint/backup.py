@@ -97,14 +97,18 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         epochs = self.params["epochs"]
         if self._writer is not None:
-            if self._trainer().position.epoch < epochs:
-                # Stopped early: a restarted script must not train on.
+            if self._needs_last_save(epochs):
                 self._save_at(epochs, 0)
             writers, self._writer, self._memory_writer = (self._writer, self._memory_writer), None, None
             with ACCOUNT.hold(CHECKPOINT):
                 for writer in writers:
                     if writer is not None:
                         writer.finish()
+
+    def _needs_last_save(self, epochs: int) -> bool:
+        """Return whether the end of a fit isn't saved yet: it has stopped early. A script that is started
+        again must not train on."""
+        return self._trainer().position.epoch < epochs
 
     def _trainer(self) -> KerasTrainer:
         trainer = trainer_of(self.model)
@@ -134,8 +138,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         if trainer.strategy.save_elsewhere():
             return
         with ACCOUNT.hold(CHECKPOINT):
-            extras = {**trainer.loop.checkpoint_extras(), "final": epoch >= self.params["epochs"]}
-            writer.submit(Checkpoint(epoch, step, views(trainer.state), extras))
+            writer.submit(Checkpoint(epoch, step, views(trainer.state), self._more(trainer, epoch)))
+
+    def _more(self, trainer: KerasTrainer, epoch: int) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the position and the variables."""
+        return {
+            **trainer.loop.checkpoint_extras(),
+            "final": epoch >= self.params["epochs"],
+            "job": trainer.membership.context.job_id,
+        }
 
     def _restore(self, trainer: KerasTrainer, store: CheckpointStore, memory: CheckpointStore | None) -> None:
         """Load the newest state that any task holds. The first task reads the disk, which others may not see,

@@ -11,11 +11,15 @@ from insitu.exchange import Group
 from insitu.train.collectives import squeeze_shards
 from insitu.train.elastic import CALL
 from insitu.train.fit import KerasTrainer
+from insitu.train.strategies import ParameterServerStrategy
 
 
 def agree(trainer: KerasTrainer, wanted: bool) -> bool:
-    """Return, in each task, whether one of them wants something. Collective, in the middle of a fit."""
+    """Return, in each task, whether one of them wants something. Collective, in the middle of a fit. On
+    parameter servers each task does what it wants itself."""
     membership = trainer.membership
+    if isinstance(trainer.strategy, ParameterServerStrategy):
+        return wanted  # workers on servers don't wait for each other
     if len(membership.context.workers) <= 1:
         return wanted
 

@@ -1,6 +1,7 @@
 """Hooks that end a training by the scores of its evaluations: the evaluator's, or those made in turn.
 
-The chief looks at each checkpoint, and all workers end at the same step.
+The chief looks at each checkpoint, and all workers end at the same step. On parameter servers that don't wait
+for all workers, the others end as soon as they know.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from insitu.errors import InputError
 from insitu.evaluations import Evaluation
 from insitu.train.estimator.agreement import agree
 from insitu.train.estimator.hooks import is_chief
+from insitu.train.estimator.server_training import end_for_all, find_servers
 from insitu.train.fit import trainer_of
 
 Scored = tuple[int, float]
@@ -44,8 +46,10 @@ class StopIfHook(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        trainer = trainer_of(self.model)
-        if trainer is not None and agree(trainer, is_chief(self.model) and self._wants_end()):
+        trainer, servers = trainer_of(self.model), find_servers(self.model)
+        if trainer is None or not agree(trainer, is_chief(self.model) and self._wants_end()):
+            return
+        if servers is None or end_for_all(servers):
             self.model.stop_training = True
 
     def _wants_end(self) -> bool:

@@ -24,7 +24,7 @@ from insitu.train.estimator.graph_model import make_graph_model
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.model_function import ModeKeys, check_model_fn
 from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_input
-from insitu.train.estimator.training import EstimatorCheckpoints, check_trained, choose_directory, train
+from insitu.train.estimator.training import check_trained, choose_directory, train
 from insitu.train.evaluation import BATCH_SIZE, find_checkpoints, load_checkpoint
 from insitu.train.replica import to_numpy
 from insitu.train.strategies import MultiWorkerMirroredStrategy
@@ -149,7 +149,7 @@ class Estimator:
                 self._load()
             max_steps = read_global_step(self._made) + steps
         spec = TrainSpec(self._adapted(input_fn), max_steps, tuple(hooks or ()))
-        train(check_trained(self._made), spec, self._config, None, EstimatorCheckpoints)
+        train(check_trained(self._made), spec, self._config, None, series=0)
         self._is_current = True
         return self
 

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from insitu.errors import InputError, InsituError
 from insitu.evaluations import Evaluation, append_evaluation, read_evaluations
 from insitu.train.estimator.agreement import agree
 from insitu.train.estimator.hooks import read_global_step
+from insitu.train.estimator.server_training import find_servers
 from insitu.train.estimator.specs import EvalSpec
 from insitu.train.evaluation import BATCH_SIZE, SidecarEvaluator, expect_ends
 from insitu.train.fit import trainer_of
@@ -120,7 +122,8 @@ class SpecEvaluator(SidecarEvaluator):
 
 
 class InTurnEvaluator(keras.callbacks.Callback):
-    """Evaluates between the steps of a training, in all its tasks together, behind its checkpoints.
+    """Evaluates between the steps of a training, in all its tasks together, behind its checkpoints. On
+    parameter servers the chief does, and the others train on.
 
     The chief's clock decides when. All tasks run it.
     """
@@ -147,7 +150,10 @@ class InTurnEvaluator(keras.callbacks.Callback):
         return not self.found or read_global_step(self.model) != self.found[-1].iterations
 
     def evaluate(self, model: Any, *, is_final: bool = False) -> dict[str, float]:
-        """Return the scores of `model` as it is. Collective."""
+        """Return the scores of `model` as it is. Collective; on parameter servers the chief alone evaluates,
+        and the others return none."""
+        if find_servers(model) is not None and not self._context.is_chief:
+            return {}
         began = time.monotonic()
         self._pace.begin()
         scores = evaluate_model(model, self._spec)
@@ -170,12 +176,12 @@ class InTurnEvaluator(keras.callbacks.Callback):
 
 
 def evaluate_model(model: Any, spec: EvalSpec) -> dict[str, float]:
-    """Return the scores of `model` as it is. Collective."""
-    data = spec.input_fn()
-    parts = data if isinstance(data, tuple) else (data,)
-    with expect_ends():
+    """Return the scores of `model` as it is. Collective; on parameter servers of this worker alone, which
+    reads all rows."""
+    data, servers = spec.input_fn(), find_servers(model)
+    with expect_ends(), servers.evaluating_all_rows() if servers is not None else nullcontext():
         found = model.evaluate(
-            **dict(zip(("x", "y", "sample_weight"), parts, strict=False)),
+            **name_parts(data),
             batch_size=BATCH_SIZE if isinstance(data, tuple) else None,
             steps=count_steps(data, spec.steps),
             callbacks=list(spec.hooks),
@@ -183,6 +189,12 @@ def evaluate_model(model: Any, spec: EvalSpec) -> dict[str, float]:
             return_dict=True,
         )
     return {name: float(value) for name, value in found.items()}
+
+
+def name_parts(data: Any) -> dict[str, Any]:
+    """Return the data of an input_fn as the arguments of `fit` and `evaluate`."""
+    parts = data if isinstance(data, tuple) else (data,)
+    return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
 
 def count_steps(data: Any, steps: int | None) -> int | None:

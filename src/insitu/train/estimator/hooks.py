@@ -69,6 +69,8 @@ class SessionRunHook(keras.callbacks.Callback):
         super().__init__()
         #: Updates of the model so far, over all workers and runs.
         self.global_step = 0
+        #: That number at the step before: on parameter servers others make updates in between.
+        self.previous_step = 0
 
     def begin(self) -> None:
         """Prepare for a training. `self.global_step` is where it begins."""
@@ -90,11 +92,11 @@ class SessionRunHook(keras.callbacks.Callback):
                 "Hooks hear of each step. Received: a model compiled with steps_per_execution="
                 f"{self.model.steps_per_execution}. Compile it without"
             )
-        self.global_step = read_global_step(self.model)
+        self.global_step = self.previous_step = read_global_step(self.model)
         self.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.global_step += 1
+        self.previous_step, self.global_step = self.global_step, self._count_step()
         context = SessionRunContext(self.model)
         asked = self.before_run(context)
         values = None if asked is None else _fetch(asked.fetches, logs or {})
@@ -103,9 +105,27 @@ class SessionRunHook(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         self.end()
 
+    def _count_step(self) -> int:
+        """Return the number of updates behind a step."""
+        updates = _count_on_servers(self.model)
+        return self.global_step + 1 if updates is None else updates
+
+    def has_passed(self, every: int) -> bool:
+        """Return whether this step has brought the updates to a multiple of `every`, or past one."""
+        return self.global_step // every > self.previous_step // every
+
+
+def _count_on_servers(model: Any) -> int | None:
+    """Return how many updates parameter servers have made; None where the model's optimizer counts them."""
+    trainer = trainer_of(model)
+    return trainer.strategy.count_updates() if trainer is not None else None
+
 
 def read_global_step(model: Any) -> int:
     """Return how many updates `model` has had."""
+    updates = _count_on_servers(model)
+    if updates is not None:
+        return updates
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise TrainingError(
@@ -175,13 +195,13 @@ class LoggingTensorHook(SessionRunHook):
         self._newest: dict[str, float] = {}
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        due = self.global_step % self._every == 0
+        due = self.has_passed(self._every)
         return SessionRunArgs(self._names) if due or self._at_end else None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if run_values.results is not None:
             self._newest = run_values.results
-            if self.global_step % self._every == 0:
+            if self.has_passed(self._every):
                 self._print()
 
     def end(self) -> None:
@@ -203,17 +223,20 @@ class StepCounterHook(SessionRunHook):
         #: When the last line was printed, by the monotonic clock; None before. An object, so that it stays in
         #: this process.
         self._since: Callable[[], float] | None = None
+        #: The updates that the model had then.
+        self._counted = 0
 
     def begin(self) -> None:
-        self._since = _stopwatch()
+        self._since, self._counted = _stopwatch(), self.global_step
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self.global_step % self._every:
+        if not self.has_passed(self._every):
             return
         seconds = self._since() if self._since is not None else 0.0
-        self._since = _stopwatch()
+        steps = self.global_step - self._counted
+        self._since, self._counted = _stopwatch(), self.global_step
         if seconds and is_chief(self.model):
-            sys.stdout.write(f"step {self.global_step}: {self._every / seconds:.4g} steps/s\n")
+            sys.stdout.write(f"step {self.global_step}: {steps / seconds:.4g} steps/s\n")
             sys.stdout.flush()
 
 

@@ -10,19 +10,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.evaluations import Evaluation, read_evaluations
 from insitu.roster import read_roster
-from insitu.train.checkpoint import BackupAndRestore
+from insitu.train.checkpoint import BackupAndRestore, CheckpointStore
 from insitu.train.estimator.early_stopping import StopIfHook
-from insitu.train.estimator.evaluations import InTurnEvaluator, Publisher, SpecEvaluator
-from insitu.train.estimator.hooks import StopAtStepHook, read_global_step
+from insitu.train.estimator.evaluations import (
+    InTurnEvaluator,
+    Publisher,
+    SpecEvaluator,
+    find_inputs,
+    name_parts,
+)
+from insitu.train.estimator.hooks import read_global_step
+from insitu.train.estimator.server_training import (
+    ServerCheckpoints,
+    ServerStop,
+    check_tables,
+    count_steps_between,
+    find_servers,
+    open_store,
+    plan_training,
+)
 from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec
 from insitu.train.evaluation import BATCH_SIZE, expect_ends
 from insitu.train.fit import KerasTrainer, trainer_of
-from insitu.train.strategies import HybridStrategy, ParameterServerStrategy
 
 ENDLESS = 1 << 31
 """Epochs of a training without max_steps."""
@@ -52,7 +68,7 @@ def train_and_evaluate(
             with steps_per_execution, or data that can be read once.
         NanLossDuringTrainingError: from a NanTensorHook.
     """
-    context, checkpoints = read_context(), BackupAndRestore
+    context, series = read_context(), None
     model = estimator
     if hasattr(estimator, "make_trained"):
         if config is not None:
@@ -61,7 +77,7 @@ def train_and_evaluate(
                 "estimator."
             )
         model, train_spec, eval_spec, config = estimator.make_trained(train_spec, eval_spec)
-        checkpoints = EstimatorCheckpoints
+        series = 0
     config = config or RunConfig()
     trainer = check_trained(model)
     directory = choose_directory(config, context)
@@ -73,33 +89,44 @@ def train_and_evaluate(
         scores = dict(evaluator.evaluations[-1].metrics) if evaluator.evaluations else None
         return scores, publisher.published
     in_turn = None if _has_evaluator(context) else InTurnEvaluator(eval_spec, publisher, context)
-    train(trainer, train_spec, config, in_turn, checkpoints)
+    train(trainer, train_spec, config, in_turn, series)
     if in_turn is None:
         return None, []
     scores = in_turn.evaluate(model, is_final=True)
     return (scores, publisher.published) if context.is_chief else (None, [])
 
 
-class EstimatorCheckpoints(BackupAndRestore):
-    """Keeps all trainings of an estimator in one series of checkpoints."""
-
-    fit = 0
-
-
 class _MaxStepsReached(Exception):
     """Internal: the checkpoint that was restored has all updates already."""
 
 
-class _StopAtMaxSteps(StopAtStepHook):
+class _StopAtMaxSteps(keras.callbacks.Callback):
     """Ends the training at a number of updates. Raises _MaxStepsReached where it would begin there."""
 
-    def __init__(self, max_steps: int) -> None:
-        super().__init__(last_step=max_steps)
-        self._max_steps = max_steps
+    hears_batches = False
+    """Read by `fit` under a strategy, which calls `end_step` instead: that costs less than Keras' call."""
 
-    def begin(self) -> None:
-        if self.global_step >= self._max_steps:
+    def __init__(self, max_steps: int) -> None:
+        super().__init__()
+        self._max_steps = max_steps
+        self._done = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._done = read_global_step(self.model)
+        if self._done >= self._max_steps:
             raise _MaxStepsReached
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Hear of a step from Keras' own loop."""
+        trainer = trainer_of(self.model)
+        if trainer is None or trainer.callbacks is None:
+            self.end_step(logs)
+
+    def end_step(self, logs: Any) -> None:
+        """Hear of a step that was done."""
+        self._done += 1
+        if self._done >= self._max_steps:
+            self.model.stop_training = True
 
 
 def train(
@@ -107,42 +134,81 @@ def train(
     spec: TrainSpec,
     config: RunConfig,
     in_turn: InTurnEvaluator | None,
-    checkpoints: type[BackupAndRestore],
+    series: int | None,
 ) -> None:
     """Train until `spec.max_steps`, with checkpoints in `config.model_dir` and evaluations by `in_turn`.
+    `series` is the number of their series: 0 for all trainings of an estimator; None: that of the fit.
     Raises TrainingError for data that can be read once."""
-    directory = config.model_dir
-    model, max_steps = trainer.model, spec.max_steps
+    model, max_steps, servers = trainer.model, spec.max_steps, find_servers(trainer.model)
     if max_steps is not None and read_global_step(model) >= max_steps:
         _LOG.warning("The model has had %d updates: max_steps is reached already", read_global_step(model))
         return
+    data = _read_input(spec)
+    for hook in spec.hooks:
+        if isinstance(hook, StopIfHook):
+            hook.watch(lambda: _read_evaluations(in_turn))
+    store = open_store(trainer, config.model_dir, series, config.keep_checkpoint_max)
+    check_tables(trainer, store, _has_evaluator(trainer.membership.context))
+    interval = config.save_checkpoints_steps
+    if servers is not None:
+        _build(model, data, store)
+        asks = any(isinstance(hook, StopIfHook) for hook in spec.hooks)
+        plan_training(trainer, servers, max_steps, store, asks=asks)
+        interval = count_steps_between(servers, interval)
+    try:
+        # The next epoch, up to the next checkpoint, reads them again.
+        with expect_ends():
+            model.fit(
+                **name_parts(data),
+                batch_size=BATCH_SIZE if isinstance(data, tuple) else None,
+                epochs=max_steps or ENDLESS,
+                steps_per_epoch=interval,
+                # The order of batches is that of input_fn.
+                shuffle=isinstance(data, tuple),
+                callbacks=_list_callbacks(trainer, spec, config, in_turn, series),
+                verbose=0,
+            )
+    except _MaxStepsReached:
+        _LOG.warning(
+            "The checkpoint in %s has max_steps updates already", config.model_dir or "the job's folder"
+        )
+
+
+def _read_input(spec: TrainSpec) -> Any:
+    """Return the data to train on. Raises TrainingError for what can be read once."""
     data = spec.input_fn()
     if isinstance(data, types.GeneratorType):
         raise TrainingError(
             "Training ends at max_steps, so data that ends is read again. Received: a generator. Return an "
             "insitu.Dataset, a tf.data.Dataset, a keras.utils.PyDataset or arrays from input_fn."
         )
-    parts = data if isinstance(data, tuple) else (data,)
-    for hook in spec.hooks:
-        if isinstance(hook, StopIfHook):
-            hook.watch(lambda: _read_evaluations(in_turn))
-    stop = () if max_steps is None else (_StopAtMaxSteps(max_steps),)
-    backup = checkpoints(directory, keep=config.keep_checkpoint_max)
-    try:
-        # The next epoch, up to the next checkpoint, reads them again.
-        with expect_ends():
-            model.fit(
-                **dict(zip(("x", "y", "sample_weight"), parts, strict=False)),
-                batch_size=BATCH_SIZE if isinstance(data, tuple) else None,
-                epochs=max_steps or ENDLESS,
-                steps_per_epoch=config.save_checkpoints_steps,
-                # The order of batches is that of input_fn.
-                shuffle=isinstance(data, tuple),
-                callbacks=[backup, *spec.hooks, *stop, *([in_turn] if in_turn is not None else [])],
-                verbose=0,
-            )
-    except _MaxStepsReached:
-        _LOG.warning("The checkpoint in %s has max_steps updates already", directory or "the job's folder")
+    return data
+
+
+def _list_callbacks(
+    trainer: KerasTrainer,
+    spec: TrainSpec,
+    config: RunConfig,
+    in_turn: InTurnEvaluator | None,
+    series: int | None,
+) -> list[Any]:
+    """Return the callbacks of a training, in their order."""
+    servers = find_servers(trainer.model)
+    backup_class = BackupAndRestore if servers is None else ServerCheckpoints
+    backup = backup_class(config.model_dir, keep=config.keep_checkpoint_max)
+    backup.fit = series
+    callbacks = [backup, *spec.hooks]
+    if servers is not None:
+        callbacks.append(ServerStop(servers))
+    elif spec.max_steps is not None:
+        callbacks.append(_StopAtMaxSteps(spec.max_steps))
+    return callbacks if in_turn is None else [*callbacks, in_turn]
+
+
+def _build(model: Any, data: Any, store: CheckpointStore | None) -> None:
+    """Build a model where there may be weights for it to begin with."""
+    if not model.built and store is not None and store.positions():
+        model(find_inputs(data))
 
 
 def _read_evaluations(in_turn: InTurnEvaluator | None) -> list[Evaluation]:
@@ -161,12 +227,6 @@ def check_trained(model: Any) -> KerasTrainer:
             "train_and_evaluate trains a Keras model that was compiled in a strategy's scope. Received: "
             f"{getattr(model, 'name', model)!r}. Make and compile it in `with strategy.scope():`, such as "
             "that of insitu.OneDeviceStrategy()."
-        )
-    if isinstance(trainer.strategy, ParameterServerStrategy | HybridStrategy):
-        raise TrainingError(
-            "train_and_evaluate counts and scores updates that all workers do together. Received: a model "
-            f"under {type(trainer.strategy).__name__}, whose weights lie on servers. Use "
-            "MultiWorkerMirroredStrategy, or fit with validation_data."
         )
     if model.steps_per_execution != 1:
         raise TrainingError(

@@ -15,7 +15,7 @@ from insitu.errors import TrainingError
 from insitu.paths import Paths
 from insitu.roster import Member, Roster, write_roster
 from insitu.spec import TaskId
-from insitu.train import MultiWorkerMirroredStrategy, OneDeviceStrategy, ParameterServerStrategy
+from insitu.train import MultiWorkerMirroredStrategy, OneDeviceStrategy
 from insitu.train.estimator import (
     BestExporter,
     EvalSpec,
@@ -171,8 +171,6 @@ def test_exports_predict_as_the_model_that_was_scored(tmp_path: Path) -> None:
 def test_what_cannot_be_trained_so_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"compiled in a strategy's scope. Received: "):
         run(image_model(), tmp_path, 3)
-    with pytest.raises(TrainingError, match="weights lie on servers"):
-        run(model_in(ParameterServerStrategy()), tmp_path, 3)
     with OneDeviceStrategy().scope():
         model = image_model(steps_per_execution=2)
     with pytest.raises(TrainingError, match="steps_per_execution=2"):
