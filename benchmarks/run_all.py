@@ -32,6 +32,7 @@ BENCHMARKS = {
     "recovery": "Recovery",
     "checkpoint": "Checkpoints",
     "overhead": "Cost of being able to recover",
+    "train_and_evaluate": "Training by global steps",
     "step_numbers": "Cost of measuring steps",
     "page_load": "The page",
     "parameter_server": "Parameter servers",
