@@ -8,14 +8,23 @@ import csv
 import json
 import subprocess
 import sys
+import time
 
 import keras
+import loop
 import numpy as np
+import strategies
 
 import insitu
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--how", choices=("fit", "steps"), default="fit", help="Keras' fit, or global steps")
+parser.add_argument(
+    "--how",
+    choices=("fit", "loop", "steps"),
+    default="fit",
+    help="Keras' fit, a custom loop, or global steps by train_and_evaluate",
+)
+parser.add_argument("--strategy", choices=strategies.CHOICES, default="MultiWorkerMirrored")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch", type=int, default=128, help="rows of a step, over all workers")
 parser.add_argument("--out", default="answers.csv")
@@ -41,7 +50,7 @@ described = subprocess.check_output([sys.executable, "-m", "insitu", "describe",
 words = json.loads(described)["labels"]
 train = insitu.dataset("quickdraw/train").map(as_pictures).shuffle().batch(chosen.batch)
 
-strategy = insitu.MultiWorkerMirroredStrategy()
+strategy = strategies.make(chosen.strategy)
 layers = keras.layers
 with strategy.scope():
     model = keras.Sequential(
@@ -53,25 +62,51 @@ with strategy.scope():
             layers.Conv2D(64, 3, activation="relu"),
             layers.MaxPooling2D(),
             layers.Flatten(),
-            layers.Dense(128, activation="relu"),
-            layers.Dense(len(words), activation="softmax"),
+            layers.Dense(128, activation="relu", name="hidden"),
+            layers.Dense(len(words), activation="softmax", name="words"),
         ]
     )
     top3 = keras.metrics.SparseTopKCategoricalAccuracy(3, name="top3")
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy", top3])
 
-log = insitu.StepLog(every=50)
+
+class Speed(keras.callbacks.Callback):
+    """Counts the rows a second behind the first epoch, in which the step is compiled."""
+
+    times = ()
+    hears_batches = False
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.times = (*self.times, (time.perf_counter(), int(epoch) + 1))
+
+    def describe(self, rows):
+        if len(self.times) < 2:
+            return "one epoch"
+        (began, first), (ended, last) = self.times[0], self.times[-1]
+        return f"{(last - first) * rows / (ended - began):,.0f} rows/s"
+
+
+log, speed = insitu.StepLog(every=50), Speed()
 if chosen.how == "fit":
     model.fit(
         train,
         epochs=chosen.epochs,
         verbose=0,
-        callbacks=[insitu.BackupAndRestore(), insitu.TensorBoard(histograms=("weights",)), log],
+        callbacks=[insitu.BackupAndRestore(), insitu.TensorBoard(histograms=("weights",)), log, speed],
     )
+elif chosen.how == "loop":
+
+    def end_epoch(epoch, loss):
+        speed.on_epoch_end(epoch)
+        if me.is_chief:
+            print(f"epoch {epoch + 1}: loss {loss:.4f}")
+
+    loop.train(strategy, model, model.optimizer, train, chosen.epochs, end_epoch)
 else:
+    updates = strategies.updates_of(chosen.strategy, train)
     insitu.estimator.train_and_evaluate(
         model,
-        insitu.estimator.TrainSpec(lambda: train, max_steps=chosen.epochs * train.num_steps, hooks=[log]),
+        insitu.estimator.TrainSpec(lambda: train, max_steps=chosen.epochs * updates, hooks=[log, speed]),
         insitu.estimator.EvalSpec(
             lambda: insitu.dataset("quickdraw/test").map(as_pictures).batch(512), throttle_secs=30
         ),
@@ -94,3 +129,4 @@ if me.is_chief:
                 answers.writerow([key, " ".join(words[guess].replace(" ", "_") for guess in best)])
             rows += len(labels)
     print(f"MAP@3 {score / rows:.4f} of {rows} drawings, answers in {chosen.out}")
+    print(f"trained {speed.describe(train.rows)}")
