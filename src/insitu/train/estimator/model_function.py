@@ -67,7 +67,16 @@ def call_model_fn(
     taken = inspect.signature(model_fn).parameters
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
     given = {"labels": labels, "mode": mode, "params": params, "config": config}
-    spec = model_fn(features, **{name: value for name, value in given.items() if takes_all or name in taken})
+    arguments = {name: value for name, value in given.items() if takes_all or name in taken}
+    try:
+        spec = model_fn(features, **arguments)
+    except KeyError as error:
+        if isinstance(features, Mapping) and error.args and error.args[0] not in features:
+            raise InputError(
+                f"model_fn takes features that the data has: {', '.join(map(str, features))}. Received: it "
+                f"asks for {error.args[0]!r}. Return that feature from input_fn, or leave it out of model_fn"
+            ) from error
+        raise
     if not isinstance(spec, EstimatorSpec):
         raise InputError(
             f"model_fn returns an insitu.estimator.EstimatorSpec for each mode. Received: "

@@ -252,3 +252,18 @@ def test_arguments_that_cannot_be_are_refused(tmp_path: Path) -> None:
         model.predict(Batches, predict_keys=["nothing"])
     with pytest.raises(InputError, match="All batches have the same features"):
         model.evaluate(lambda: ({"other": X}, Y))
+
+
+def test_a_feature_that_the_data_lacks_is_named() -> None:
+    from insitu.train.estimator.model_function import call_model_fn
+
+    def asks(features: Any) -> Any:
+        return features["age"]
+
+    def fails(features: Any) -> Any:
+        return {}["height"] if "height" in features else {}["weight"]
+
+    with pytest.raises(InputError, match=r"has: height. Received: it asks for 'age'"):
+        call_model_fn(asks, {"height": None}, None, "train", {}, None)
+    with pytest.raises(KeyError, match="height"):  # of a dict of its own
+        call_model_fn(fails, {"height": None}, None, "train", {}, None)
