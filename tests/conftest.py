@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from insitu.paths import Paths
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -15,12 +19,14 @@ for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREA
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home of its own for each test, and no trace of a job around it."""
     forget_settings(monkeypatch)
     path = tmp_path / "home"
     monkeypatch.setenv("INSITU_HOME", str(path))
-    return path
+    yield path
+    for folder in (path / "nodes").glob("*"):
+        shutil.rmtree(Paths(path).file_memory(folder.name), ignore_errors=True)
 
 
 def forget_settings(monkeypatch: pytest.MonkeyPatch) -> None:

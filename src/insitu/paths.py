@@ -19,6 +19,9 @@
       nodes/NODE/store.json             its quota and its second path; see grid/store_settings.py
       agent-NODE.log                    what the agent of this store has to say
       nodes/NODE/agent.json             the agent that serves this store; it holds agent.lock beside it
+      nodes/NODE/~files/                files of insitu:// on this node; see grid/shared_files
+        names.sqlite                    what their names stand for
+        blocks/VOLUME/KEY               what the memory has no room for
       nodes/NODE/CACHE/vVERSION/        the store of one node
         part-00000.arrow                a link if the partition lies on the second path
         last-read                       changed whenever a dataset opens the version here
@@ -47,8 +50,10 @@
         summaries/ROLE-INDEX/           event files for TensorBoard
         ledger/                         rows that have entered the model, by epoch and shard
 
-Two things lie elsewhere. Checkpoints that a host keeps in memory are in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/;
-the hash is that of the job's folder. The second path of a store has partitions in
+Three things lie elsewhere. Checkpoints that a host keeps in memory are in
+/dev/shm/insitu-JOB-HASH/ROLE-INDEX/; the hash is that of the job's folder. Blocks of files that are in memory
+are in /dev/shm/insitu-files-HASH/VOLUME/KEY; the hash is that of the store's folder. The second path of a
+store has partitions in
 insitu-STORE_ID/CACHE/vVERSION/part-00000.arrow.
 
 A cache's name becomes one folder's name by writing `@` for `/`, which no cache's name contains.
@@ -56,6 +61,7 @@ A cache's name becomes one folder's name by writing `@` for `/`, which no cache'
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from dataclasses import dataclass
@@ -234,6 +240,21 @@ class Paths:
     def verified(self, node: str, cache: str, version: int, index: int) -> Path:
         """Return the record that this copy of the partition has been verified."""
         return self.partition(node, cache, version, index).with_suffix(".verified")
+
+    def files(self, node: str) -> Path:
+        """Return the folder of files of `insitu://`; no cache's name contains `~`."""
+        return self.node(node) / "~files"
+
+    def file_names(self, node: str) -> Path:
+        return self.files(node) / "names.sqlite"
+
+    def file_blocks(self, node: str) -> Path:
+        return self.files(node) / "blocks"
+
+    def file_memory(self, node: str) -> Path:
+        """Return the folder in the host's memory that belongs to the files of a store."""
+        digest = hashlib.sha256(str(self.node(node)).encode()).hexdigest()[:16]
+        return MEMORY / f"insitu-files-{digest}"
 
     @property
     def jobs(self) -> Path:

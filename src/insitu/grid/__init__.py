@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         read_store_id,
         read_stores,
     )
+    from insitu.grid.store_settings import set_file_memory
     from insitu.grid.store_tidying import tidy_store
     from insitu.grid.structure import map_leaves
     from insitu.grid.tiering import Tier, TierMove, measure_move, move_cache
@@ -101,6 +102,7 @@ __getattr__, __dir__ = lazy_door(
             "read_stores",
         ),
         "shards": ("agree_on_shards", "read_shard_map"),
+        "store_settings": ("set_file_memory",),
         "store_tidying": ("tidy_store",),
         "structure": ("map_leaves",),
         "scrubbing": ("CopyCheck", "scrub_cache", "verify_copies"),
@@ -181,6 +183,7 @@ __all__ = [
     "restore_copies",
     "sample_rows",
     "scrub_cache",
+    "set_file_memory",
     "set_up_stores",
     "shard_partitions",
     "sweep",

@@ -32,6 +32,8 @@ class StoreSettings:
     quota: int | None = None
     #: The folder of this store on its second path; None: there is no second path.
     tier: TierPaths | None = None
+    #: The bytes of memory that files of `insitu://` may use; None: a share of the host's.
+    file_memory: int | None = None
 
 
 def read_settings(paths: Paths, node: NodeId) -> StoreSettings:
@@ -45,7 +47,12 @@ def read_settings(paths: Paths, node: NodeId) -> StoreSettings:
         if state["format"] != _FORMAT:
             raise ValueError(f"its format is {state['format']}, this insitu knows {_FORMAT}")
         quota, tier = state["quota"], state["tier"]
-        return StoreSettings(None if quota is None else int(quota), _check_place(tier))
+        memory = state.get("file_memory")
+        return StoreSettings(
+            None if quota is None else int(quota),
+            _check_place(tier),
+            None if memory is None else int(memory),
+        )
     except FileNotFoundError:
         return StoreSettings()
     except InputError as error:
@@ -79,7 +86,12 @@ def write_settings(paths: Paths, node: NodeId, settings: StoreSettings) -> None:
         )
     make_folder(paths.home, paths.node(node))
     tier = None if settings.tier is None else str(settings.tier.root)
-    state = {"format": _FORMAT, "quota": settings.quota, "tier": tier}
+    state = {
+        "format": _FORMAT,
+        "quota": settings.quota,
+        "tier": tier,
+        "file_memory": settings.file_memory,
+    }
     replace_file(paths.store_settings(node), seal(state), sync=True, mode=owner_file_mode(paths.home))
 
 
@@ -88,6 +100,16 @@ def set_quota(paths: Paths, node: NodeId, quota: int | None) -> None:
     if quota is not None and quota < 0:
         raise InputError(f"A quota is a number of bytes from 0 on. Received: {quota}")
     write_settings(paths, node, replace(read_settings(paths, node), quota=quota))
+
+
+def set_file_memory(paths: Paths, node: NodeId, limit: int | None) -> None:
+    """Set the bytes of memory that files of `insitu://` may use in a store; None: a share of the host's.
+
+    Raises InputError, OSError.
+    """
+    if limit is not None and limit < 0:
+        raise InputError(f"A limit of memory is a number of bytes from 0 on. Received: {limit}")
+    write_settings(paths, node, replace(read_settings(paths, node), file_memory=limit))
 
 
 def set_tier(paths: Paths, node: NodeId, tier: TierPaths | None) -> None:

@@ -91,6 +91,8 @@ def take_down(paths: Paths, *, force: bool = False) -> Topology:
 
     Raises InputError where stores hold caches and `force` is not given, CacheBusy during an import.
     """
+    from insitu.grid.shared_files import list_local_volumes, remove_file_memory
+
     refuse_copy(paths)
     topology = load_topology(paths)
     catalog = Catalog(paths)
@@ -101,9 +103,16 @@ def take_down(paths: Paths, *, force: bool = False) -> Topology:
             f"The stores hold {len(caches)} cache(s): {', '.join(caches)}"
             f"{', in use by ' + ', '.join(jobs) if jobs else ''}. `insitu down --force` deletes them"
         )
+    if not force and (volumes := list_local_volumes(paths)):
+        raise InputError(
+            f"The stores hold files of insitu://: {', '.join(volumes)}. Copy them with `insitu fs cp`; "
+            f"`insitu down --force` deletes them"
+        )
     with cache_locks(paths, caches):
         tiers = _find_tiers(paths)
         catalog.clear()
+        for node in list_nodes_with_stores(paths):
+            remove_file_memory(paths.file_memory(node))
         if paths.nodes.exists():
             dropped = paths.nodes.with_name(f".dropped-{os.getpid()}")
             paths.nodes.rename(dropped)

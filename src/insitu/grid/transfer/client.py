@@ -16,11 +16,14 @@ import pyarrow.flight as flight
 from insitu.errors import InputError, TransferError
 from insitu.grid.transfer.authentication import derive_credentials, make_headers
 from insitu.grid.transfer.requests import (
+    FILES,
     SCHEMA,
     ReadRequest,
     RowsRequest,
     WriteRequest,
     chunk_bytes,
+    decode_message,
+    encode_message,
     encode_request,
     make_chunk,
 )
@@ -157,6 +160,14 @@ class PartitionClient:
             action = flight.Action(kind, json.dumps(fields).encode())
             (answer,) = self._client.do_action(action, self._options)
             return json.loads(answer.body.to_pybytes())
+
+    def act_on_files(self, kind: str, fields: Mapping[str, Any], payload: bytes) -> tuple[Any, bytes]:
+        """Have the server do something with files. Returns the fields and the bytes of its answer. Raises
+        TransferError."""
+        with self._failures_named():
+            action = flight.Action(f"{FILES}{kind}", encode_message(fields, payload))
+            (answer,) = self._client.do_action(action, self._options)
+            return decode_message(answer.body.to_pybytes())
 
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:

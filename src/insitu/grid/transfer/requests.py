@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ MAX_VERSION = 1 << 31
 MAX_REQUEST_BYTES = 4096
 MAX_UNITS = 1 << 32
 _ROWS_START = b'{"rows": '
+MAX_MESSAGE_BYTES = 256 << 20
+FILES = "files."
+"""How the names of actions begin that are about files of `insitu://`."""
 SCHEMA = pa.schema([("data", pa.binary())])
 """Each record batch is one chunk: a single value."""
 
@@ -188,3 +192,23 @@ def chunk_bytes(batch: pa.RecordBatch) -> memoryview:
     if column.null_count:
         raise InputError("A chunk is one value of bytes. Received: null")
     return memoryview(column[0].as_buffer())
+
+
+def encode_message(fields: Mapping[str, Any], payload: bytes = b"") -> bytes:
+    """Return fields and bytes as one message: the length of the fields in JSON, these, and the bytes."""
+    head = json.dumps(fields).encode()
+    return b"".join((len(head).to_bytes(4, "little"), head, payload))
+
+
+def decode_message(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return what `encode_message` was given. Raises InputError for anything else."""
+    length = int.from_bytes(data[:4], "little")
+    try:
+        if len(data) < 4 + length:
+            raise ValueError("it is cut off")
+        fields = json.loads(data[4 : 4 + length])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"A message has fields in JSON. Received: {len(data)} bytes ({error})") from None
+    if not isinstance(fields, dict):
+        raise InputError("The fields of a message are an object. Received: something else")
+    return fields, data[4 + length :]

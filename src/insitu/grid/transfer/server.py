@@ -24,13 +24,17 @@ from insitu.grid.transfer.client import ServerAddress, format_location
 from insitu.grid.transfer.import_actions import refuse_over_quota
 from insitu.grid.transfer.requests import (
     CHUNK_BYTES,
+    FILES,
+    MAX_MESSAGE_BYTES,
     SCHEMA,
     ReadRequest,
     RowsRequest,
     WriteRequest,
     announces_rows,
     chunk_bytes,
+    decode_message,
     decode_request,
+    encode_message,
     make_chunk,
 )
 from insitu.grid.transfer.store_actions import StoreActions
@@ -44,13 +48,15 @@ STREAMS = 16
 
 ROW_STREAMS = 128
 """Messages of rows that a server takes at the same time; further ones are refused, and tried again."""
+FileActions = Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 
 class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
     """A server for the store of `node`, which listens from its construction until `stop`.
 
-    `on_change` is called from a thread whenever the store has got something. Raises InputError for a secret
-    that is too short.
+    `on_change` is called from a thread whenever the store has got something. `files` does what is about
+    files, called with the action's name, fields and bytes; it returns those of the answer. Raises InputError
+    for a secret that is too short.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
         port: int = 0,
         streams: int = STREAMS,
         on_change: Callable[[], None] = lambda: None,
+        files: FileActions | None = None,
     ) -> None:
         self._paths = paths
         self._node = node
@@ -72,6 +79,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
         self._row_streams = threading.BoundedSemaphore(ROW_STREAMS)
         #: What it does with the store for others.
         self.actions = StoreActions(paths, node, secret, on_change)
+        self._files = files
         self._acting = threading.BoundedSemaphore(ACTIONS)
         pem = certificate.pem
         super().__init__(
@@ -161,10 +169,19 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightUnavailableError(f"{ACTIONS} actions are under way already")
         try:
             with _failures_explained():
-                answer = self.actions.do(action.type, action.body.to_pybytes())
+                if self._files is not None and action.type.startswith(FILES):
+                    answer = self._act_on_files(self._files, action.type, action.body.to_pybytes())
+                else:
+                    answer = self.actions.do(action.type, action.body.to_pybytes())
         finally:
             self._acting.release()
         return [flight.Result(pa.py_buffer(answer))]
+
+    def _act_on_files(self, files: FileActions, kind: str, body: bytes) -> bytes:
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise InputError(f"A message has {MAX_MESSAGE_BYTES} bytes at most. Received: {len(body)}")
+        fields, payload = decode_message(body)
+        return encode_message(*files(kind.removeprefix(FILES), fields, payload))
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

@@ -1,0 +1,118 @@
+"""Blocks in memory and on the disk: what moves when, and what never happens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from insitu.errors import InputError, StorageFull
+from insitu.grid.shared_files import BlockFolder, checksum_block
+
+KEYS = [f"{number:032x}" for number in range(8)]
+
+
+class Store:
+    """A folder of blocks whose memory takes two of them, and whose disk as many as it is said to."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir()
+        self.memory, self.disk, self.home = home / "memory", home / "disk", home
+        self.room = 1 << 20
+        self.blocks = BlockFolder(home, self.disk, self.memory, lambda: 200, self.check)
+
+    def check(self, need: int) -> None:
+        if need > self.room:
+            raise StorageFull("The quota is reached")
+
+    def places(self) -> dict[str, str]:
+        return {path.name: place.name for place in (self.memory, self.disk) for path in place.glob("v/*")}
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return Store(home)
+
+
+def put(store: Store, number: int) -> None:
+    store.blocks.put("v", KEYS[number], bytes([number]) * 100)
+    path = store.memory / "v" / KEYS[number]
+    if path.exists():  # as if a second had gone by
+        os.utime(path, (number, number))
+
+
+def test_the_oldest_go_to_the_disk_when_the_memory_is_full(store: Store) -> None:
+    for number in range(4):
+        put(store, number)
+    assert store.places() == {KEYS[0]: "disk", KEYS[1]: "disk", KEYS[2]: "memory", KEYS[3]: "memory"}
+    assert store.blocks.measure() == (200, 200)
+    assert [store.blocks.get("v", KEYS[n]) for n in range(4)] == [bytes([n]) * 100 for n in range(4)]
+    store.blocks.put("v", KEYS[5], b"x" * 300)  # larger than the memory
+    assert store.places()[KEYS[5]] == "disk"
+    assert store.blocks.list_held("v").keys() == set(store.places())
+    assert store.blocks.spill_all() == 0 and not store.memory.exists()
+    assert set(store.places().values()) == {"disk"} and len(store.places()) == 5
+    assert store.blocks.drop("v", KEYS) == 5 and store.blocks.list_volumes() == ["v"]
+
+
+def test_a_block_that_was_read_lately_stays_in_memory(store: Store) -> None:
+    put(store, 0)
+    put(store, 1)
+    store.blocks.get("v", KEYS[0])
+    put(store, 2)
+    assert store.places() == {KEYS[0]: "memory", KEYS[1]: "disk", KEYS[2]: "memory"}
+
+
+def test_without_room_nothing_is_half_kept(store: Store) -> None:
+    put(store, 0)
+    put(store, 1)
+    store.room = 0
+    with pytest.raises(OSError, match="quota") as found:
+        put(store, 2)
+    assert found.value.errno == errno.ENOSPC
+    assert store.places() == {KEYS[0]: "memory", KEYS[1]: "memory"}
+    assert store.blocks.spill_all() == 2 and len(store.places()) == 2
+
+
+def test_a_damaged_block_is_dropped_and_a_whole_one_isnt(store: Store) -> None:
+    put(store, 1)
+    whole = checksum_block(bytes([1]) * 100)
+    assert not store.blocks.drop_damaged("v", KEYS[1], whole)
+    (store.memory / "v" / KEYS[1]).write_bytes(b"other")
+    assert store.blocks.drop_damaged("v", KEYS[1], whole)
+    assert not store.blocks.drop_damaged("v", KEYS[1], whole)
+    with pytest.raises(FileNotFoundError):
+        store.blocks.get("v", KEYS[1])
+
+
+def test_leftovers_of_killed_writers_go_and_dont_count(store: Store) -> None:
+    put(store, 1)
+    left = store.memory / "v" / f"{KEYS[2]}.7-8.partial"
+    left.write_bytes(b"half")
+    assert store.blocks.list_held("v").keys() == {KEYS[1]}
+    store.blocks.sweep(left.stat().st_mtime + 10)
+    assert left.exists()
+    store.blocks.sweep(left.stat().st_mtime + 4000)
+    assert not left.exists() and store.places() == {KEYS[1]: "memory"}
+
+
+def test_names_dont_lead_out_and_memory_of_others_isnt_used(store: Store) -> None:
+    for volume, key in (("..", KEYS[0]), ("v", "../../x"), ("v", "x")):
+        with pytest.raises(InputError):
+            store.blocks.get(volume, key)
+    store.memory.mkdir(mode=0o755)
+    with pytest.raises(InputError, match="this user's alone"):
+        put(store, 1)
+
+
+def test_many_threads_keep_within_the_memory(store: Store) -> None:
+    threads = [threading.Thread(target=put, args=(store, number)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    memory, disk = store.blocks.measure()
+    assert memory <= 200 and memory + disk == 800
