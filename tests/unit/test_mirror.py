@@ -31,6 +31,12 @@ OF_NO_MODULE = {
 """Unit tests of what isn't one module of insitu, and what that is."""
 
 TESTED_BY = {
+    "cluster/agents/agent_files.py": "process/test_cluster_files.py",
+    "cluster/client/file_cluster.py": "process/test_cluster_files.py",
+    "cluster/files/client.py": "unit/cluster/files/test_service.py",
+    "cluster/files/peers.py": "unit/cluster/files/test_service.py",
+    "cluster/files/repairing.py": "unit/cluster/files/test_service.py",
+    "grid/shared_files/store.py": "unit/cluster/client/test_file_system.py",
     "cluster/agents/agent.py": "process/test_agents.py",
     "cluster/agents/host_server.py": "process/test_host_jobs.py",
     "cluster/agents/hosts.py": "process/test_agents.py",

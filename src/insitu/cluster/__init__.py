@@ -1,7 +1,7 @@
 """Jobs: what runs where, and what is done when something of it fails.
 
-Inner rooms, each of which may import those to its right: `chaos`, `client`, `control`, `agents`, `engines`,
-`task`, `job_files`, `decide`. Begin reading with `decide/job.py`.
+Inner rooms, each of which may import those to its right: `chaos`, `client`, `control`, `agents`, `files`,
+`engines`, `task`, `job_files`, `decide`. Begin reading with `decide/job.py`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         BrokenJob,
         CurvePoint,
         Goodput,
+        InsituFileSystem,
         JobStatus,
         Rates,
         Request,
@@ -135,6 +136,7 @@ __getattr__, __dir__ = lazy_door(
             "BrokenJob",
             "CurvePoint",
             "Goodput",
+            "InsituFileSystem",
             "Rates",
             "find_newest",
             "measure_goodput",
@@ -179,6 +181,7 @@ __all__ = [
     "Goodput",
     "HostRequest",
     "InjectedFault",
+    "InsituFileSystem",
     "JobStatus",
     "Journal",
     "Outcome",

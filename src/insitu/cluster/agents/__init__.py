@@ -12,10 +12,12 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.agents.agent import run_agent
+    from insitu.cluster.agents.agent_files import make_file_view
     from insitu.cluster.agents.home import delete_store, stop_agents
     from insitu.cluster.agents.hosts import (
         DownReport,
         HostRequest,
+        ask_for_nodes,
         bring_up_hosts,
         find_separated,
         read_hosts_file,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.agents.relays import CLUSTER_ENV, RELAYED, TOKEN_FILE_ENV
     from insitu.cluster.agents.remote import run_at_head
-    from insitu.cluster.agents.saved_members import read_saved_members
+    from insitu.cluster.agents.saved_members import read_kept_members, read_saved_members
     from insitu.cluster.agents.stores import find_owners, find_stores
     from insitu.cluster.agents.tied import identify_parent
 
@@ -45,10 +47,12 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "agent": ("run_agent",),
+        "agent_files": ("make_file_view",),
         "home": ("delete_store", "stop_agents"),
         "hosts": (
             "DownReport",
             "HostRequest",
+            "ask_for_nodes",
             "bring_up_hosts",
             "find_separated",
             "read_hosts_file",
@@ -61,7 +65,7 @@ __getattr__, __dir__ = lazy_door(
         "node_draining": ("cancel_draining", "drain_node", "find_own_node"),
         "options": ("COPY_RATE", "HOSTS_ENGINE", "AgentOptions"),
         "ray_hosts": ("RayRequest", "bring_up_ray", "take_down_cluster"),
-        "saved_members": ("read_saved_members",),
+        "saved_members": ("read_kept_members", "read_saved_members"),
         "stores": ("find_owners", "find_stores"),
         "records": ("change_head", "find_head_of_agents", "read_head", "read_token", "read_token_file"),
         "relays": ("CLUSTER_ENV", "RELAYED", "TOKEN_FILE_ENV"),
@@ -82,6 +86,7 @@ __all__ = [
     "HostRequest",
     "Outcome",
     "RayRequest",
+    "ask_for_nodes",
     "bring_up_hosts",
     "bring_up_ray",
     "cancel_draining",
@@ -94,9 +99,11 @@ __all__ = [
     "find_separated",
     "find_stores",
     "identify_parent",
+    "make_file_view",
     "open_hosts_engine",
     "read_head",
     "read_hosts_file",
+    "read_kept_members",
     "read_nodes",
     "read_saved_members",
     "read_token",

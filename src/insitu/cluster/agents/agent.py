@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 from insitu.access import make_folder
 from insitu.certificates import make_certificate
 from insitu.cluster.agents.addresses import family_of, resolve_interface
+from insitu.cluster.agents.agent_files import AgentFiles
 from insitu.cluster.agents.connection import HeadConnection, dial_head
 from insitu.cluster.agents.detached import report_ready
 from insitu.cluster.agents.drain_on_term import DrainOnTerm
@@ -115,6 +116,7 @@ class Agent:
         self._task_servers = TaskServers(paths, self.node, self._token)
         self._server: PartitionServer | None = None
         self._connection: HeadConnection | None = None
+        self._files = AgentFiles(paths, self.node, self._token, lambda: self._connection is not None)
         self._catalog = CatalogParts()
         self._upkeep = StoreUpkeep(paths, self.node)
         #: Set by the server: the head is to hear what the store holds.
@@ -255,6 +257,7 @@ class Agent:
                 host=host,
                 port=self._options.port,
                 on_change=self._store_changed.set,
+                files=self._files.answer,
             )
         except OSError as error:
             raise ClusterError(
@@ -377,6 +380,7 @@ class Agent:
                 self._upkeep.end_import(self._server, *parse_end(message), then=self._store_changed.set)
             case "members":
                 self.members = parse_members(message.get("members"))
+                self._files.note_members(self.members)
             case "check":
                 number = message.get("number")
                 threading.Thread(target=self._check_others, args=(number,), daemon=True).start()
@@ -420,6 +424,7 @@ class Agent:
             ending = threading.Thread(target=self._server.stop, daemon=True)
             ending.start()
             ending.join(_CLOSE_SECONDS)  # a stream to somebody who doesn't read would hold it up
+        self._files.close(delete=self._deletes)
         dropped = set_aside_store(self._paths, self.node) if self._deletes else None
         if self._connection is not None:
             _say_farewell(self._connection.channel)

@@ -27,6 +27,7 @@ from insitu.cluster.agents.task_servers import end_servers
 from insitu.cluster.job_files import rotated_path
 from insitu.errors import ClusterError, InputError
 from insitu.grid import Catalog, is_catalog_copy, list_nodes_with_stores
+from insitu.grid.shared_files import remove_file_memory
 from insitu.paths import Paths
 from insitu.spec import NodeId, check_simple_name, is_simple_name
 
@@ -116,6 +117,8 @@ def set_aside_store(paths: Paths, node: NodeId) -> Path:
         if is_catalog_copy(paths):
             paths.catalog.unlink(missing_ok=True)
         paths.token.unlink(missing_ok=True)
+        paths.members.unlink(missing_ok=True)
+    remove_file_memory(paths.file_memory(node))
     return dropped
 
 

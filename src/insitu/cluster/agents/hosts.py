@@ -36,7 +36,7 @@ from insitu.cluster.agents.records import (
     read_head,
     read_token,
 )
-from insitu.cluster.agents.saved_members import read_saved_members
+from insitu.cluster.agents.saved_members import read_kept_members
 from insitu.cluster.decide import Member
 from insitu.cluster.job_files import rotated_path
 from insitu.errors import ClusterError, InputError
@@ -256,22 +256,20 @@ def read_nodes(paths: Paths) -> tuple[list[Member], str]:
     record = read_head(paths)
     if record is not None:
         if is_locked(paths.head_lock):
-            return _ask_for_nodes(_wait_for_record(paths).address, read_token(paths)), ""
+            return ask_for_nodes(_wait_for_record(paths).address, read_token(paths)), ""
         notice = (
             "The head doesn't run, so the states of nodes are old. `insitu up` with --hosts or --engine, as "
             "before, starts it."
         )
-        try:
-            known = read_saved_members(paths)
-        except ClusterError:
-            return [], ""
+        known = read_kept_members(paths)
         return [replace(member, connection=None) for member in known.values()], notice if known else ""
     for found in list_agents(paths).values():
-        return _ask_for_nodes(found.head, read_token(paths)), ""
+        return ask_for_nodes(found.head, read_token(paths)), ""
     return [], ""
 
 
-def _ask_for_nodes(address: str, token: str) -> list[Member]:
+def ask_for_nodes(address: str, token: str) -> list[Member]:
+    """Ask the head at `address` for the agents of its cluster. Raises InputError, ClusterError."""
     answer = ask_head(address, token, {"do": "nodes"}, _ANSWER_SECONDS)
     return list(parse_members(answer.get("members")).values())
 
@@ -294,7 +292,7 @@ def find_separated(paths: Paths) -> list[tuple[str, str, str]]:
         return []
     token = read_token(paths)
     answer = ask_head(addresses[0], token, {"do": "check"}, CHECK_SECONDS + _ANSWER_SECONDS)
-    own = find_unreachable({m.facts.node: m for m in _ask_for_nodes(addresses[0], token)})
+    own = find_unreachable({m.facts.node: m for m in ask_for_nodes(addresses[0], token)})
     pairs = [(str(source), str(target), str(why)) for source, target, why in answer["pairs"]]
     pairs += [("this machine", target, why) for target, why in own.items()]
     silent = f"it said nothing for {CHECK_SECONDS:g} s"

@@ -22,3 +22,12 @@ def read_saved_members(paths: Paths) -> dict[NodeId, Member]:
         return {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError, InsituError) as error:
         raise ClusterError(f"the list of nodes in {paths.members} can't be read: {error}") from error
+
+
+def read_kept_members(paths: Paths) -> dict[NodeId, Member]:
+    """Return the agents as the head has left them, or as it has said them to an agent of this home; none
+    where the list can't be read."""
+    try:
+        return read_saved_members(paths)
+    except ClusterError:
+        return {}

@@ -12,6 +12,7 @@ from insitu.doors import lazy_door
 if TYPE_CHECKING:
     from insitu.cluster.client.deletion import delete_job
     from insitu.cluster.client.exports import copy_export, find_export
+    from insitu.cluster.client.file_system import InsituFileSystem
     from insitu.cluster.client.job_requests import end_job, resume_job, scale_job, signal_task, stop_job
     from insitu.cluster.client.numbers import (
         CurvePoint,
@@ -41,6 +42,7 @@ __getattr__, __dir__ = lazy_door(
     {
         "deletion": ("delete_job",),
         "exports": ("copy_export", "find_export"),
+        "file_system": ("InsituFileSystem",),
         "job_requests": ("end_job", "resume_job", "scale_job", "signal_task", "stop_job"),
         "numbers": (
             "CurvePoint",
@@ -71,6 +73,7 @@ __all__ = [
     "BrokenJob",
     "CurvePoint",
     "Goodput",
+    "InsituFileSystem",
     "JobStatus",
     "Rates",
     "Request",

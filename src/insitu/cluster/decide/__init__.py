@@ -47,6 +47,14 @@ if TYPE_CHECKING:
         TaskExitedEvent,
         TickEvent,
     )
+    from insitu.cluster.decide.file_placement import (
+        RepairPlan,
+        choose_holders,
+        count_name_copies,
+        may_write,
+        plan_repair,
+        rank_nodes,
+    )
     from insitu.cluster.decide.goodput import (
         PRODUCTIVE,
         TaskAccount,
@@ -183,6 +191,14 @@ __getattr__, __dir__ = lazy_door(
             "JobState",
             "TaskState",
         ),
+        "file_placement": (
+            "RepairPlan",
+            "choose_holders",
+            "count_name_copies",
+            "may_write",
+            "plan_repair",
+            "rank_nodes",
+        ),
         "goodput": (
             "PRODUCTIVE",
             "TaskAccount",
@@ -277,6 +293,7 @@ __all__ = [
     "QuietWatch",
     "ReadyEvent",
     "RecoveredEvent",
+    "RepairPlan",
     "Reply",
     "ResumedEvent",
     "ScaleRequestedEvent",
@@ -296,8 +313,10 @@ __all__ = [
     "assign_contiguous_shards",
     "average",
     "build_task_environment",
+    "choose_holders",
     "choose_thread_count",
     "choose_worker_count",
+    "count_name_copies",
     "decode_job",
     "describe_state",
     "encode_action",
@@ -318,9 +337,12 @@ __all__ = [
     "find_waiting_for_ended",
     "has_recovered",
     "holders",
+    "may_write",
     "membership",
     "new_job",
     "place_tasks",
     "plan_moves",
+    "plan_repair",
+    "rank_nodes",
     "stand_in_for_cache",
 ]
