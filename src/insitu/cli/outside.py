@@ -23,6 +23,8 @@ CLUSTER_OPTION: dict[str, Any] = {
 }
 _OF_THIS_MACHINE = ("agent", "devices")
 """What is about this machine alone, wherever the variable points to."""
+_DIRECT = ("fs",)
+"""What talks with the nodes itself, from wherever it is run."""
 _OF_JOBS = ("describe", "ps", "logs", "attach", "stop", "scale", "resume")
 """What is about jobs, or may be."""
 _CONFIG = ("-c", "--config")
@@ -50,6 +52,9 @@ def run_from_outside(cluster: str) -> None:
     from insitu.cluster import CLUSTER_ENV, RELAYED, TOKEN_FILE_ENV
 
     address = cluster or os.environ[CLUSTER_ENV]
+    if arguments[0] in _DIRECT or any(each.startswith("insitu://") for each in arguments):
+        os.environ[CLUSTER_ENV] = address
+        return
     if arguments[0] in _OF_THIS_MACHINE and not cluster:
         return
     if arguments[0] not in RELAYED:

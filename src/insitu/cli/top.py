@@ -178,7 +178,9 @@ def tensorboard(
     job_id: Annotated[
         str,
         typer.Argument(
-            metavar="JOB", help="The job's id, or enough of its beginning.", autocompletion=complete_job
+            metavar="JOB",
+            help="The job's id, or enough of its beginning; or a folder, as insitu://VOLUME/PATH.",
+            autocompletion=complete_job,
         ),
     ],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any free one.")] = 6006,
@@ -188,6 +190,8 @@ def tensorboard(
 ) -> None:
     """Start TensorBoard on what the tasks of a job have written: insitu.TensorBoard and the evaluator.
 
+    Event files in the memory of the cluster, `insitu.TensorBoard("insitu://...")`, are read from any machine.
+
     Needs `pip install insitu[tensorboard]`. Runs until Ctrl-C, also beside the training.
 
     Examples:
@@ -195,15 +199,16 @@ def tensorboard(
     ```
     insitu tensorboard digits-3fa9c1
     insitu tensorboard digits-3fa9c1 --port 0
+    insitu tensorboard insitu://runs
     ```
     """
     import os
 
     from insitu.cluster import find_job
 
-    job = find_job(Paths.default(), job_id)
+    job = job_id if job_id.startswith("insitu://") else find_job(Paths.default(), job_id)
     command = make_tensorboard_command(job, host, port)
-    if not has_summaries(job):
+    if not isinstance(job, str) and not has_summaries(job):
         print_notice(
             f"{job.root.name} has written nothing for TensorBoard yet. Pass insitu.TensorBoard() to fit."
         )

@@ -12,15 +12,23 @@ if TYPE_CHECKING:
     from insitu.paths import JobPaths
 
 
+_WITHOUT_TENSORFLOW = (
+    "import sys, types; sys.modules['tensorboard.compat.notf'] = types.ModuleType('notf'); "
+    "from tensorboard.main import run_main; sys.exit(run_main())"
+)
+"""Starts TensorBoard with its own access to files, by fsspec. TensorFlow's doesn't know `insitu://`."""
+
+
 def has_summaries(job: JobPaths) -> bool:
     """Return whether a task has written something for TensorBoard."""
     return any(job.all_summaries.glob("*/events.out.tfevents.*"))
 
 
 def make_tensorboard_command(
-    job: JobPaths, host: str, port: int, find: Callable[[str], Any] | None = None
+    job: JobPaths | str, host: str, port: int, find: Callable[[str], Any] | None = None
 ) -> list[str]:
-    """Return the command that starts TensorBoard. Raises InputError where it isn't installed."""
+    """Return the command that starts TensorBoard for a job, or for files of `insitu://`. Raises InputError
+    where it isn't installed."""
     from importlib.util import find_spec
 
     if (find or find_spec)("tensorboard") is None:
@@ -28,5 +36,8 @@ def make_tensorboard_command(
             "`insitu tensorboard` starts TensorBoard. Received: an environment without it. Install it: pip "
             "install 'insitu[tensorboard]'"
         )
+    if isinstance(job, str):
+        options = ["--logdir", job, "--host", host, "--port", str(port), "--load_fast", "false"]
+        return [sys.executable, "-P", "-c", _WITHOUT_TENSORFLOW, *options]
     options = ["--logdir", str(job.all_summaries), "--host", host, "--port", str(port)]
     return [sys.executable, "-m", "tensorboard.main", *options]

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from job_runs import Insitu
 
-from insitu.cli import top as module
 from insitu.cli.describe import describe
 from insitu.cli.metrics import serve_metrics
-from insitu.cli.top import build_top, make_tensorboard_command, top
+from insitu.cli.top import build_top, top
 from insitu.cluster import Journal, Request, submit
 from insitu.cluster.client import submission
 from insitu.cluster.decide.events import LaunchedEvent, SubmittedEvent, TaskExitedEvent
@@ -174,11 +173,3 @@ def test_without_the_library_the_user_learns_what_to_install(monkeypatch: pytest
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(InputError, match=r"insitu\[metrics\]"):
         serve_metrics(list, "127.0.0.1", 0)
-
-
-def test_tensorboard_is_started_on_the_jobs_event_files(job: JobPaths) -> None:
-    command = make_tensorboard_command(job, "127.0.0.1", 0, lambda name: name)
-    assert command[1:5] == ["-m", "tensorboard.main", "--logdir", str(job.root / "summaries")]
-    with pytest.raises(InputError, match=r"insitu\[tensorboard\]"):
-        make_tensorboard_command(job, "127.0.0.1", 0, lambda name: None)
-    assert module.tensorboard.__doc__

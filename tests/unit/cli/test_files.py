@@ -1,0 +1,108 @@
+"""`insitu fs` on the stores of one machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.testing
+
+from insitu.cli import build_app
+from insitu.errors import InputError
+from insitu.grid import bring_up
+from insitu.paths import Paths
+
+
+def run(*arguments: str, given: bytes | None = None, code: int = 0) -> Any:
+    result = typer.testing.CliRunner().invoke(build_app(), ("fs", *arguments), input=given)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code
+    return result
+
+
+@pytest.fixture(autouse=True)
+def paths(home: Path) -> Paths:
+    bring_up(Paths(home), 2)
+    return Paths(home)
+
+
+def test_files_are_copied_shown_and_removed(tmp_path: Path, paths: Paths) -> None:
+    folder = tmp_path / "run"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"a" * 1000)
+    (folder / "deep" / "b").write_bytes(b"b")
+    run("cp", str(folder / "a.txt"), "insitu://runs")
+    run("cp", "-r", "--copies", "1", str(folder), "insitu://runs/")
+    run("cp", "-", "insitu://runs/state", given=b"done")
+    listed = json.loads(run("ls", "-r", "insitu://runs", "--json").stdout)
+    assert [(each["url"], each["bytes"], each["copies"]) for each in listed] == [
+        ("insitu://runs/a.txt", 1000, 2),
+        ("insitu://runs/run/a.txt", 1000, 1),
+        ("insitu://runs/run/deep/b", 1, 1),
+        ("insitu://runs/state", 4, 2),
+    ]
+    assert run("cat", "insitu://runs/state", "insitu://runs/run/deep/b").stdout_bytes == b"doneb"
+    found = json.loads(run("stat", "insitu://runs/a.txt", "--json").stdout)
+    assert found["nodes"] == {"node-0": 1, "node-1": 1} and found["blocks"] == 1
+    assert "node-0 (1), node-1 (1)" in run("stat", "insitu://runs/a.txt").stdout
+    usage = json.loads(run("du", "--json").stdout)
+    assert usage["paths"] == [{"url": "insitu://runs", "files": 4, "bytes": 2005, "bytes_with_copies": 3009}]
+    assert sum(node["memory"] for node in usage["nodes"]) == 3009
+    assert "IN MEMORY" in run("du", "insitu://runs").stdout and "insitu://runs/" in run("ls").stdout
+    run("mv", "insitu://runs/run", "insitu://runs/moved")
+    back = tmp_path / "back"
+    run("cp", "-r", "insitu://runs/moved", str(back))
+    assert (back / "a.txt").read_bytes() == b"a" * 1000 and (back / "deep" / "b").read_bytes() == b"b"
+    run("cp", "insitu://runs/state", f"{tmp_path}/")
+    assert (tmp_path / "state").read_bytes() == b"done"
+    report = json.loads(run("repair", "insitu://runs", "--json").stdout)
+    assert report == {"copied": 0, "bytes": 0, "removed": 0, "failed": 0, "lost": []}
+    run("rm", "-r", "insitu://runs")
+    assert run("ls").stdout == ""
+
+
+def test_the_limit_of_memory_is_set_and_kept_to(paths: Paths, tmp_path: Path) -> None:
+    run("memory", "node-0", "0")
+    run("memory", "node-1", "0")
+    assert json.loads(run("memory", "--json").stdout) == [
+        {"node": "node-0", "limit": 0},
+        {"node": "node-1", "limit": 0},
+    ]
+    run("cp", "-", "insitu://v/x", given=b"x" * 100)
+    usage = json.loads(run("du", "--json").stdout)
+    assert [(node["memory"], node["disk"]) for node in usage["nodes"]] == [(0, 100), (0, 100)]
+    run("memory", "node-0", "default")
+    assert json.loads(run("memory", "node-0", "--json").stdout)[0]["limit"] > 0
+
+
+def test_what_is_lost_is_named_with_exit_code_1(paths: Paths) -> None:
+    run("cp", "--copies", "1", "-", "insitu://v/x", given=b"x" * 100)
+    for node in ("node-0", "node-1"):
+        for block in paths.file_memory(node).glob("*/*"):
+            block.unlink()
+    assert "lost: x" in run("repair", "v", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("cat", "insitu://v/no"), "No such file"),
+        (("ls", "insitu://no"), "No such file"),
+        (("ls", "/tmp"), "insitu://VOLUME/PATH"),
+        (("cp", "a", "b"), "One of both"),
+        (("cp", "/no/such/file", "insitu://v/x"), "No such file"),
+        (("cp", "-", "insitu://v"), "needs a name"),
+        (("cp", "/", "insitu://v/x"), "with -r"),
+        (("rm", "insitu://v/no"), "No such file"),
+        (("rm", "-r", "insitu://"), "one by one"),
+        (("stat", "insitu://v/../x"), "neither '.' nor '..'"),
+        (("memory", "node-9"), "node-0, node-1"),
+    ],
+)
+def test_wrong_requests_are_explained(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        run(*arguments)
+    assert words in str(refused.value)
