@@ -174,6 +174,12 @@ def _register_dataset_adapter() -> None:
     importlib.import_module("insitu.train.fit.adapter").register_dataset_adapter()
 
 
+def _install_file_access() -> None:
+    import importlib
+
+    importlib.import_module("insitu.train.files").install_file_access()
+
+
 def _to_tf_dataset(dataset: Any) -> Any:
     import importlib
 
@@ -183,6 +189,8 @@ def _to_tf_dataset(dataset: Any) -> Any:
 config.subscribe(_set_up_backend)
 # Backends that this process imports later get the settings of its environment.
 config.apply_device_settings()
+# Models may be saved to insitu:// and loaded from there by Keras alone, too.
+call_after_import("keras", _install_file_access)
 # A further replica of a script ends with the process that started it, even while it imports.
 tie_to_parent()
 

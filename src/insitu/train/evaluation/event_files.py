@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -36,14 +37,19 @@ class GraphNode:
 
 
 class EventFile:
-    """One event file in a folder, which is made. Each call of `write` is on the disk when it returns."""
+    """One event file in a folder, which is made. Each call of `write` is on the disk when it returns.
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    `folder` may be a URL of a file system of fsspec that can append, as `insitu://` can; then it is there.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
         now = time.time()
         name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}.v2"
-        self.path = folder / name
+        self.path: Path | str = f"{folder}/{name}"
         """Where it lies."""
+        if not is_url(folder):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.path = Path(folder, name)
         self._append(_double(1, now) + _text(3, "brain.Event:2"))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -79,8 +85,21 @@ class EventFile:
 
     def _append(self, event: bytes) -> None:
         length = struct.pack("<Q", len(event))
-        with self.path.open("ab") as file:
+        with _open_to_append(self.path) as file:
             file.write(length + _checksum(length) + event + _checksum(event))
+
+
+def is_url(folder: Path | str) -> bool:
+    """Return whether a folder lies in a file system that fsspec opens."""
+    return isinstance(folder, str) and "://" in folder
+
+
+def _open_to_append(path: Path | str) -> Any:
+    if isinstance(path, Path):
+        return path.open("ab")
+    import fsspec
+
+    return fsspec.open(path, "ab")
 
 
 def compute_crc(data: bytes) -> int:

@@ -22,7 +22,7 @@ from insitu.time_account import ACCOUNT, EVALUATION, WAIT
 from insitu.train.checkpoint import checkpoint_key
 from insitu.train.elastic import SideSampler
 from insitu.train.evaluation.checkpoints import AnyCheckpoints, Candidate, Loaded, choose_next
-from insitu.train.evaluation.event_files import EventFile
+from insitu.train.evaluation.event_files import EventFile, is_url
 from insitu.train.parameter_server import embeddings_of
 
 BATCH_SIZE = 32
@@ -227,9 +227,9 @@ def _read_before(context: Context) -> list[Evaluation]:
     return read_evaluations(context.job.evaluations) if context.job is not None else []
 
 
-def _choose_log_dir(context: Context, log_dir: str | Path | None) -> Path | None:
+def _choose_log_dir(context: Context, log_dir: str | Path | None) -> Path | str | None:
     if log_dir is not None:
-        return Path(log_dir)
+        return log_dir if is_url(log_dir) else Path(log_dir)
     return context.job.summaries(context.task) if context.job is not None else None
 
 

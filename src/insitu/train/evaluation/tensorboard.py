@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
-from insitu.train.evaluation.event_files import EventFile, GraphNode
+from insitu.train.evaluation.event_files import EventFile, GraphNode, is_url
 from insitu.train.fit import KerasTrainer, TwoPhaseStep, trainer_of
 from insitu.train.replica import to_numpy
 
@@ -29,7 +29,8 @@ class TensorBoard(keras.callbacks.Callback):
     them.
 
     Args:
-        log_dir: folder for the event files; None: one in the job's folder, outside a job `logs`.
+        log_dir: folder for the event files, also as `insitu://VOLUME/PATH`; None: one in the job's folder,
+            outside a job `logs`.
         histograms: "weights" for a histogram of each trainable variable at each epoch's end; "gradients" for
             one of its gradient in the epoch's last step: the mean over all tasks, as it is applied, before
             clipping. They are seen where tasks or devices exchange them, and cost a copy in each step.
@@ -82,10 +83,10 @@ class TensorBoard(keras.callbacks.Callback):
             return
         self._file, self._steps = EventFile(self._choose_folder()), _Steps()
 
-    def _choose_folder(self) -> Path:
+    def _choose_folder(self) -> Path | str:
         context = read_context()
         if self._log_dir is not None:
-            return Path(self._log_dir)
+            return self._log_dir if is_url(self._log_dir) else Path(self._log_dir)
         return context.job.summaries(context.task) if context.job is not None else Path("logs")
 
     def _read_updates(self) -> int:
