@@ -540,7 +540,7 @@ def test_all_arrays_that_cannot_be_columns_are_named_at_once(tmp_path: Path) -> 
             "nosuch://bucket/a.parquet?key=secret",
             r"a URL that fsspec knows.*Received: nosuch://bucket/a.parq",
         ),
-        ("s3::memory://a.csv", "A URL names a file alone"),
+        ("memory://a.csv::memory://b.zip", "A URL names a file alone"),
         ("/dev/zero", "must be a file or a folder. Received: a device"),
     ],
 )
