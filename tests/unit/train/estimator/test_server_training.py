@@ -156,8 +156,9 @@ def test_an_estimator_trains_on_servers(tmp_path: Path) -> None:
         model = Estimator(model_fn, config=config)
         scores, _ = run(model, None, 9)
         assert model.evaluate(lambda: (X[:51], Y[:51]))["global_step"] == 9
+        found.append((scores, [w.copy() for w in weights(model.model)]))
         model.train(Batches, max_steps=11)
-        found.append((scores, weights(model.model)))
+        assert read_global_step(model.model) == 11
     assert found[0][0] == found[1][0] and same_bits(found[0][1], found[1][1])
 
 
