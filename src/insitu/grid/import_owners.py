@@ -36,13 +36,13 @@ class ImportOwners:
     def __init__(self, paths: Paths, remote: RemoteStores | None) -> None:
         """`remote` are the agents of the cluster whose head has this home; None: there is none.
 
-        Raises GridError where no agent is alive.
+        Nodes that are to leave get nothing. Raises GridError where no other agent is alive.
         """
         agents = () if remote is None else sorted({*remote.here, *remote.nodes} - remote.leaving)
         if remote is not None and not agents:
             raise GridError(
-                "An import needs an agent that is alive and isn't to leave. Received: none. `insitu nodes` "
-                "shows them, and `insitu up --hosts FILE` starts them"
+                "An import needs an agent that is alive. Received: none. `insitu nodes` shows them, and "
+                "`insitu up --hosts FILE` starts them"
             )
         self._paths = paths
         self._remote = remote
