@@ -24,7 +24,7 @@ from hosts_lab import Host, HostsLab, find_obstacle
 
 from insitu.cluster.agents import records
 from insitu.cluster.agents.host_server import LEASE_SECONDS
-from insitu.cluster.agents.hosts import read_nodes
+from insitu.cluster.agents.node_list import read_nodes
 from insitu.cluster.decide import VANISHED_SECONDS
 from insitu.cluster.job_files import read_controller
 from insitu.grid import Catalog, bring_up, import_cache

@@ -20,7 +20,7 @@ import pytest
 from agent_hosts import INSITU, LoopbackHosts, insitu, is_running, wait_until
 
 from insitu.cluster.agents import records
-from insitu.cluster.agents.hosts import read_nodes
+from insitu.cluster.agents.node_list import read_nodes
 from insitu.grid import Catalog, import_cache
 from insitu.grid.leftovers import host_mark
 from insitu.grid.transfer import ServerAddress, fetch_partition

@@ -45,6 +45,7 @@ TESTED_BY = {
     "cluster/agents/partition_fetch.py": "process/test_host_jobs.py",
     "cluster/agents/copy_restoring.py": "process/test_moving_jobs.py",
     "cluster/agents/drain_on_term.py": "process/test_moving_jobs.py",
+    "cluster/agents/node_list.py": "process/test_agents.py",
     "cluster/agents/node_draining.py": "process/test_moving_jobs.py",
     "cluster/agents/saved_members.py": "process/test_moving_jobs.py",
     "cluster/agents/stores.py": "process/test_agents.py",

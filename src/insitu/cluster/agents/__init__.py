@@ -17,17 +17,16 @@ if TYPE_CHECKING:
     from insitu.cluster.agents.hosts import (
         DownReport,
         HostRequest,
-        ask_for_nodes,
         bring_up_hosts,
         find_separated,
         read_hosts_file,
-        read_nodes,
         start_agent,
         stop_report,
     )
     from insitu.cluster.agents.hosts_engine import open_hosts_engine
     from insitu.cluster.agents.launching import SSH, Outcome
     from insitu.cluster.agents.node_draining import cancel_draining, drain_node, find_own_node
+    from insitu.cluster.agents.node_list import ask_for_nodes, read_nodes
     from insitu.cluster.agents.options import COPY_RATE, HOSTS_ENGINE, AgentOptions
     from insitu.cluster.agents.ray_hosts import RayRequest, bring_up_ray, take_down_cluster
     from insitu.cluster.agents.records import (
@@ -52,17 +51,16 @@ __getattr__, __dir__ = lazy_door(
         "hosts": (
             "DownReport",
             "HostRequest",
-            "ask_for_nodes",
             "bring_up_hosts",
             "find_separated",
             "read_hosts_file",
-            "read_nodes",
             "start_agent",
             "stop_report",
         ),
         "hosts_engine": ("open_hosts_engine",),
         "launching": ("SSH", "Outcome"),
         "node_draining": ("cancel_draining", "drain_node", "find_own_node"),
+        "node_list": ("ask_for_nodes", "read_nodes"),
         "options": ("COPY_RATE", "HOSTS_ENGINE", "AgentOptions"),
         "ray_hosts": ("RayRequest", "bring_up_ray", "take_down_cluster"),
         "saved_members": ("read_kept_members", "read_saved_members"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from insitu.cluster.agents.launching import (
     make_stop_command,
     run_on_hosts,
 )
-from insitu.cluster.agents.messages import parse_members
+from insitu.cluster.agents.node_list import ask_for_nodes, wait_for_record
 from insitu.cluster.agents.options import CHECK_SECONDS, JOIN_SECONDS, AgentOptions
 from insitu.cluster.agents.reachability import find_unreachable
 from insitu.cluster.agents.records import (
@@ -36,8 +35,6 @@ from insitu.cluster.agents.records import (
     read_head,
     read_token,
 )
-from insitu.cluster.agents.saved_members import read_kept_members
-from insitu.cluster.decide import Member
 from insitu.cluster.job_files import rotated_path
 from insitu.errors import ClusterError, InputError
 from insitu.exchange import parse_address
@@ -127,7 +124,7 @@ def start_head(paths: Paths, interface: str, port: int, hosts: list[str]) -> str
     record = read_head(paths)
     host = resolve_interface(interface) if interface else ""
     if is_locked(paths.head_lock):
-        record = _wait_for_record(paths)
+        record = wait_for_record(paths)
         found = parse_address(record.address)
         if (host and host != found[0]) or (port and port != found[1]):
             raise InputError(
@@ -153,17 +150,6 @@ def _start_head(paths: Paths, host: str, port: int) -> str:
     return str(answer["address"])
 
 
-def _wait_for_record(paths: Paths) -> HeadRecord:
-    """Return the record of a head that runs, or is about to."""
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        record = read_head(paths)
-        if record is not None and record.pid:
-            return record
-        time.sleep(0.05)
-    raise ClusterError(f"The head of {paths.home} must listen. Received: nothing in {paths.head}")
-
-
 @dataclass(frozen=True, slots=True)
 class DownReport:
     """What `insitu down` has done about hosts."""
@@ -186,7 +172,7 @@ def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport
     ended: set[str] = set()
     missed: set[str] = set()
     if is_locked(paths.head_lock):
-        record = _wait_for_record(paths)
+        record = wait_for_record(paths)
         message = {"do": "down", "delete": delete}
         try:
             answer = ask_head(record.address, read_token(paths), message, _DOWN_SECONDS)
@@ -247,33 +233,6 @@ def stop_report(paths: Paths, stopped: list[NodeId]) -> dict[str, Any]:
     return {"stopped": list(stopped), "stores": list_nodes_with_stores(paths)}
 
 
-def read_nodes(paths: Paths) -> tuple[list[Member], str]:
-    """Return the agents of the cluster that this home belongs to, and a notice about them, maybe empty.
-
-    There are none where the home belongs to no cluster. Raises ClusterError where the head doesn't answer,
-    unless this is its own home: then the agents are as it left them, their states unknown.
-    """
-    record = read_head(paths)
-    if record is not None:
-        if is_locked(paths.head_lock):
-            return ask_for_nodes(_wait_for_record(paths).address, read_token(paths)), ""
-        notice = (
-            "The head doesn't run, so the states of nodes are old. `insitu up` with --hosts or --engine, as "
-            "before, starts it."
-        )
-        known = read_kept_members(paths)
-        return [replace(member, connection=None) for member in known.values()], notice if known else ""
-    for found in list_agents(paths).values():
-        return ask_for_nodes(found.head, read_token(paths)), ""
-    return [], ""
-
-
-def ask_for_nodes(address: str, token: str) -> list[Member]:
-    """Ask the head at `address` for the agents of its cluster. Raises InputError, ClusterError."""
-    answer = ask_head(address, token, {"do": "nodes"}, _ANSWER_SECONDS)
-    return list(parse_members(answer.get("members")).values())
-
-
 def find_separated(paths: Paths) -> list[tuple[str, str, str]]:
     """Return (from, to, why) of each pair of nodes that can't talk. This machine counts as "this machine".
 
@@ -287,7 +246,7 @@ def find_separated(paths: Paths) -> list[tuple[str, str, str]]:
                 "A head must run to check its nodes. `insitu up` with --hosts or --engine, as before, starts "
                 "it"
             )
-        addresses = [_wait_for_record(paths).address]
+        addresses = [wait_for_record(paths).address]
     if not addresses:
         return []
     token = read_token(paths)

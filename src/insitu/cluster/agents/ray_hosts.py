@@ -13,11 +13,11 @@ from insitu.cluster.agents.hosts import (
     DownReport,
     Report,
     check_head_home,
-    read_nodes,
     start_head,
     take_down_hosts,
 )
 from insitu.cluster.agents.launching import START_SECONDS, Outcome
+from insitu.cluster.agents.node_list import read_nodes
 from insitu.cluster.agents.ray_cluster import (
     RayCluster,
     connect_to_ray,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.cluster.agents.hosts import read_nodes
+from insitu.cluster.agents.node_list import read_nodes
 from insitu.cluster.agents.records import is_locked, list_agents, read_head, read_token
 from insitu.errors import ClusterError, GridError
 from insitu.grid import read_store_id
