@@ -22,7 +22,7 @@ URL_OPTION: dict[str, Any] = {
 }
 COMMANDS = ("ps", "describe", "logs", "stop", "resume", "scale", "caches", "nodes")
 _PAGE = 2000
-_PAUSE = 0.5
+_INTERVAL = 0.5
 _ENDED = ("finished", "failed", "stopped")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")]
 JobArgument = Annotated[
@@ -147,7 +147,7 @@ def logs(
         sys.stdout.flush()
         if over:
             return
-        time.sleep(_PAUSE)
+        time.sleep(_INTERVAL)
 
 
 def stop(job_id: JobArgument) -> None:
@@ -155,7 +155,7 @@ def stop(job_id: JobArgument) -> None:
     client = _client()
     name = client.post("jobs", job_id, "stop")["job_id"]
     while (state := client.get("jobs", name)["state"]) not in _ENDED:
-        time.sleep(_PAUSE)
+        time.sleep(_INTERVAL)
     print_notice(f"{name} has ended: {state}")
 
 

@@ -71,14 +71,14 @@ def _read_answer(url: str, status: int, body: bytes) -> Any:
     if status < 400:
         return value
     error = value.get("error") if isinstance(value, dict) else None
-    told = error if isinstance(error, dict) else {}
-    message = str(told.get("message", f"{url} answered {status}"))
+    given = error if isinstance(error, dict) else {}
+    message = str(given.get("message", f"{url} answered {status}"))
     if status == 401:
         raise InputError(
             f"The page needs one of its tokens, which end with it. Received: one that {url} doesn't know. "
             f"Copy ui-USER.json from $INSITU_HOME there, and name it in ${TOKEN_FILE_ENV}"
         )
-    kind = getattr(errors, str(told.get("kind")), None)
+    kind = getattr(errors, str(given.get("kind")), None)
     if not (isinstance(kind, type) and issubclass(kind, InsituError)):
         kind = InputError if status < 500 else ClusterError
     raise kind(message)

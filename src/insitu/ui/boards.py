@@ -11,7 +11,7 @@ from insitu.errors import ClusterError, InputError
 
 AT_ONCE = 4
 """TensorBoards that run at a time; the oldest one ends for a further one."""
-PATIENCE = 60.0
+START_SECONDS = 60.0
 """Seconds that one may take to start."""
 _READY = re.compile(rb"https?://127\.0\.0\.1:(\d+)/")
 _MOST_SAID = 1 << 16
@@ -100,7 +100,7 @@ def _read_address(process: subprocess.Popen[bytes]) -> str:
         found.set()
 
     threading.Thread(target=read, daemon=True).start()
-    found.wait(PATIENCE)
+    found.wait(START_SECONDS)
     match = _READY.search(bytes(said))
     if match is None:
         _end(process)
