@@ -1,4 +1,4 @@
-"""What the values of a cache's columns are like, estimated from a sample of rows, so that the cost is bounded."""
+"""What the values of a cache's columns are like, estimated from a sample of rows at a bounded cost."""
 
 from __future__ import annotations
 
