@@ -51,6 +51,9 @@ class StartForm(BaseModel):
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
     standby: _Count | None = None
     memory_checkpoint: bool = False
+    gpus_per_worker: _Count = Field(
+        0, description="GPUs of its own for each worker; 0: those that there are."
+    )
     memory_limit: Annotated[int, Field(ge=1, le=1 << 40)] | None = Field(
         None, description="MiB that a worker may use of each GPU."
     )

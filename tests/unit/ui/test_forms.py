@@ -24,6 +24,19 @@ def test_a_box_that_is_checked_is_true() -> None:
     assert form.chief and not form.evaluator
 
 
+def test_gpus_and_memory_are_those_of_the_command_line() -> None:
+    sent = {
+        "command": "a",
+        "job_dir": "b",
+        "gpus_per_worker": "2",
+        "memory_limit": "512",
+        "nodes": "n-1, n-2",
+    }
+    request = StartForm.model_validate(read_fields(sent)).to_request(Path("b"))
+    assert (request.gpus_per_worker, request.settings.memory_limit) == (2, 512)
+    assert request.nodes == ("n-1", "n-2")
+
+
 def test_a_quote_without_its_end_is_named() -> None:
     with pytest.raises(InputError, match="quote"):
         split_command("train.py 'a")
