@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         sweep,
     )
     from insitu.grid.manifests import find_unknown_versions
+    from insitu.grid.partitions import count_shared
     from insitu.grid.predictions import KeyReader, open_target
     from insitu.grid.quotas import StoreRoom, measure_store
     from insitu.grid.rebalancer import RebalanceReport, rebalance_cache, restore_copies
@@ -88,6 +89,7 @@ __getattr__, __dir__ = lazy_door(
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
         "manifests": ("find_unknown_versions",),
+        "partitions": ("count_shared",),
         "predictions": ("KeyReader", "open_target"),
         "quotas": ("StoreRoom", "measure_store"),
         "rebalancer": ("RebalanceReport", "rebalance_cache", "restore_copies"),
@@ -143,6 +145,7 @@ __all__ = [
     "bring_up",
     "check_distinct",
     "check_here",
+    "count_shared",
     "dataset",
     "delete_cache",
     "export_cache",

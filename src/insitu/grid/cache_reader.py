@@ -15,7 +15,7 @@ from insitu.grid.catalog import Catalog
 from insitu.grid.copies_here import find_missing_here
 from insitu.grid.layout import Rows, ShuffledPlan, WindowOrder
 from insitu.grid.order_ahead import OrdersAhead
-from insitu.grid.partitions import is_variable
+from insitu.grid.partitions import TextValues, is_variable
 from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns, read_rows
 from insitu.grid.reads import READS
 from insitu.grid.shard_columns import ShardColumns
@@ -234,8 +234,13 @@ class CacheReader:
             in_memory = tuple(column for column in in_memory if column.name in self.names)
         return ShardSource(blocks, np.array(starts), self.cache.block_rows, in_memory, self._columns)
 
-    def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
-        """Return rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
+    def read_ranges(
+        self, shard: int, ranges: Sequence[tuple[int, int, int]], *, share_texts: bool = False
+    ) -> Read:
+        """Return rows [start, stop) of the shard's k-th partitions; in place where they lie in one.
+
+        With `share_texts` equal texts may be one object, which is faster where they repeat.
+        """
         held = self.shard_map.shards[shard]
         columns = None if self.cache.codec is None else self.map_shard(shard)
         if isinstance(columns, ShardMemory):
@@ -244,7 +249,10 @@ class CacheReader:
         else:
             opened = [self._open_in_order(shard, held[k]) for k, _, _ in ranges]
             found = [
-                [source.copy.partition.values[column.name].slice(start, stop) for column in self._columns]
+                [
+                    _slice(source.copy.partition.values[column.name], start, stop, share_texts)
+                    for column in self._columns
+                ]
                 for source, (_, start, stop) in zip(opened, ranges, strict=True)
             ]
         arrays = [
@@ -353,3 +361,8 @@ class CacheReader:
         count = len(self._features)
         features = arrays[0] if count == 1 else dict(zip(self._features, arrays[:count], strict=True))
         return features if self.label is None else (features, arrays[count])
+
+
+def _slice(values: Any, start: int, stop: int, share_texts: bool) -> Any:
+    is_of_texts = share_texts and type(values) is TextValues
+    return values.slice_shared(start, stop) if is_of_texts else values.slice(start, stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -378,19 +379,20 @@ class Dataset:
             raise InputError(f"Epoch and step count from 0. Received: epoch {epoch}, step {start_step}")
         return self.at_epoch(epoch)._shard_batches(shard, epoch, start_step, size[shard])
 
-    def partition_batches(self, shard: int, partition: int, size: int = 1 << 18) -> Iterator[Structure]:
-        """Yield the rows of one partition of a shard, as they lie, in batches of `size` rows, as after `map`.
+    def partition_batches(self, shard: int, partition: int, lock: Lock, size: int = 1 << 18) -> Any:
+        """Yield the rows of one partition of a shard, as they lie, in batches of `size`, as after `map`.
 
-        Raises InputError for what `filter` and `take` leave, and CorruptPartition.
+        Functions of `map` run while `lock` is held. Raises InputError after `filter` and `take`.
         """
         if self.is_selected:
             raise InputError(f"Partitions are read whole. Received: {self!r}. Leave filter and take out")
-        reader = self._reader
-        k = self.shard_map.shards[shard].index(partition)
-        rows = self.cache.partitions[partition].rows
+        k, rows = self.shard_map.shards[shard].index(partition), self.cache.partitions[partition].rows
         for start in range(0, rows, size):
-            data, count, _ = reader.read_ranges(shard, [(k, start, min(rows, start + size))])
-            yield self._finish(data, count)
+            ranges = [(k, start, min(rows, start + size))]
+            data, count, _ = self._reader.read_ranges(shard, ranges, share_texts=True)
+            with lock:
+                batch = self._finish(data, count)
+            yield batch
         READS.publish()
 
     def _shard_batches(self, shard: int, epoch: int, start_step: int, size: int) -> Iterator[Batch]:

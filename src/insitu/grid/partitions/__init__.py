@@ -24,7 +24,7 @@ from insitu.grid.partitions.format import (
 from insitu.grid.partitions.format import values_of_batch as values_of_rows
 from insitu.grid.partitions.pacing import WritePacing
 from insitu.grid.partitions.partition import Partition, make_corrupt_error
-from insitu.grid.partitions.values import BlockedValues, TextValues, ragged_rows
+from insitu.grid.partitions.values import BlockedValues, TextValues, count_shared, ragged_rows
 from insitu.grid.partitions.writer import PartitionWriter
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "check_rows",
     "checksum_text",
     "column_offsets",
+    "count_shared",
     "file_checksum",
     "is_ragged",
     "is_variable",

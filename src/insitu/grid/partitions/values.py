@@ -155,9 +155,65 @@ class TextValues:
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def slice_shared(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return rows [start, stop) as `slice` does, but equal texts as one object, unless most of the texts
+        differ. `count_shared` counts them."""
+        parts = [
+            self._blocks[block].slice(first, end - first)
+            for block, first, end in split_range(start, stop, self._block_rows)
+        ]
+        if not parts or 2 * len(parts[0].dictionary_encode().dictionary) > len(parts[0]):
+            return self.slice(start, stop)
+        encoded = pa.chunked_array(parts).dictionary_encode().combine_chunks()
+        if encoded.null_count:
+            return self.slice(start, stop)
+        return SharedTexts.of(encoded)
+
     def _to_objects(self, texts: Any) -> npt.NDArray[Any]:
         objects: npt.NDArray[Any] = texts.to_numpy(zero_copy_only=False)
         return objects
+
+
+class SharedTexts(np.ndarray[Any, Any]):
+    """An array of objects, with the codes that it was made of. It lies behind a plain array, as its base."""
+
+    #: The codes of rows, and the distinct texts, as an Arrow array. Set by `of` alone.
+    encoded: Any
+    #: The distinct texts as objects.
+    distinct: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, encoded: Any) -> npt.NDArray[Any]:
+        """Return the texts of an Arrow array of codes without missing ones."""
+        distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
+        shared = cls(len(encoded), object)  # NumPy makes the owner of memory the base of views
+        distinct.take(encoded.indices.to_numpy(), 0, shared, "clip")
+        shared.encoded, shared.distinct = encoded, distinct
+        return shared.view(np.ndarray)
+
+    def is_changed(self) -> bool:
+        """Return whether other objects were put into it."""
+        expected = _addresses(self.distinct).take(self.encoded.indices.to_numpy())
+        return not np.array_equal(_addresses(self), expected)
+
+
+def count_shared(texts: npt.NDArray[Any]) -> tuple[Any, npt.NDArray[np.int64]] | None:
+    """Return (distinct texts as an Arrow array, counts) of what `slice_shared` has returned; None for another
+    array, and where it was changed."""
+    base: Any = texts
+    while isinstance(base, np.ndarray) and not isinstance(base, SharedTexts):
+        base = base.base
+    if not isinstance(base, SharedTexts) or texts.strides != base.strides or texts.size != base.size:
+        return None
+    if texts.ctypes.data != base.ctypes.data or base.is_changed():
+        return None
+    keys = base.encoded.dictionary
+    return keys, np.bincount(base.encoded.indices.to_numpy(), minlength=len(keys))
+
+
+def _addresses(objects: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Return where the objects of an array are in memory."""
+    return np.ndarray(objects.shape, np.intp, buffer=objects.data)
 
 
 class RaggedValues(TextValues):

@@ -222,8 +222,8 @@ class _Partitions:
         self._own = sorted(index for shard in own for index in shards[shard])
         #: Where the tasks of a job leave statistics; None outside a job. Written by `compute`.
         self._folder: Path | None = None
-        #: Held while rows are read, before they are counted in threads.
-        self._reading = threading.Lock()
+        #: Held while a user's function maps rows. They are read and counted in threads.
+        self._mapping = threading.Lock()
         #: When the last line of progress was printed, by the monotonic clock.
         self._printed = time.monotonic()
 
@@ -279,8 +279,7 @@ class _Partitions:
 
     def _read(self, index: int) -> dict[str, Arrays]:
         """Return the statistics of one partition, and leave them for the others."""
-        with self._reading:
-            blocks = list(self._data.partition_batches(self._shard_of[index], index))
+        blocks = list(self._data.partition_batches(self._shard_of[index], index, self._mapping))
         try:
             part = {
                 name: statistic.of_partition([self._pick(block, name) for block in blocks])

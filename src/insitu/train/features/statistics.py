@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from insitu.errors import InputError
+from insitu.grid import count_shared
 
 Arrays = dict[str, npt.NDArray[Any]]
 """Statistics as arrays that `numpy.savez` writes."""
@@ -112,6 +113,9 @@ class Counts:
                 f"A vocabulary is of the values that its layer takes. Received: {held} ({flat.dtype}) for a "
                 f"layer of whole {wanted}"
             )
+        shared = count_shared(flat)
+        if shared is not None:
+            return pa.table({"key": shared[0], "count": shared[1]})
         found = pa.array(flat, pa.large_string() if is_text else pa.int64()).value_counts()
         return pa.table({"key": found.field("values"), "count": found.field("counts")})
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.grid.partitions.address_space import AddressSpace
-from insitu.grid.partitions.values import BlockedValues, split_range
+from insitu.grid.partitions.values import BlockedValues, TextValues, count_shared, split_range
 from insitu.spec import Column
 
 COLUMN = Column("x", "int16", (3,))
@@ -83,3 +85,35 @@ def test_rows_beyond_2_to_the_32_bytes_are_found(tmp_path: Path) -> None:
     rows = np.array([size // 8 - 1, 5, 600_000_000, 600_000_001])
     assert values.pick(rows).tolist() == [size // 8 - 1, 5, 600_000_000, 0]
     assert values.slice(600_000_000, 600_000_002).tolist() == [600_000_000, 0]
+
+
+@given(st.lists(st.text("ab", max_size=2), min_size=1, max_size=40), st.integers(1, 7), st.data())
+def test_shared_texts_are_those_of_the_rows_and_counted(
+    texts: list[str], block_rows: int, data: st.DataObject
+) -> None:
+    blocks = [
+        pa.array(texts[i : i + block_rows], pa.large_string()) for i in range(0, len(texts), block_rows)
+    ]
+    values = TextValues(blocks, block_rows)
+    start = data.draw(st.integers(0, len(texts)))
+    stop = data.draw(st.integers(start, len(texts)))
+    found = values.slice_shared(start, stop)
+    assert type(found) is np.ndarray and found.tolist() == values.slice(start, stop).tolist()
+    counted = count_shared(found.reshape(-1))
+    if counted is not None:
+        keys, counts = counted
+        assert {k: n for k, n in zip(keys.to_pylist(), counts, strict=True) if n} == Counter(
+            texts[start:stop]
+        )
+
+
+def test_texts_that_a_function_has_changed_are_not_counted_as_they_were() -> None:
+    values = TextValues([pa.array(["a", "b"] * 8, pa.large_string())] * 2, 16)
+    found = values.slice_shared(1, 27)
+    assert count_shared(found) is not None and len({id(text) for text in found}) == 2
+    assert count_shared(found[1:]) is None and count_shared(found[::-1]) is None
+    assert count_shared(found.copy()) is None
+    found[2] = "c"
+    assert count_shared(found) is None
+    missing = TextValues([pa.array(["a", None, "a", "a", None], pa.large_string())], 5)
+    assert missing.slice_shared(0, 5).tolist() == ["a", None, "a", "a", None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,17 @@ def test_maps_come_before_and_a_dataset_of_one_feature_takes_one_layer(cache: st
     insitu.adapt(layer, data)
     mean = keras.ops.convert_to_numpy(layer.mean)
     np.testing.assert_allclose(mean, [[2 * AGES.mean(dtype=np.float64)]], rtol=1e-6)
+
+
+def test_texts_are_counted_as_a_map_has_made_them(cache: str) -> None:
+    def change(word: Any) -> Any:
+        word[word == "w5"] = "five"  # in place
+        return word
+
+    data, layer = insitu.dataset(cache, features="word", label=None), keras.layers.StringLookup()
+    insitu.adapt(layer, data.map(change))
+    words = Counter("five" if word == "w5" else word for word in WORDS.tolist())
+    assert layer.get_vocabulary()[1:] == sorted(words, key=lambda word: (words[word], word), reverse=True)
 
 
 def test_all_tasks_of_a_job_get_the_bits_of_one_process(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
