@@ -17,7 +17,7 @@ from typing import Any
 class Evaluation:
     """What a model scored with the weights of one checkpoint."""
 
-    #: Names the checkpoint in its folder.
+    #: Names the checkpoint for users.
     checkpoint: str
     #: The epoch that comes next in the training, from 0; None where it isn't known.
     epoch: int | None
@@ -31,6 +31,13 @@ class Evaluation:
     at: float
     #: Seconds that it took to read the checkpoint and to score it.
     seconds: float
+    #: Tells checkpoints from each other, where `checkpoint` isn't what they are listed by.
+    key: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What tells the checkpoint from others."""
+        return self.key or self.checkpoint
 
     def describe(self) -> str:
         """Return where the training was, and the scores, for users."""

@@ -67,9 +67,12 @@ import keras
 import insitu
 
 train = insitu.dataset().shuffle().batch(16).map(lambda x, y: (x.reshape(len(x), 12) / 9, y))
+scale = keras.layers.Normalization()
+insitu.adapt(scale, insitu.dataset().map(lambda x, y: (x.reshape(len(x), 12) / 9, y)))
 other = insitu.dataset("images/test").batch(16).map(lambda x, y: (x.reshape(len(x), 12) / 9, y))
 with insitu.MultiWorkerMirroredStrategy().scope():
-    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(4)])
+    layers = [scale, keras.layers.Dense(8, "relu"), keras.layers.Dense(4)]
+    model = keras.Sequential([keras.Input((12,)), *layers])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 model.fit(train, epochs=2, verbose=0)
 digest = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()

@@ -27,6 +27,7 @@ GROUND = {
     "durable",
     "errors",
     "evaluations",
+    "export_formats",
     "gpus",
     "guarded_paths",
     "import_hooks",
@@ -82,7 +83,7 @@ INNER = {
         {"custom_loop"},
         {"parameter_server"},
         {"strategies"},
-        {"evaluation"},
+        {"evaluation", "exports"},
         {"estimator"},
     ],
 }

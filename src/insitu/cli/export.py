@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +13,11 @@ from insitu.cli.console import print_notice
 from insitu.cli.describe import complete_either
 from insitu.cli.ignite import ConfigOption, find_address
 from insitu.errors import InputError, UnknownJob
+from insitu.export_formats import KERAS, SUFFIXES
 from insitu.paths import Paths
+
+if TYPE_CHECKING:
+    from insitu.cluster import ExportedModel
 
 
 def export(
@@ -35,6 +40,13 @@ def export(
     exporter: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a job: the newest model of this exporter.")
     ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Of a job: keras, tf_saved_model, onnx or stablehlo. A .keras file is converted.",
+        ),
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option(
@@ -54,6 +66,7 @@ def export(
 ) -> None:
     """Put the rows of a cache into a cache of Apache Ignite, or copy the newest model of a job.
 
+    A model is converted by the backend that KERAS_BACKEND names, and compared.
     The cache of Ignite is made if need be. A row replaces the one under its key, so the command can be given
     again. Columns are fields of objects; a single column `value` is the value itself.
 
@@ -64,6 +77,7 @@ def export(
 
     ```
     insitu export people-3fa9c1 model.keras --best
+    insitu export people-3fa9c1 model.onnx --format onnx
     insitu export digits ignite://grid-1,grid-2/DIGITS --key id
     insitu export predictions ignite://grid-1/PREDICTIONS --resume
     ```
@@ -73,11 +87,11 @@ def export(
     address = find_address(target, config)
     of_cache = {"--key": key, "--type": type_name, "--without": without, "--resume": resume}
     if is_ignite_address(address):
-        _refuse("a job's models", {"--best": best, "--exporter": exporter}, address)
+        _refuse("a job's models", {"--best": best, "--exporter": exporter, "--format": format}, address)
         _export_rows(name, address, key, type_name, without or [], resume)
     else:
         _refuse("rows that go to ignite://", of_cache, target)
-        _export_model(name, target, best, exporter)
+        _export_model(name, target, best, exporter, format)
 
 
 def _refuse(what: str, options: Mapping[str, object], target: str) -> None:
@@ -99,7 +113,7 @@ def _export_rows(
     print_notice(f"Exported {done.rows:,} rows of {cache} version {done.version} to {done.address}{before}")
 
 
-def _export_model(name: str, target: str, best: bool, exporter: str | None) -> None:
+def _export_model(name: str, target: str, best: bool, exporter: str | None, format: str | None) -> None:
     from insitu.cluster import copy_export, find_export, find_job
     from insitu.grid import Catalog
 
@@ -115,9 +129,31 @@ def _export_model(name: str, target: str, best: bool, exporter: str | None) -> N
         ) from None
     if best and exporter is not None:
         raise InputError(f"--best names an exporter too. Received: --exporter {exporter}. Leave one out")
-    model = find_export(job, best=best, exporter=exporter)
-    copy = copy_export(model, Path(target))
+    if format is not None and format not in SUFFIXES:
+        raise InputError(f"--format is one of {', '.join(SUFFIXES)}. Received: {format}")
+    model = find_export(job, best=best, exporter=exporter, format=format)
+    if format is None or model.format == format:
+        copy = copy_export(model, Path(target))
+    else:
+        copy = _convert(model, Path(target), format)
     print_notice(f"Exported {copy}: {model.exporter} of {job.root.name} at step {model.step:,}")
+
+
+def _convert(model: ExportedModel, target: Path, format: str) -> Path:
+    """Put a copy of a model in another format where `target` says. Returns its path."""
+    from insitu.cluster import ExportedModel, copy_export
+
+    if model.format != KERAS:
+        raise InputError(
+            f"A .keras file is converted. Received: {model.path}, the newest export, for --format {format}. "
+            f"Add an exporter with format={format!r} to the script, or one of .keras files"
+        )
+    import insitu.train.estimator  # noqa: F401  # registers the layers of estimators
+    from insitu.train.exports import convert_export
+
+    with tempfile.TemporaryDirectory(prefix="insitu-") as folder:
+        made = convert_export(model.path, Path(folder), model.step, format)
+        return copy_export(ExportedModel(made, model.step), target)
 
 
 def register(app: typer.Typer) -> None:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from insitu.cluster.client import (
         BrokenJob,
         CurvePoint,
+        ExportedModel,
         Goodput,
         InsituFileSystem,
         JobStatus,
@@ -145,6 +146,7 @@ __getattr__, __dir__ = lazy_door(
             "summarize_metrics",
             "JobStatus",
             "Request",
+            "ExportedModel",
             "copy_export",
             "delete_job",
             "end_job",
@@ -177,6 +179,7 @@ __all__ = [
     "AgentOptions",
     "BrokenJob",
     "CurvePoint",
+    "ExportedModel",
     "FaultInjector",
     "Goodput",
     "HostRequest",

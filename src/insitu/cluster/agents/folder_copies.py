@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +19,11 @@ from insitu.cluster.engines import Message
 from insitu.errors import ClusterError
 
 PART_BYTES = 1 << 20
-_COPIED = frozenset({"checkpoints", "evaluations.jsonl", "export", "ledger", "summaries", "tasks"})
+STATISTICS = "statistics"
+"""The entry of a job's folder in which each task waits for what the others find, while they run."""
+_COPIED = frozenset(
+    {"checkpoints", "evaluations.jsonl", "export", "ledger", STATISTICS, "summaries", "tasks"}
+)
 """Entries of a job's folder that tasks write and others read."""
 _LOCAL = frozenset({"progress", "failure.json"})
 """Files of a task that go by messages of their own."""
@@ -64,13 +68,13 @@ def grows_only(path: PurePosixPath) -> bool:
     return path.suffix == ".jsonl" or "tfevents" in path.name
 
 
-def scan_folder(root: Path, known: Mapping[str, Mark]) -> dict[str, Mark]:
+def scan_folder(root: Path, known: Mapping[str, Mark], names: Collection[str] = _COPIED) -> dict[str, Mark]:
     """Return the files that are copied, by their paths below `root`. What vanishes meanwhile is left out.
 
-    `known` is what the scan before this one has returned.
+    `known` is what the scan before this one has returned, `names` are the entries of `root` to look at.
     """
     found: dict[str, Mark] = {}
-    for name in sorted(_COPIED):
+    for name in sorted(names):
         for path in _list_files(root / name):
             relative = path.relative_to(root).as_posix()
             if is_copied(PurePosixPath(relative)):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from insitu.cluster.agents.connection import Acceptor, ask_head, open_listener
-from insitu.cluster.agents.folder_copies import list_changes, read_parts, scan_folder
+from insitu.cluster.agents.folder_copies import STATISTICS, list_changes, read_parts, scan_folder
 from insitu.cluster.agents.host_link import BEAT_SECONDS, HostLink
 from insitu.cluster.agents.job_code_copy import read_job_files
 from insitu.cluster.agents.job_supplies import JobSupplies
@@ -226,6 +226,13 @@ class HostsEngine(TaskFiles):
             link.send_all({"do": "file", **part} for part in read_parts(self._job.root, path))
         link.held = {p: mark for p, mark in link.held.items() if p not in known} | found
 
+    def _push_statistics(self, link: HostLink) -> None:
+        """Send a host the statistics that tasks on others have found: its own wait for them."""
+        found = {} if link.shares_folder else scan_folder(self._job.root, link.held, (STATISTICS,))
+        for path, _ in list_changes(found, link.held)[0]:
+            link.send_all({"do": "file", **part} for part in read_parts(self._job.root, path))
+            link.held[path] = found[path]
+
     def _link_of(self, node: NodeId) -> HostLink:
         """Return the link to a host, which is opened where there is none. Raises ClusterError."""
         link = self._links.get(node)
@@ -360,6 +367,8 @@ class HostsEngine(TaskFiles):
                 link.beat()
                 if any(t.role == "evaluator" and n == link.node for t, n in self._nodes.items()):
                     self._push(link, whole=True)  # it reads checkpoints that a task elsewhere may write
+                else:
+                    self._push_statistics(link)
 
     def _poll(self, timeout: float, more: Sequence[int | None]) -> None:
         """Wait until something comes, or until `timeout` seconds have passed, and take it in."""

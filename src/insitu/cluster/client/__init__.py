@@ -11,7 +11,7 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.client.deletion import delete_job
-    from insitu.cluster.client.exports import copy_export, find_export
+    from insitu.cluster.client.exports import ExportedModel, copy_export, find_export
     from insitu.cluster.client.file_system import InsituFileSystem
     from insitu.cluster.client.job_requests import end_job, resume_job, scale_job, signal_task, stop_job
     from insitu.cluster.client.numbers import (
@@ -41,7 +41,7 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "deletion": ("delete_job",),
-        "exports": ("copy_export", "find_export"),
+        "exports": ("ExportedModel", "copy_export", "find_export"),
         "file_system": ("InsituFileSystem",),
         "job_requests": ("end_job", "resume_job", "scale_job", "signal_task", "stop_job"),
         "numbers": (
@@ -72,6 +72,7 @@ __getattr__, __dir__ = lazy_door(
 __all__ = [
     "BrokenJob",
     "CurvePoint",
+    "ExportedModel",
     "Goodput",
     "InsituFileSystem",
     "JobStatus",

@@ -1,6 +1,6 @@
 """Exported models of a job: which there are, and copies of them elsewhere.
 
-Exporters publish `EXPORTER/STEP.keras`, or the folder `EXPORTER/STEP`, whole and by one rename.
+Exporters publish `EXPORTER/STEP.keras`, or the like in other formats, whole and by one rename.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from pathlib import Path
 
 from insitu.durable import sync_folder, sync_tree
 from insitu.errors import InputError
+from insitu.export_formats import KERAS, SAVED_MODEL, SUFFIXES
 from insitu.paths import JobPaths
 
-_EXPORT = re.compile(r"(\d{8,})(\.keras)?")
+_EXPORT = re.compile(r"(\d{8,})(\.\w+)?")
+_FORMATS = {suffix: format for format, suffix in SUFFIXES.items()}
 _SCORES = "best.json"
 """Lies beside the exports of a BestExporter."""
 
@@ -34,14 +36,22 @@ class ExportedModel:
         return self.path.parent.name
 
     @property
+    def format(self) -> str:
+        """Its format, as `insitu.export_formats` names them."""
+        return _FORMATS[self.path.suffix]
+
+    @property
     def is_saved_model(self) -> bool:
-        """Whether it is a SavedModel, a folder; else it is a .keras file."""
-        return self.path.suffix != ".keras"
+        """Whether it is a SavedModel, a folder; else it is a file."""
+        return self.format == SAVED_MODEL
 
 
-def find_export(job: JobPaths, *, best: bool = False, exporter: str | None = None) -> ExportedModel:
+def find_export(
+    job: JobPaths, *, best: bool = False, exporter: str | None = None, format: str | None = None
+) -> ExportedModel:
     """Return the job's export of the most steps: of all exporters, of the BestExporter, or of the one named.
 
+    Where some of these have the `format`, it is one of them; else one that can be converted: a .keras file.
     Raises InputError where there is none, or `best` could mean several.
     """
     found = _list_exports(job)
@@ -65,6 +75,10 @@ def find_export(job: JobPaths, *, best: bool = False, exporter: str | None = Non
                 "Name an exporter by --exporter"
             )
         found = [model for model in found if model.exporter == scored[0]]
+    for wanted in (format, KERAS) if format is not None else ():
+        if chosen := [model for model in found if model.format == wanted]:
+            found = chosen
+            break
     return max(found, key=lambda model: (model.step, model.exporter))
 
 
@@ -72,7 +86,7 @@ def _list_exports(job: JobPaths) -> list[ExportedModel]:
     found = []
     for path in job.exports.glob("*/*"):
         name = _EXPORT.fullmatch(path.name)
-        if name is not None and path.is_dir() == (name[2] is None):
+        if name is not None and (name[2] or "") in _FORMATS and path.is_dir() == (name[2] is None):
             found.append(ExportedModel(path, int(name[1])))
     return found
 
@@ -83,15 +97,12 @@ def copy_export(model: ExportedModel, target: Path) -> Path:
     Raises InputError where something has that name, or the model was removed meanwhile; OSError.
     """
     final = target / model.path.name if target.is_dir() else target
-    if (final.suffix == ".keras") == model.is_saved_model:
-        what = (
-            "a SavedModel, which is a folder"
-            if model.is_saved_model
-            else "a file, which Keras loads by the name"
-        )
+    if (final.suffix if final.suffix in _FORMATS else "") != model.path.suffix:
+        what = f"ends with {model.path.suffix}" if model.path.suffix else "has no such end, as a folder"
         raise InputError(
-            f"A name ends with .keras if the model is a file of Keras. Received: {final} for {what}. Give "
-            f"another name, or a folder that is there, where the model is called {model.path.name}"
+            f"The end of a name tells the format of a model: {', '.join(filter(None, _FORMATS))}. Received: "
+            f"{final} for a model whose name {what}. Give another name, or a folder that is there, where the "
+            f"model is called {model.path.name}"
         )
     if os.path.lexists(final):
         raise InputError(

@@ -98,7 +98,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         epochs = self.params["epochs"]
         if self._writer is not None:
             if self._needs_last_save(epochs):
-                self._save_at(epochs, 0)
+                position = self._trainer().position
+                self._save_at(epochs, 0, ended_at=[position.epoch, position.step])
             writers, self._writer, self._memory_writer = (self._writer, self._memory_writer), None, None
             with ACCOUNT.hold(CHECKPOINT):
                 for writer in writers:
@@ -129,7 +130,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         position = self._trainer().position
         self._save_at(position.epoch, position.step)
 
-    def _save_at(self, epoch: int, step: int) -> None:
+    def _save_at(self, epoch: int, step: int, **more: Any) -> None:
         """Copy the state in memory and hand it to a writer. The first task's checkpoint goes to disk."""
         trainer = self._trainer()
         writer = self._writer if trainer.membership.is_leader else self._memory_writer
@@ -138,7 +139,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         if trainer.strategy.save_elsewhere():
             return
         with ACCOUNT.hold(CHECKPOINT):
-            writer.submit(Checkpoint(epoch, step, views(trainer.state), self._more(trainer, epoch)))
+            writer.submit(
+                Checkpoint(epoch, step, views(trainer.state), {**self._more(trainer, epoch), **more})
+            )
 
     def _more(self, trainer: KerasTrainer, epoch: int) -> dict[str, Any]:
         """Return what a checkpoint holds beside the position and the variables."""

@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from insitu.context import context as read_context
 from insitu.errors import InputError, TrainingError
+from insitu.export_formats import KERAS
 from insitu.train.checkpoint import checkpoint_key
 from insitu.train.estimator.evaluations import evaluate_model
-from insitu.train.estimator.exporters import KERAS, check_format, publish
 from insitu.train.estimator.graph_model import make_graph_model
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.model_function import ModeKeys, check_model_fn
 from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_input
 from insitu.train.estimator.training import check_trained, choose_directory, train
 from insitu.train.evaluation import BATCH_SIZE, find_checkpoints, load_checkpoint
+from insitu.train.exports import check_format, make_example, publish
 from insitu.train.replica import to_numpy
 from insitu.train.strategies import MultiWorkerMirroredStrategy
 
@@ -232,22 +233,14 @@ class Estimator:
     def export(
         self, export_dir: str | Path, checkpoint_path: str | None = None, *, format: str = KERAS
     ) -> Path:
-        """Publish what predicts as `EXPORT_DIR/STEP.keras`, or as the SavedModel `EXPORT_DIR/STEP` for
-        format="tf_saved_model", once it is loaded again and predicts the same on made-up rows. Returns the
+        """Publish what predicts as `EXPORT_DIR/STEP.keras`, or in the format "tf_saved_model", "onnx"
+        or "stablehlo", once it is loaded again and predicts the same on made-up rows. Returns the
         path. Raises InputError and TrainingError."""
         check_format(format)
         model = self.model
         self._make_current(checkpoint_path)
         served = getattr(model, "served_model", model)
-        rng = np.random.default_rng(0)
-
-        def make(spec: Any) -> Any:
-            shape = (5, *(length or 1 for length in spec.shape[1:]))
-            floats = "float" in spec.dtype
-            return rng.normal(size=shape).astype(spec.dtype) if floats else np.zeros(shape, spec.dtype)
-
-        example = keras.tree.map_structure(make, served.input)
-        return publish(served, Path(export_dir), read_global_step(model), example, format)
+        return publish(served, Path(export_dir), read_global_step(model), make_example(served), format)
 
     # The model
 

@@ -101,7 +101,7 @@ class SpecEvaluator(SidecarEvaluator):
         if publisher.exporters and self._context.job is not None:
             # An incarnation before may have ended between a score and its export.
             for last in read_evaluations(self._context.job.evaluations)[-1:]:
-                self._done.discard(last.checkpoint)
+                self._done.discard(last.identity)
 
     def _is_due(self) -> bool:
         return self._pace.is_due()

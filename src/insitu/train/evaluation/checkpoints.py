@@ -46,6 +46,8 @@ class Loaded:
     iterations: int | None
     #: Whether its fit ended with it.
     is_final: bool
+    #: Where a fit was that ended before its last epoch: the epoch and the step that would have come next.
+    ended_at: tuple[int, int] | None = None
 
 
 class CheckpointSource(Protocol):
@@ -97,7 +99,16 @@ class BackupCheckpoints:
         iterations = _read_iterations(checkpoint)
         if iterations is not None and model.optimizer is not None:
             model.optimizer.iterations.assign(iterations)
-        return Loaded(iterations, bool((checkpoint.more or {}).get("final")))
+        more = checkpoint.more or {}
+        ended_at = more.get("ended_at")
+        return Loaded(iterations, bool(more.get("final")), None if ended_at is None else tuple(ended_at))
+
+
+def name_checkpoint(candidate: Candidate, loaded: Loaded) -> tuple[str, tuple[int, int] | None]:
+    """Return how users know a checkpoint that was read, and where its training was."""
+    if loaded.ended_at is None:
+        return candidate.name, candidate.position
+    return f"{_describe(candidate.fit or 0, loaded.ended_at)}, where the fit ended", loaded.ended_at
 
 
 def _describe(fit: int, position: tuple[int, int]) -> str:

@@ -21,7 +21,13 @@ from insitu.roster import read_roster
 from insitu.time_account import ACCOUNT, EVALUATION, WAIT
 from insitu.train.checkpoint import checkpoint_key
 from insitu.train.elastic import SideSampler
-from insitu.train.evaluation.checkpoints import AnyCheckpoints, Candidate, Loaded, choose_next
+from insitu.train.evaluation.checkpoints import (
+    AnyCheckpoints,
+    Candidate,
+    Loaded,
+    choose_next,
+    name_checkpoint,
+)
 from insitu.train.evaluation.event_files import EventFile, is_url
 from insitu.train.parameter_server import embeddings_of
 
@@ -99,7 +105,7 @@ class SidecarEvaluator:
         self._poll_seconds = poll_seconds
         self._sampler = SideSampler(context)
         #: Names of the checkpoints that were scored, also by this task's incarnations before.
-        self._done = {each.checkpoint for each in _read_before(context)}
+        self._done = {each.identity for each in _read_before(context)}
         #: How often each checkpoint could not be read.
         self._failures: Counter[str] = Counter()
         #: Whether the training was known to be over when checkpoints were last listed.
@@ -149,15 +155,17 @@ class SidecarEvaluator:
             self._failures[candidate.name] += 1
             return False
         scores = self._evaluate()
-        epoch, step = candidate.position or (None, None)
+        name, position = name_checkpoint(candidate, loaded)
+        epoch, step = position or (None, None)
         evaluation = Evaluation(
-            checkpoint=candidate.name,
+            checkpoint=name,
             epoch=epoch,
             step=step,
             iterations=loaded.iterations,
             metrics=scores,
             at=time.time(),
             seconds=time.monotonic() - began,
+            key=candidate.name,
         )
         self._publish(evaluation)
         return self._is_last(loaded)
@@ -182,7 +190,7 @@ class SidecarEvaluator:
 
     def _publish(self, evaluation: Evaluation) -> None:
         self.evaluations.append(evaluation)
-        self._done.add(evaluation.checkpoint)
+        self._done.add(evaluation.identity)
         if self._context.job is not None:
             append_evaluation(self._context.job.evaluations, evaluation)
         if self._log_dir is not None:

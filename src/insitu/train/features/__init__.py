@@ -6,5 +6,7 @@ Begin reading with `feature_column.py`, which has the names that users see.
 
 from insitu.train.features import feature_column
 from insitu.train.features.categorical import CategoricalColumn
+from insitu.train.features.column_layer import find_transform
+from insitu.train.features.transform import FeatureTransform
 
-__all__ = ["CategoricalColumn", "feature_column"]
+__all__ = ["CategoricalColumn", "FeatureTransform", "feature_column", "find_transform"]

@@ -83,6 +83,14 @@ class ColumnLayer(keras.layers.Layer):
         return cls(**{**config, "feature_columns": columns})
 
 
+def find_transform(model: Any) -> FeatureTransform | None:
+    """Return what looks up the features of all layers over columns in a model; None where it has none."""
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, ColumnLayer)]
+    columns = [column for layer in layers for column in layer.feature_columns]
+    lengths = {name: length for layer in layers for name, length in layer.transform.lengths.items()}
+    return FeatureTransform(columns, lengths) if columns else None
+
+
 def _fresh(initializer: Any) -> Any:
     """Return an initializer that draws numbers of its own, without a seed: another layer may have the
     column."""

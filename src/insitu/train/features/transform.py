@@ -54,6 +54,13 @@ class FeatureTransform:
         return tuple(sorted({key for column in self.columns for key in column.raw_keys}))
 
     @property
+    def numeric_keys(self) -> frozenset[str]:
+        """The features of the data that are numbers, and nothing that is looked up."""
+        numeric = {leaf.key for leaf in self._leaves.values() if isinstance(leaf, NumericColumn)}
+        others = (leaf for leaf in self._leaves.values() if not isinstance(leaf, NumericColumn))
+        return frozenset(numeric.difference(key for leaf in others for key in leaf.raw_keys))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the transformed features."""
         found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,21 @@ from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy, SidecarE
 from insitu.train.evaluation import sidecar
 
 
-def train(directory: Path, epochs: int = 2, **options: Any) -> Any:
+def train(directory: Path, epochs: int = 2, more: Sequence[Any] = (), **options: Any) -> Any:
     strategy = MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2))
     with strategy.scope():
         model = image_model()
     x, y = image_rows()
     backup = BackupAndRestore(directory, keep=9)
-    model.fit(x, y, batch_size=64, epochs=epochs, verbose=0, callbacks=[backup], **options)
+    model.fit(x, y, batch_size=64, epochs=epochs, verbose=0, callbacks=[backup, *more], **options)
     return model
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Ends a training behind its first epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = True
 
 
 def refuse_to_wait(seconds: float) -> None:
@@ -72,6 +79,15 @@ def test_an_evaluator_takes_what_comes_and_passes_over_what_it_missed(tmp_path: 
         evaluator.start(train_on)
     assert waited == [0.5] * 3
     assert [e.checkpoint for e in evaluator.evaluations] == ["epoch 1", "fit 2, epoch 4"]
+
+
+def test_a_training_that_ended_early_is_named_by_where_it_was(tmp_path: Path) -> None:
+    train(tmp_path, epochs=800, more=[StopAfter()])
+    evaluator = SidecarEvaluator(image_model(), image_rows(), tmp_path)
+    evaluator.start(refuse_to_wait)
+    [found] = evaluator.evaluations
+    assert (found.checkpoint, found.epoch, found.step) == ("epoch 1, where the fit ended", 1, 0)
+    assert found.iterations == 4 and found.identity in {c.name for c in evaluator._source.find()}
 
 
 def test_a_checkpoint_that_cannot_be_read_is_tried_again_and_then_passed_over(tmp_path: Path) -> None:

@@ -1,0 +1,226 @@
+"""Loads an export of any format as something that predicts, and says what it takes and returns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from insitu.errors import InputError
+from insitu.export_formats import KERAS, ONNX, SAVED_MODEL, STABLEHLO, SUFFIXES, find_format
+from insitu.train.exports.formats import read_structure
+from insitu.train.features import FeatureTransform, find_transform
+
+Array = npt.NDArray[Any]
+TEXT = "string"
+ANY = "any"
+"""The dtype of what a feature column looks up: texts or whole numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a model takes or returns under one name."""
+
+    #: Its name.
+    name: str
+    #: The dtype of its elements, by NumPy's name; "string" for texts, "any" for texts or whole numbers.
+    dtype: str
+    #: Its axes, rows first; None for a length that isn't fixed. None as a whole where it isn't known.
+    shape: tuple[int | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that was loaded to predict."""
+
+    #: What it takes, in the order of its inputs.
+    inputs: tuple[Value, ...]
+    #: What it returns.
+    outputs: tuple[Value, ...]
+    #: Returns the outputs of the inputs, both in these orders.
+    call: Callable[[Sequence[Array]], Sequence[Array]]
+
+    def predict(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs by name, of arrays by the names of all inputs, with one row for each of theirs.
+
+        Raises InputError for texts that a feature column refuses.
+        """
+        found = self.call([inputs[value.name] for value in self.inputs])
+        return {value.name: array for value, array in zip(self.outputs, found, strict=True)}
+
+
+def load_export(path: Path) -> ServedModel:
+    """Return the model of a file or folder that `insitu export` gives, or Keras' `save` and `export`.
+
+    A `.keras` file with `DenseFeatures` takes the features themselves. Raises InputError where it can't be
+    loaded.
+    """
+    loaders = {
+        KERAS: _load_keras,
+        SAVED_MODEL: _load_saved_model,
+        ONNX: load_onnx,
+        STABLEHLO: load_stablehlo,
+    }
+    format = find_format(path)
+    if format is None or not path.exists():
+        raise InputError(
+            f"A model is a SavedModel's folder, or a file that ends with "
+            f"{', '.join(suffix for suffix in SUFFIXES.values() if suffix)}. Received: {path}"
+        )
+    try:
+        return loaders[format](path)
+    except InputError:
+        raise
+    except ImportError as error:
+        raise InputError(
+            f"A model of the format {format} is loaded by a library. Received: {path}, and {error}. Install "
+            f"it, or export another format"
+        ) from error
+    except Exception as error:
+        raise InputError(
+            f"A model is loaded as it was exported. Received: {path}, and {type(error).__name__}: {error}"
+        ) from error
+
+
+def _load_keras(path: Path) -> ServedModel:
+    model = keras.models.load_model(path, compile=False)
+    if not getattr(model, "inputs", None):
+        raise InputError(
+            f"A model is served by the names of its inputs. Received: {path}, which has none. Make a "
+            "functional or Sequential model with keras.Input"
+        )
+    structure, returned = read_structure(model)
+    tensors = _list_named(structure, [tensor.name for tensor in model.inputs])
+    outputs = _list_named(returned, model.output_names)
+    dtypes = [keras.backend.standardize_dtype(tensor.dtype) for _, tensor in tensors]
+
+    def call(arrays: Sequence[Array]) -> list[Array]:
+        cast = [np.asarray(array).astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        found = model(keras.tree.pack_sequence_as(structure, cast), training=False)
+        return [np.asarray(keras.ops.convert_to_numpy(leaf)) for leaf in keras.tree.flatten(found)]
+
+    values = tuple(_value(*each) for each in tensors)
+    served = ServedModel(values, tuple(_value(*each) for each in outputs), call)
+    transform = find_transform(model)
+    return served if transform is None else _take_features(served, transform)
+
+
+def _take_features(model: ServedModel, transform: FeatureTransform) -> ServedModel:
+    """Return the model on features as they come with the data, which feature columns look up before."""
+    made = set(transform.names)
+    rest = [value for value in model.inputs if value.name not in made]
+    numeric = transform.numeric_keys
+    raw = [Value(key, "float32" if key in numeric else ANY, None) for key in transform.raw_keys]
+
+    def call(arrays: Sequence[Array]) -> Sequence[Array]:
+        given = {value.name: array for value, array in zip((*raw, *rest), arrays, strict=True)}
+        given |= transform({value.name: given[value.name] for value in raw})
+        return model.call([given[value.name] for value in model.inputs])
+
+    return ServedModel((*raw, *rest), model.outputs, call)
+
+
+def _list_named(structure: Any, names: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return (name, tensor) of each tensor, in Keras' order: the key in a dict, else its own name."""
+    paths = keras.tree.flatten_with_path(structure)
+    keyed = isinstance(structure, Mapping)
+    return [
+        ("/".join(map(str, path)) if keyed else name, tensor)
+        for (path, tensor), name in zip(paths, names, strict=True)
+    ]
+
+
+def _value(name: str, tensor: Any) -> Value:
+    return Value(name, keras.backend.standardize_dtype(tensor.dtype), tuple(tensor.shape))
+
+
+def _load_saved_model(path: Path) -> ServedModel:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+    if "serving_default" not in loaded.signatures:
+        raise InputError(
+            f"A SavedModel is served by its signature serving_default. Received: {path}, with "
+            f"{', '.join(loaded.signatures) or 'none'}"
+        )
+    function = loaded.signatures["serving_default"]
+    inputs = tuple(_tensor_value(n, s) for n, s in sorted(function.structured_input_signature[1].items()))
+    outputs = tuple(_tensor_value(n, s) for n, s in sorted(function.structured_outputs.items()))
+
+    def call(arrays: Sequence[Array]) -> list[Array]:
+        given = {
+            value.name: tf.constant(array.astype(object if value.dtype == TEXT else value.dtype))
+            for value, array in zip(inputs, arrays, strict=True)
+        }
+        found = function(**given)
+        return [np.asarray(found[value.name]) for value in outputs]
+
+    call.__dict__["held"] = loaded  # a signature alone doesn't keep the variables
+    return ServedModel(inputs, outputs, call)
+
+
+def _tensor_value(name: str, spec: Any) -> Value:
+    shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
+    return Value(name, spec.dtype.name, shape)
+
+
+def load_onnx(path: Path) -> ServedModel:
+    """Load an ONNX model by ONNX Runtime."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def describe(node: Any) -> Value:
+        kind = re.sub(r"tensor\((.*)\)", r"\1", node.type)
+        dtype = {"float": "float32", "double": "float64"}.get(kind, kind)
+        return Value(node.name, dtype, tuple(n if isinstance(n, int) else None for n in node.shape))
+
+    inputs = tuple(describe(node) for node in session.get_inputs())
+    outputs = tuple(describe(node) for node in session.get_outputs())
+
+    def call(arrays: Sequence[Array]) -> list[Array]:
+        pairs = zip(inputs, arrays, strict=True)
+        given = {v.name: array.astype(object if v.dtype == TEXT else v.dtype) for v, array in pairs}
+        return [np.asarray(array) for array in session.run(None, given)]
+
+    return ServedModel(inputs, outputs, call)
+
+
+def load_stablehlo(path: Path) -> ServedModel:
+    """Load what jax.export has serialized, and compile it for this machine."""
+    import jax
+    from jax import export
+
+    exported = export.deserialize(bytearray(path.read_bytes()))
+    (args, _), out = (
+        jax.tree_util.tree_unflatten(tree, avals)
+        for tree, avals in (
+            (exported.in_tree, exported.in_avals),
+            (exported.out_tree, exported.out_avals),
+        )
+    )
+    predict = jax.jit(exported.call)
+    inputs, outputs = _describe_tree(args[0], "input"), _describe_tree(out, "output")
+
+    def call(arrays: Sequence[Array]) -> list[Array]:
+        cast = [array.astype(value.dtype) for value, array in zip(inputs, arrays, strict=True)]
+        found = predict(keras.tree.pack_sequence_as(args[0], cast))
+        return [np.asarray(leaf) for leaf in keras.tree.flatten(found)]
+
+    return ServedModel(inputs, outputs, call)
+
+
+def _describe_tree(tree: Any, stem: str) -> tuple[Value, ...]:
+    """Return what is in a tree of JAX' abstract arrays: by keys, or counted."""
+    found = []
+    for number, (path, aval) in enumerate(keras.tree.flatten_with_path(tree)):
+        name = "/".join(map(str, path)) if isinstance(tree, Mapping) else f"{stem}_{number}"
+        shape = tuple(size if isinstance(size, int) else None for size in aval.shape)
+        found.append(Value(name, str(aval.dtype), shape))
+    return tuple(found)
