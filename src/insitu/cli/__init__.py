@@ -56,10 +56,10 @@ def build_app() -> object:
 def _list_modules() -> tuple[Any, ...]:
     """Return the modules that have commands, in the order of the help."""
     from insitu.cli import chaos, data, delete, describe, devices, drain, export, jobs, nodes, repair, scrub
-    from insitu.cli import examples, fetch, files, rebalance, storage, top, ui  # isort: skip
+    from insitu.cli import examples, fetch, files, rebalance, serve, storage, top, ui  # isort: skip
 
     first = (data, nodes, jobs, describe, delete, fetch, scrub, rebalance, drain)
-    return (*first, devices, chaos, repair, storage, files, export, top, ui, examples)
+    return (*first, devices, chaos, repair, storage, files, export, serve, top, ui, examples)
 
 
 def main() -> NoReturn:

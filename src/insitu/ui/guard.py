@@ -93,7 +93,7 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})  # the page uses none
             return
-        facts = _read_facts(scope)
+        facts = read_facts(scope)
         session = None
         refusal = check_origin(facts, self._origins)
         if refusal is None:
@@ -156,7 +156,7 @@ class _Answer:
         await self._send(message)
 
 
-def _read_facts(scope: Scope) -> Facts:
+def read_facts(scope: Scope) -> Facts:
     headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))

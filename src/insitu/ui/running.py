@@ -112,17 +112,18 @@ def _bracket(name: str) -> str:
     return f"[{name}]" if ":" in name else name
 
 
-def open_socket(options: UIOptions) -> socket.socket:
-    """Return a listening socket. Raises InputError where the address can't be listened on."""
+def open_socket(options: UIOptions, default: int = DEFAULT_PORT, what: str = "The page") -> socket.socket:
+    """Return a listening socket; without a port at `default`, or another one. Raises InputError where the
+    address can't be listened on."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    ports = [options.port] if options.port is not None else [DEFAULT_PORT, 0]
+    ports = [options.port] if options.port is not None else [default, 0]
     for port in ports:
         try:
             return socket.create_server((options.host, port), family=family, backlog=256)
         except OSError as error:
             if port == ports[-1]:
                 raise InputError(
-                    f"The page needs an address and a port of this machine that nobody uses. Received: "
+                    f"{what} needs an address and a port of this machine that nobody uses. Received: "
                     f"{options.host} port {port} ({error.strerror}). Leave --port out to have one chosen"
                 ) from error
     raise ClusterError("no port was tried")
@@ -201,7 +202,7 @@ def _make_server(
         boards=boards,
     )
     app = make_application(state, AuditLog(paths.ui_audit(user)), find_origins(options, port))
-    server = uvicorn.Server(_make_config(app, options, notify))
+    server = uvicorn.Server(make_config(app, options, notify))
     state.ends = lambda: server.should_exit
     # Jobs that ended long ago are read once, before somebody waits for them.
     threading.Thread(target=state.index.list, daemon=True).start()
@@ -221,7 +222,7 @@ def _make_server(
     return server
 
 
-def _make_config(app: Any, options: UIOptions, notify: Callable[[str], None]) -> uvicorn.Config:
+def make_config(app: Any, options: UIOptions, notify: Callable[[str], None]) -> uvicorn.Config:
     """Return how uvicorn serves: it trusts no header of a proxy, and bounds callers and their silence."""
     import uvicorn
 

@@ -97,7 +97,8 @@ def _load_keras(path: Path) -> ServedModel:
         )
     structure, returned = read_structure(model)
     tensors = _list_named(structure, [tensor.name for tensor in model.inputs])
-    outputs = _list_named(returned, model.output_names)
+    names = [model.layers[-1].name] if isinstance(model, keras.Sequential) else model.output_names
+    outputs = _list_named(returned, names)
     dtypes = [keras.backend.standardize_dtype(tensor.dtype) for _, tensor in tensors]
 
     def call(arrays: Sequence[Array]) -> list[Array]:

@@ -1,0 +1,55 @@
+"""A model that was loaded takes features as they come, and predicts as the one that was saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from insitu import feature_column as fc
+from insitu.errors import InputError
+from insitu.train.exports import load_export
+from insitu.train.features.dense_features import make_inputs
+from insitu.ui.predictions import make_answer, read_question
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def test_features_of_text_are_looked_up_and_answers_are_those_of_predict(tmp_path: Path) -> None:
+    word = fc.categorical_column_with_vocabulary_list("word", ["yes", "no"])
+    columns = [fc.numeric_column("age"), fc.embedding_column(word, 3)]
+    layer, more = fc.DenseFeatures(columns), keras.Input((2,), name="more")
+    inputs = {**make_inputs(columns), "more": more}
+    hidden = keras.layers.Concatenate()([layer({k: v for k, v in inputs.items() if k != "more"}), more])
+    model = keras.Model(inputs, keras.layers.Dense(1, name="score")(hidden))
+    model.save(tmp_path / "m.keras")
+    served = load_export(tmp_path / "m.keras")
+    assert [(v.name, v.dtype) for v in served.inputs] == [
+        ("age", "float32"),
+        ("word", "any"),
+        ("more", "float32"),
+    ]
+    raw = {"age": [3.0, 4.5, 1.0], "word": ["yes", "maybe", "no"], "more": [[1, 2], [3, 4], [5, 6]]}
+    question = read_question(json.dumps({"inputs": raw}).encode(), served.inputs)
+    found = json.loads(make_answer(served.predict(question.inputs), question))["outputs"]
+    looked_up = layer.transform({"age": np.array(raw["age"]), "word": np.array(raw["word"], object)})
+    expected = model.predict({**looked_up, "more": np.array(raw["more"], "float32")}, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_sequential_model_has_its_names_and_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((2,), name="x"), keras.layers.Dense(1, name="y")])
+    model.save(tmp_path / "m.keras")
+    served = load_export(tmp_path / "m.keras")
+    assert [(v.name, v.shape) for v in (*served.inputs, *served.outputs)] == [
+        ("x", (None, 2)),
+        ("y", (None, 1)),
+    ]
+    rows = np.ones((3, 2), "float32")
+    np.testing.assert_allclose(served.predict({"x": rows})["y"], model.predict(rows, verbose=0), rtol=1e-6)
+    (tmp_path / "m.keras").write_bytes(b"PK")
+    with pytest.raises(InputError, match=r"loaded as it was exported. Received: .*m\.keras"):
+        load_export(tmp_path / "m.keras")
