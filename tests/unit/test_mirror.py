@@ -108,6 +108,8 @@ TESTED_BY = {
     "grid/conversion.py": "unit/train/fit/test_tf_dataset.py",
     "train/custom_loop/spmd.py": "unit/train/spmd/test_program.py",
     "train/custom_loop/torch.py": "process/test_strategies_matrix.py",
+    "export_formats.py": "unit/train/exports/test_publishing.py",
+    "train/exports/formats.py": "unit/train/exports/test_publishing.py",
     "train/estimator/agreement.py": "process/test_evaluator.py",
     "train/estimator/graph_model.py": "unit/train/estimator/test_estimator.py",
     "train/estimator/heads.py": "unit/train/estimator/test_canned.py",

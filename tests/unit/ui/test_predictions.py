@@ -24,8 +24,8 @@ ONE = [Input("x", "float32", (None, 2))]
 TWO = [Input("age", "int8", (None,)), Input("word", "string", None)]
 
 
-def ask(inputs: Any, **body: Any) -> Any:
-    return read_question(json.dumps(body).encode(), inputs)
+def ask(takes: Any, **body: Any) -> Any:
+    return read_question(json.dumps(body).encode(), takes)
 
 
 def test_rows_and_columns_give_the_same_arrays() -> None:
