@@ -38,6 +38,7 @@ TESTED_BY = {
     "cluster/files/repairing.py": "unit/cluster/files/test_service.py",
     "grid/shared_files/store.py": "unit/cluster/client/test_file_system.py",
     "cluster/agents/agent.py": "process/test_agents.py",
+    "cluster/agents/file_pushes.py": "process/test_host_jobs.py",
     "cluster/agents/host_server.py": "process/test_host_jobs.py",
     "cluster/agents/hosts.py": "process/test_agents.py",
     "cluster/agents/hosts_engine.py": "process/test_host_jobs.py",

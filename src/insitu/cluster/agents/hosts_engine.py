@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from insitu.cluster.agents.connection import Acceptor, ask_head, open_listener
-from insitu.cluster.agents.folder_copies import STATISTICS, list_changes, read_parts, scan_folder
+from insitu.cluster.agents.file_pushes import push_files, push_statistics
 from insitu.cluster.agents.host_link import BEAT_SECONDS, HostLink
 from insitu.cluster.agents.job_code_copy import read_job_files
 from insitu.cluster.agents.job_supplies import JobSupplies
@@ -54,7 +54,6 @@ _WARM_SECONDS = 8.0
 """Seconds that a process which stands by has to import what a task needs, before a task moves to its host."""
 _LAUNCH_SECONDS = 30.0
 """Seconds in which partitions come that a task which is started again reads on another node."""
-_OF_LEADER = ("checkpoints/", "export/", "summaries/")
 Found = TypeVar("Found")
 
 
@@ -191,7 +190,7 @@ class HostsEngine(TaskFiles):
         try:
             if not shares_folder:
                 link.send_all(read_job_files(self._job))
-            self._push(link, whole=False)
+            push_files(self._job.root, link, whole=False)
             link.reply_timeout = _START_SECONDS
             link.ask({"do": "begin", "cache": cache.name, "version": cache.version})
             link.reply_timeout = SILENT_SECONDS
@@ -208,31 +207,6 @@ class HostsEngine(TaskFiles):
         self._lost.discard(node)
         return ""
 
-    def _push(self, link: HostLink, *, whole: bool) -> None:
-        """Send a host what tasks on others have written and it doesn't have.
-
-        Unless `whole`, without what only the task that leads the others reads, which may be large.
-        """
-        if link.shares_folder:
-            return
-        found = scan_folder(self._job.root, link.held)
-        if not whole:
-            found = {path: mark for path, mark in found.items() if not path.startswith(_OF_LEADER)}
-        known = {p: mark for p, mark in link.held.items() if whole or not p.startswith(_OF_LEADER)}
-        changed, removed = list_changes(found, known)
-        if removed:
-            link.tell({"do": "removed", "paths": removed})
-        for path, _ in changed:
-            link.send_all({"do": "file", **part} for part in read_parts(self._job.root, path))
-        link.held = {p: mark for p, mark in link.held.items() if p not in known} | found
-
-    def _push_statistics(self, link: HostLink) -> None:
-        """Send a host the statistics that tasks on others have found: its own wait for them."""
-        found = {} if link.shares_folder else scan_folder(self._job.root, link.held, (STATISTICS,))
-        for path, _ in list_changes(found, link.held)[0]:
-            link.send_all({"do": "file", **part} for part in read_parts(self._job.root, path))
-            link.held[path] = found[path]
-
     def _link_of(self, node: NodeId) -> HostLink:
         """Return the link to a host, which is opened where there is none. Raises ClusterError."""
         link = self._links.get(node)
@@ -248,7 +222,7 @@ class HostsEngine(TaskFiles):
     def launch(self, task: TaskSpec, command: Command) -> int:
         link = self._link_of(task.node)
         self.bring_partitions([task], _LAUNCH_SECONDS)
-        self._push(link, whole=task.task.role != "worker" or task.task.index == 0)
+        push_files(self._job.root, link, whole=task.task.role != "worker" or task.task.index == 0)
         self._nodes[task.task] = task.node
         link.failures.pop(task.task, None)
         link.progress.pop(task.task, None)
@@ -366,9 +340,10 @@ class HostsEngine(TaskFiles):
             for link in self._live_links():
                 link.beat()
                 if any(t.role == "evaluator" and n == link.node for t, n in self._nodes.items()):
-                    self._push(link, whole=True)  # it reads checkpoints that a task elsewhere may write
+                    # It reads checkpoints that a task elsewhere may write.
+                    push_files(self._job.root, link, whole=True)
                 else:
-                    self._push_statistics(link)
+                    push_statistics(self._job.root, link)
 
     def _poll(self, timeout: float, more: Sequence[int | None]) -> None:
         """Wait until something comes, or until `timeout` seconds have passed, and take it in."""
