@@ -46,6 +46,13 @@ def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
     }
 
 
+_OPTIONS = (
+    *("engine", "threads", "seed", "max_restarts", "stall_timeout"),
+    *("on_loss", "on_rebalance", "standby", "gpus_per_worker"),
+)
+"""Fields of a job's specification that the report has as they are."""
+
+
 def build_job_report(
     job: JobPaths,
     *,
@@ -73,16 +80,8 @@ def build_job_report(
                 zip(placement.home_nodes, placement.shard_map.shards, strict=True)
             )
         ],
-        "engine": spec.engine,
-        "threads": spec.threads,
         "settings": dict(spec.settings),
-        "seed": spec.seed,
-        "max_restarts": spec.max_restarts,
-        "stall_timeout": spec.stall_timeout,
-        "on_loss": spec.on_loss,
-        "on_rebalance": spec.on_rebalance,
-        "standby": spec.standby,
-        "gpus_per_worker": spec.gpus_per_worker,
+        **{name: getattr(spec, name) for name in _OPTIONS},
         "generation": state.generation,
         "task_list": _describe_tasks(job, stored["tasks"]),
         "stragglers": [] if quick else _measure_stragglers(job, status),

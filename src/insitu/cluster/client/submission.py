@@ -174,8 +174,7 @@ def submit(paths: Paths, request: Request) -> str:
             kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ClusterError
             raise kind(
                 f"Can't make the job's folder in {paths.jobs}: {error}. Make room there and allow writing, "
-                "or set "
-                "INSITU_HOME to another folder"
+                "or set INSITU_HOME to another folder"
             ) from error
         raise
     finally:

@@ -45,7 +45,8 @@ class ServerCheckpoints(BackupAndRestore):
         # Also of a chief that was restarted when all steps were done.
         return True
 
-    def _save_at(self, epoch: int, step: int) -> None:
+    def _save_at(self, epoch: int, step: int, **more: Any) -> None:
+        # Where a fit has ended in its epochs says nothing of servers: `more` isn't kept.
         trainer = self._trainer()
         if self._writer is None or not trainer.membership.is_leader:
             return
