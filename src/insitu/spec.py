@@ -244,6 +244,8 @@ class JobSpec:
     gpus_per_worker: int = 0
     #: After how many epochs rows are read from Apache Ignite again; 0: never.
     refresh: int = 0
+    #: The nodes that tasks may run on; empty: all.
+    nodes: tuple[NodeId, ...] = ()
 
     def __post_init__(self) -> None:
         check_simple_name("A job's id", self.job_id)
@@ -299,7 +301,8 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
-        return cls(**{**data, "command": tuple(data["command"])})
+        lists = {"command": tuple(data["command"]), "nodes": tuple(data.get("nodes", ()))}
+        return cls(**{**data, **lists})
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -272,6 +272,7 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: 
         memory_checkpoint=request.memory_checkpoint,
         gpus_per_worker=request.gpus_per_worker,
         refresh=request.refresh,
+        nodes=topology.nodes if request.nodes else (),
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from insitu.cluster.agents import HOSTS_ENGINE, read_saved_members
@@ -112,7 +112,9 @@ class TaskMover:
         now: float,
     ) -> MoveEvent | None:
         away = {node for node, until in self._away.items() if now < until}
-        follows = self._spec.on_rebalance == "follow" and self._has_moved and steady
+        # Whether a node has so many GPUs that no task has isn't known here.
+        may_follow = self._spec.on_rebalance == "follow" and not self._spec.gpus_per_worker
+        follows = may_follow and self._has_moved and steady
         moves = {
             task: node
             for task, node in plan_moves(state, found.ownership, found.usable - away, found.leaving).items()
@@ -160,7 +162,8 @@ class TaskMover:
     def _read(self, state: JobState) -> Situation:
         members = read_saved_members(self._paths)
         leaving = {node: m.leave_by for node, m in members.items() if m.leave_by is not None}
-        usable = _find_usable(members, {t.node for t in state.tasks if t.node is not None})
+        used = {t.node for t in state.tasks if t.node is not None}
+        usable = _find_usable(members, used, self._spec.gpus_per_worker) & self._allow(members)
         if self._spec.cache == NO_CACHE:
             return Situation(_EMPTY, False, usable, leaving)
         catalog, version = Catalog(self._paths), self._placement.shard_map.version
@@ -168,7 +171,16 @@ class TaskMover:
         moving = any(copy.state == "copying" for copy in catalog.placement(self._spec.cache, version))
         self._has_moved |= _list_owners(cache) != self._began_on
         ownership = find_ownership(self._placement.shard_map, self._placement.home_nodes, cache)
-        return Situation(ownership, moving, usable, leaving)
+        allowed = self._allow({node for own in ownership.holders for node in own})
+        holders = tuple(
+            tuple(node for node in own if node in allowed) or (home,)
+            for own, home in zip(ownership.holders, self._placement.home_nodes, strict=True)
+        )
+        return Situation(replace(ownership, holders=holders), moving, usable, leaving)
+
+    def _allow(self, nodes: Iterable[NodeId]) -> frozenset[NodeId]:
+        """Return those of the nodes that the job may use."""
+        return frozenset(node for node in nodes if not self._spec.nodes or node in self._spec.nodes)
 
 
 def _list_owners(cache: CacheSpec) -> list[frozenset[NodeId]]:
@@ -176,14 +188,17 @@ def _list_owners(cache: CacheSpec) -> list[frozenset[NodeId]]:
     return [frozenset(info.owners) for info in cache.partitions]
 
 
-def _find_usable(members: Mapping[NodeId, Member], used: Collection[NodeId]) -> frozenset[NodeId]:
-    """Return the nodes whose agents are alive and that compute as those in use: on other processors compiled
-    kernels may round differently."""
+def _find_usable(members: Mapping[NodeId, Member], used: Collection[NodeId], gpus: int) -> frozenset[NodeId]:
+    """Return the nodes whose agents are alive, that have so many GPUs, and that compute as those in use: on
+    other processors compiled kernels may round differently."""
     kinds = {_describe(members[node]) for node in used if node in members}
     return frozenset(
         node
         for node, member in members.items()
-        if member.state == "alive" and member.connection is not None and (_describe(member) in kinds)
+        if member.state == "alive"
+        and member.connection is not None
+        and _describe(member) in kinds
+        and len(member.facts.gpus) >= gpus
     )
 
 

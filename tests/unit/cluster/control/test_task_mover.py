@@ -122,6 +122,27 @@ def test_with_stay_it_is_only_noted_where_data_is(tmp_path: Path) -> None:
     assert cluster.settle() is None and cluster.state.holders == ((A,), (B,))
 
 
+def test_a_job_stays_on_the_nodes_that_it_was_given(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, nodes=(A, C))
+    cluster.settle()
+    cluster.place("ab", "ab", "b", "b")
+    assert cluster.settle() is None and cluster.asked == []
+    assert cluster.state.holders == ((A,), (A,))
+    cluster.note_nodes(A, B, leaving={A: 9e9})
+    assert cluster.settle() == DataMovedEvent(((A,), (A,)), (A,))
+    assert cluster.look() is None, "b isn't one of them"
+
+
+def test_workers_with_gpus_of_their_own_stay_and_leave_for_nodes_that_have_some(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, gpus_per_worker=2)
+    cluster.settle()
+    cluster.place("a", "a", "b", "b")
+    assert isinstance(cluster.settle(), DataMovedEvent) and cluster.settle() is None
+    cluster.note_nodes(A, B, leaving={A: 9e9})
+    assert isinstance(cluster.settle(), DataMovedEvent)
+    assert cluster.look() is None, "b has one GPU"
+
+
 def test_tasks_leave_a_node_at_once_also_with_stay(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, on_rebalance="stay")
     cluster.settle()
