@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _OF_THIS_MACHINE = ("agent", "devices")
 """What is about this machine alone, wherever the variable points to."""
 _DIRECT = ("fs",)
 """What talks with the nodes itself, from wherever it is run."""
-_OF_JOBS = ("describe", "ps", "logs", "attach", "stop", "scale", "resume")
+_OF_JOBS = ("describe", "ps", "top", "logs", "attach", "stop", "scale", "resume")
 """What is about jobs, or may be."""
 _CONFIG = ("-c", "--config")
 """How the option of `describe` begins that names a file of this machine."""
@@ -92,7 +93,16 @@ def _run(address: str, token_file: str, arguments: list[str]) -> None:
     from insitu.cluster import read_token, read_token_file, run_at_head
 
     token = read_token_file(Path(token_file)) if token_file else read_token(Paths.default())
-    code = run_at_head(address, token, arguments, shutil.get_terminal_size().columns, _write)
+
+    def ask(asked: list[str], write: Callable[[str, bytes], None]) -> int:
+        return run_at_head(address, token, asked, shutil.get_terminal_size().columns, write)
+
+    if arguments[0] == "top" and sys.stdout.isatty() and {"--json", "--once"}.isdisjoint(arguments):
+        from insitu.cli.top import follow_answers
+
+        code = follow_answers(arguments, ask, _write)
+    else:
+        code = ask(arguments, _write)
     click.get_current_context().exit(code)
 
 

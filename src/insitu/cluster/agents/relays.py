@@ -19,8 +19,9 @@ _PREFIX = ("--prefix", "--no-prefix")
 RELAYED: Mapping[str, frozenset[str]] = {
     "nodes": frozenset({"--json", "--check"}),
     "caches": frozenset({"--json"}),
-    "describe": frozenset({"--json", "--ledger", "--events", "--goodput", "--verify"}),
+    "describe": frozenset({"--json", "--ledger", "--events", "--goodput", "--statistics", "--verify"}),
     "ps": frozenset({"--all", "-a", "--json"}),
+    "top": frozenset({"--json", "--once", "--every"}),
     "logs": frozenset({"--follow", "-f", "--attempt", *_PREFIX}),
     "attach": frozenset(_PREFIX),
     "stop": frozenset(),
