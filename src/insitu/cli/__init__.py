@@ -46,11 +46,17 @@ def build_app() -> object:
         url: str = typer.Option("", "--url", **URL_OPTION),
     ) -> None:
         run_by_url(url)
-        run_from_outside(cluster)
+        run_from_outside(cluster, _follow_top)
 
     for module in _list_modules():
         module.register(app)
     return app
+
+
+def _follow_top(*arguments: Any) -> int:
+    from insitu.cli.top import follow_answers
+
+    return follow_answers(*arguments)
 
 
 def _list_modules() -> tuple[Any, ...]:

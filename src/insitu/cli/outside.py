@@ -17,6 +17,9 @@ import click
 from insitu.errors import InputError
 from insitu.paths import Paths
 
+Write = Callable[[str, bytes], None]
+FollowTop = Callable[[list[str], Callable[[list[str], Write], int], Write], int]
+
 CLUSTER_OPTION: dict[str, Any] = {
     "metavar": "HOST:PORT",
     "help": "Have the head at this address run the command; the token is in $INSITU_TOKEN_FILE.",
@@ -34,8 +37,10 @@ ARGUMENTS = "insitu arguments"
 """Where the context has the command with its arguments, as they were given."""
 
 
-def run_from_outside(cluster: str) -> None:
+def run_from_outside(cluster: str, follow_top: FollowTop) -> None:
     """Have the command run by the head, and exit, where the user or the home says so; or do nothing.
+
+    `follow_top` shows the answers of `top` on a terminal.
 
     The user says so by --cluster or the environment. The home of an agent says so for jobs, which are on the
     head's machine.
@@ -48,7 +53,7 @@ def run_from_outside(cluster: str) -> None:
     if not cluster and not os.environ.get("INSITU_CLUSTER"):
         address = _find_head(arguments)
         if address:
-            _run(address, "", arguments)
+            _run(address, "", arguments, follow_top)
         return
     from insitu.cluster import CLUSTER_ENV, RELAYED, TOKEN_FILE_ENV
 
@@ -65,7 +70,7 @@ def run_from_outside(cluster: str) -> None:
             f"From outside, a cluster can be asked for {', '.join(RELAYED)}. Received: {arguments[0]} with "
             f"{source} {address}. Run it on the machine of the head, or {advice} to run it on this one"
         )
-    _run(address, os.environ.get(TOKEN_FILE_ENV, ""), arguments)
+    _run(address, os.environ.get(TOKEN_FILE_ENV, ""), arguments, follow_top)
 
 
 def _find_head(arguments: list[str]) -> str:
@@ -89,18 +94,16 @@ def _find_head(arguments: list[str]) -> str:
     return address
 
 
-def _run(address: str, token_file: str, arguments: list[str]) -> None:
+def _run(address: str, token_file: str, arguments: list[str], follow_top: FollowTop) -> None:
     from insitu.cluster import read_token, read_token_file, run_at_head
 
     token = read_token_file(Path(token_file)) if token_file else read_token(Paths.default())
 
-    def ask(asked: list[str], write: Callable[[str, bytes], None]) -> int:
+    def ask(asked: list[str], write: Write) -> int:
         return run_at_head(address, token, asked, shutil.get_terminal_size().columns, write)
 
     if arguments[0] == "top" and sys.stdout.isatty() and {"--json", "--once"}.isdisjoint(arguments):
-        from insitu.cli.top import follow_answers
-
-        code = follow_answers(arguments, ask, _write)
+        code = follow_top(arguments, ask, _write)
     else:
         code = ask(arguments, _write)
     click.get_current_context().exit(code)

@@ -153,7 +153,7 @@ def follow_answers(
     ask: Callable[[list[str], Callable[[str, bytes], None]], int],
     write: Callable[[str, bytes], None],
 ) -> int:
-    """Show what `top` with these arguments says, again and again until the job has ended. Return the exit code.
+    """Show what `top` with these arguments says until the job has ended. Returns the exit code.
 
     `ask` runs a command of insitu elsewhere, and has what it says written to "out" or "err".
     """
