@@ -8,5 +8,12 @@ from insitu.train.features import feature_column
 from insitu.train.features.categorical import CategoricalColumn
 from insitu.train.features.column_layer import find_transform
 from insitu.train.features.transform import FeatureTransform
+from insitu.train.features.vocabulary_files import list_vocabulary_files
 
-__all__ = ["CategoricalColumn", "FeatureTransform", "feature_column", "find_transform"]
+__all__ = [
+    "CategoricalColumn",
+    "FeatureTransform",
+    "feature_column",
+    "find_transform",
+    "list_vocabulary_files",
+]

@@ -42,6 +42,7 @@ from insitu.train.features.numeric import NumericColumn
 from insitu.train.features.sequence import SequenceCategoricalColumn, SequenceNumericColumn
 from insitu.train.features.sequence_features import SequenceFeatures
 from insitu.train.features.transform import FeatureTransform
+from insitu.train.features.vocabulary_files import note_vocabulary_file
 
 __all__ = [
     "DenseFeatures",
@@ -157,6 +158,7 @@ def categorical_column_with_vocabulary_file(
     """
     kind = check_dtype(dtype, "categorical_column_with_vocabulary_file")
     lines = _read_vocabulary(Path(vocabulary_file), vocabulary_size)
+    note_vocabulary_file(str(vocabulary_file), lines)
     values: tuple[Any, ...] = lines
     if kind == "int64":
         try:

@@ -14,6 +14,7 @@ from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import broadcast_value, gather_sizes
 from insitu.train.replica.combination import Operation
+from insitu.train.replica.vocabularies import check_same_vocabularies, find_vocabularies
 
 _MIN_BORROWED_BYTES = 1 << 16
 """Bytes of an array from which on saving a copy pays."""
@@ -253,10 +254,12 @@ def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> Non
         )
 
 
-def broadcast_state(state: ModelState, group: Group) -> None:
-    """Give every replica the variables of rank 0. Raises TrainingError where the models differ in size."""
+def broadcast_state(state: ModelState, group: Group, model: Any = None) -> None:
+    """Give every replica the variables of rank 0. Raises TrainingError where the models differ in size, or
+    look values up in different vocabularies."""
     if group.size == 1:
         return
+    check_same_vocabularies(group, find_vocabularies(model))
     own = views(state)
     sizes = gather_sizes(group, sum(value.nbytes for value in own.values()))
     if len(set(sizes)) != 1:

@@ -182,7 +182,7 @@ class ModelParallelStrategy(SynchronousStrategy):
 
         mesh_sharding, _, everywhere = self._make_mesh()
         if first and len(self.membership.context.workers) > 1:
-            broadcast_state(read_state(model), self.membership.group())
+            broadcast_state(read_state(model), self.membership.group(), model)
         return MeshStep(model, example, mesh_sharding, self.membership, everywhere.scope)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:

@@ -127,7 +127,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         from insitu.train.spmd.distributed import all_devices
 
         if first:
-            broadcast_state(read_state(model), self._membership.group())
+            broadcast_state(read_state(model), self._membership.group(), model)
         return make_mesh_step(model, example, all_devices(), self._membership)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:

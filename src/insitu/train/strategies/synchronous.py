@@ -60,7 +60,7 @@ class SynchronousStrategy(Strategy):
         membership, state = self._membership, read_state(model)
 
         def begin(group: Group) -> NDArray[Any]:
-            broadcast_state(state, group)
+            broadcast_state(state, group, model)
             return barrier_token(group)
 
         membership.lockstep.run_unit_until_done(membership.calls.position(SETUP), begin)

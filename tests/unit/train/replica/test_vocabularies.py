@@ -1,0 +1,73 @@
+"""Tasks that look values up in different vocabularies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from exchange_ranks import in_threads
+
+import insitu.exchange
+from insitu.errors import TrainingError
+from insitu.train.features import feature_column, list_vocabulary_files
+from insitu.train.replica.vocabularies import check_same_vocabularies, find_vocabularies
+
+
+def check(*found: dict[str, str]) -> list[Any]:
+    """What each task of a group says."""
+
+    def rank(index: int, addresses: list[str]) -> str:
+        with insitu.exchange.join(
+            index, addresses, shards=(index,), num_shards=len(found), timeout=40.0
+        ) as group:
+            try:
+                check_same_vocabularies(group, found[index])
+            except TrainingError as error:
+                return error.message
+            return ""
+
+    return in_threads(len(found), rank)
+
+
+def test_a_vocabulary_that_differs_is_named_in_all_tasks() -> None:
+    said = check({"the file a": "1", "b": "2"}, {"the file a": "3", "b": "2"}, {"the file a": "1"})
+    assert len(said) == 3 and len(set(said)) == 1
+    assert "Received: the file a: task(s) 1 have another one" in said[0]
+
+
+def test_equal_vocabularies_and_those_of_one_task_pass() -> None:
+    assert check({"a": "1"}, {"a": "1", "mine": "2"}, {}) == ["", "", ""]
+
+
+def test_many_vocabularies_are_compared_too() -> None:
+    many = {f"{number:03d}": str(number) for number in range(100)}
+    assert check(many, many) == ["", ""]
+    assert "other vocabularies" in check(many, {**many, "099": "x"})[0]
+    assert "Received: 003: task(s) 1" in check(many, {**many, "003": "x"})[0]
+
+
+def test_files_of_columns_and_lookup_layers_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("one\ntwo\n")
+    feature_column.categorical_column_with_vocabulary_file("word", file)
+    before = list_vocabulary_files()[str(file)]
+    file.write_text("two\none\n")
+    feature_column.categorical_column_with_vocabulary_file("word", file)
+    assert find_vocabularies(None)[f"the file {file}"] not in ("", before)
+
+    def make(words: list[str]) -> keras.Model:
+        inputs = keras.Input((1,), dtype="int64")
+        numbers = keras.layers.IntegerLookup(vocabulary=[int(word) for word in words], name="ids")(inputs)
+        return keras.Model(inputs, keras.layers.Embedding(9, 2)(numbers))
+
+    first, same, other = (find_vocabularies(make(words)) for words in (["1", "2"], ["1", "2"], ["2", "1"]))
+    name = "lookup layer 0, ids"
+    assert first[name] == same[name] != other[name]
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that tests before have read don't count."""
+    monkeypatch.setattr("insitu.train.features.vocabulary_files._read", {})
