@@ -63,8 +63,8 @@ def get_feature(features: Features, key: str, column: str) -> Any:
     if not isinstance(features, Mapping):
         raise InputError(
             f"Feature columns read a dict of features by name. Received: {type(features).__name__} for "
-            f"column {column!r}. Pass such as {{{key!r}: values}}: `insitu.dataset` makes one of two features "
-            f"or more, and `.map(lambda x, y: ({{{key!r}: x}}, y))` of a single one"
+            f"column {column!r}. Pass such as {{{key!r}: values}}: `insitu.dataset` makes one of two "
+            f"features or more, and `.map(lambda x, y: ({{{key!r}: x}}, y))` of a single one"
         )
     if key not in features:
         raise InputError(

@@ -40,7 +40,8 @@ def test_the_first_step_begins_with_the_state_of_rank_0(monkeypatch: pytest.Monk
     strategy = over(2)
     model, sent = model_of(strategy), []
     monkeypatch.setattr(
-        "insitu.train.strategies.synchronous.broadcast_state", lambda state, group: sent.append(group.size)
+        "insitu.train.strategies.synchronous.broadcast_state",
+        lambda state, group, model: sent.append(group.size),
     )
     strategy.make_step(model, EXAMPLE, first=True)
     strategy.make_step(model, EXAMPLE, first=False)
