@@ -91,7 +91,7 @@ def test_an_info_is_an_object_or_refused(body: bytes) -> None:
 @QUICK
 @given(st.data())
 def test_the_info_of_a_rank_fits_or_is_refused(data: Any) -> None:
-    options = _JoinOptions(2, "auto", "none", SECRET, 1.0)
+    options = _JoinOptions(2, "auto", "none", SECRET, 1.0, lambda: False)
     infos = [options.make_info(GroupConfig(0, rank, ("a:1", "b:2"), (rank,), None)) for rank in range(2)]
     for key in data.draw(st.lists(st.sampled_from(sorted(infos[1])), max_size=3)):
         infos[1][key] = data.draw(JSON)

@@ -154,4 +154,4 @@ def test_what_an_interrupted_import_keeps_counts(paths: Paths, tmp_path: Path) -
 def test_settings_lie_in_the_store(paths: Paths) -> None:
     set_up_stores(paths, [NODE], quota=5)
     state = json.loads(json.loads(paths.store_settings("node-0").read_text())["state"])
-    assert state == {"format": 1, "quota": 5, "tier": None}
+    assert state == {"format": 1, "quota": 5, "tier": None, "file_memory": None}

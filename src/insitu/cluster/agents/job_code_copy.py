@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 from insitu.access import PRIVATE_FILE
@@ -73,6 +75,27 @@ class JobFilesCopy:
             shutil.rmtree(self._job.code, ignore_errors=True)
             try:
                 with tarfile.open(fileobj=packed) as archive:
-                    archive.extractall(self._job.code, filter="data")
+                    _extract(archive, self._job.code)
             except tarfile.TarError as error:
                 raise ClusterError(f"The copy of JOB_DIR can't be unpacked: {error}. Try again") from error
+
+
+def _extract(archive: tarfile.TarFile, target: Path) -> None:
+    """Unpack files and folders, and links that stay within `target`. Raises TarError for others."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(target, filter="data")
+        return
+    links: set[Path] = set()  # Python before 3.11.4
+    for member in archive:
+        path = Path(os.path.normpath(member.name))
+        leads_to = Path(os.path.normpath(path.parent / member.linkname)) if member.issym() else path
+        inside = not any(each.is_absolute() or ".." in each.parts for each in (path, leads_to))
+        if (
+            not inside
+            or links & set(path.parents)
+            or not (member.isreg() or member.isdir() or member.issym())
+        ):
+            raise tarfile.ExtractError(f"{member.name} isn't a file, folder or link within it")
+        if member.issym():
+            links.add(path)
+    archive.extractall(target)

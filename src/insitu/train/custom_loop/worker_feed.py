@@ -25,6 +25,8 @@ class WorkerFeed:
     """
 
     cache: str | None = None
+    is_refreshed = False
+    """A custom loop takes what its data has, each time."""
 
     def __init__(
         self,

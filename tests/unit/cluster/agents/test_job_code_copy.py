@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import base64
+import io
 import os
 import stat
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -52,3 +55,47 @@ def test_a_host_gets_code_secret_and_shards(
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="can't be unpacked"):
         JobFilesCopy(JobPaths(tmp_path)).take({"do": "code", "part": "AAAA", "last": True})
+
+
+@pytest.mark.parametrize("has_filter", [True, False])
+def test_what_leaves_the_folder_is_refused(
+    has_filter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_filter:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    elif not hasattr(tarfile, "data_filter"):
+        pytest.skip("this Python has no filters")
+    for number, (name, link) in enumerate(
+        [("../out", ""), ("x/../../out", ""), ("/out", ""), ("link", "../out"), ("link", "/out")]
+    ):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            member = tarfile.TarInfo(name)
+            if link:
+                member.type, member.linkname = tarfile.SYMTYPE, link
+            archive.addfile(member, io.BytesIO())
+        job = JobPaths(tmp_path / str(number) / "job")
+        job.root.mkdir(parents=True)
+        message = {"do": "code", "part": base64.b64encode(packed.getvalue()).decode(), "last": True}
+        if has_filter and name == "/out":
+            JobFilesCopy(job).take(message)  # the slash is left out
+            assert (job.code / "out").exists()
+        else:
+            with pytest.raises(ClusterError, match="can't be unpacked"):
+                JobFilesCopy(job).take(message)
+            assert not (job.root / "out").exists()
+
+
+@pytest.mark.parametrize("has_filter", [True, False])
+def test_links_within_the_folder_are_kept(
+    has_filter: bool, job: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_filter:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    (job.code / "parts" / "link.py").symlink_to("../train.py")
+    there = JobPaths(tmp_path / "there")
+    there.root.mkdir()
+    copy = JobFilesCopy(there)
+    for message in read_job_files(job):
+        copy.take(message)
+    assert os.readlink(there.code / "parts" / "link.py") == "../train.py"
