@@ -281,6 +281,7 @@ def test_stopped_process_is_not_an_unreachable_host() -> None:
             assert connections._ended == set()
 
 
+@pytest.mark.slow
 def test_unread_heartbeats_are_no_loss() -> None:
     """A peer that computes for long leaves its kernel no room for them."""
 

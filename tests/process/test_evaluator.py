@@ -134,6 +134,7 @@ class Kill(estimator.SessionRunHook):
 """
 
 
+@pytest.mark.slow
 def test_a_chief_that_is_killed_changes_no_score_of_train_and_evaluate(tmp_path: Path) -> None:
     before, strategy, after = examples()[1].partition("with insitu.MultiWorkerMirroredStrategy()")
     killing = before + KILL + strategy + after.replace("hooks=[", "hooks=[Kill(), ", 1)
@@ -148,7 +149,7 @@ def test_a_chief_that_is_killed_changes_no_score_of_train_and_evaluate(tmp_path:
     assert scores[0] == scores[1]
 
 
-@pytest.mark.parametrize("evaluator", [True, False])
+@pytest.mark.parametrize("evaluator", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_example_of_train_and_evaluate_runs_as_written(tmp_path: Path, evaluator: bool) -> None:
     options = ("--evaluator",) if evaluator else ()
     job, output = Jobs(tmp_path, examples()[1]).run("--chief", "--workers", "1", *options)

@@ -448,7 +448,7 @@ def test_a_server_that_does_not_reply_counts_as_lost(
 ) -> None:
     pid = remote.launch(W0, task("import time; print('up', flush=True); time.sleep(600)"))
     collect(remote, lambda happened: b"up" in printed(happened, W0))
-    monkeypatch.setattr("insitu.cluster.engines.remote._REPLY_TIMEOUT", 0.2)
+    monkeypatch.setattr(remote, "reply_timeout", 0.2)
     os.kill(server_of(remote), signal.SIGSTOP)
     with pytest.raises(ClusterError, match="server"):
         remote.reserve([W1])

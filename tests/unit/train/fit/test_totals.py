@@ -52,6 +52,7 @@ def wrong(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_devices_of_one_process(tmp_path: Path) -> None:
     assert not wrong(differences("tensorflow", tmp_path, *FEW, DEVICES="3"))
 

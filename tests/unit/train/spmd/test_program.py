@@ -27,6 +27,7 @@ class TestMesh:
         folder = tmp_path_factory.mktemp("mesh")
         return result_of(start("jax", folder / "home", "more", str(folder / "checkpoints"), script=SCRIPT))
 
+    @pytest.mark.slow
     def test_one_program_over_two_processes(self, runs: Any, tmp_path: Path) -> None:
         first, second = run_tasks("jax", tmp_path, 2, script=SCRIPT)
         assert first == second
