@@ -130,6 +130,7 @@ def _find_in_job(name: str, best: bool, exporter: str | None) -> Callable[[int],
 
 
 def _load(path: Path, version: int) -> Served:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # as in the tasks of jobs: warnings, and no news
     import insitu.train.estimator  # noqa: F401  # registers the layers of estimators
     from insitu.train.exports import load_export
     from insitu.ui import Served
