@@ -151,5 +151,5 @@ def test_what_a_node_had_is_copied_again_when_it_is_lost_or_gets_sigterm(
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: not is_running(pid), "the agent has ended")
     assert count_copies(hosts, "x") == {"a": 6, "b": 6} and hosts.states()["d"] == "left"
-    log = Paths(hosts.head).head_log.read_text()
-    assert "copied again for c" in log and "copied again for c, d" in log
+    assert "verified: 12 file(s)" in insitu(hosts.head, "describe", "x", "--verify").stdout
+    assert "copied again for c" in Paths(hosts.head).head_log.read_text()
