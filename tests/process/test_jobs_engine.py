@@ -372,7 +372,7 @@ def test_closing_leaves_nothing(kind: str, python: Program, job: JobPaths) -> No
     pid = engine.launch(W0, python("import time; time.sleep(600)"))
     engine.close()
     assert is_gone(pid)
-    assert count_descriptors() == before
+    assert count_descriptors() <= before
 
 
 @pytest.mark.parametrize("kind", ENGINES)

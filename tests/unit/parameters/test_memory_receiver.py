@@ -54,7 +54,7 @@ def test_what_nobody_asks_for_is_dropped(receiver: MemoryReceiver, file: int) ->
         receiver.receive()
         receiver.expire(time.monotonic() + 60)
     assert receiver.take(ticket, os.getpid(), 1) is None
-    assert count_descriptors() == before
+    assert count_descriptors() <= before
 
 
 def test_callers_and_segments_are_bounded(

@@ -201,7 +201,7 @@ def test_clients_that_go_while_they_wait_hold_nothing(office: Office) -> None:
         assert len(office.inbox.receive()) == 1
         client.close()
     office.inbox.receive()
-    assert count_descriptors() == before
+    assert count_descriptors() <= before
 
 
 def test_of_too_many_waiting_clients_the_oldest_is_closed(office: Office) -> None:
