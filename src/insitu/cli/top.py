@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from insitu.task_samples import Sample
 
 _LOOPBACK = "127.0.0.1"
-_GOING_ON = ("pending", "running", "restarting", "stopping")
 _SECONDS_BETWEEN_ANSWERS = 2.0
 """Each is that of a process which the head starts."""
 
@@ -160,6 +159,8 @@ def follow_answers(
     from rich.live import Live
     from rich.text import Text
 
+    from insitu.cluster import ENDED
+
     with Live(auto_refresh=False) as live:
         while True:
             said = {"out": b"", "err": b""}
@@ -173,7 +174,7 @@ def follow_answers(
                 return code
             shown = json.loads(said["out"])
             live.update(Text("\n".join(format_top(shown)), no_wrap=True, overflow="crop"), refresh=True)
-            if shown["state"] not in _GOING_ON:
+            if shown["state"] in ENDED:
                 return 0
             time.sleep(_SECONDS_BETWEEN_ANSWERS)
 

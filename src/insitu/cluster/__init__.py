@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         watch_stragglers,
     )
     from insitu.cluster.control import clean_up
-    from insitu.cluster.decide import describe_state, encode_job
+    from insitu.cluster.decide import ENDED, describe_state, encode_job
     from insitu.cluster.job_files import Journal, follow, read_placement, read_spec, split_prefix
 
 __getattr__, __dir__ = lazy_door(
@@ -165,7 +165,7 @@ __getattr__, __dir__ = lazy_door(
             "watch_stragglers",
         ),
         "control": ("clean_up",),
-        "decide": ("describe_state", "encode_job"),
+        "decide": ("ENDED", "describe_state", "encode_job"),
         "job_files": ("Journal", "follow", "read_placement", "read_spec", "split_prefix"),
     },
 )
@@ -173,6 +173,7 @@ __getattr__, __dir__ = lazy_door(
 __all__ = [
     "CLUSTER_ENV",
     "COPY_RATE",
+    "ENDED",
     "RELAYED",
     "SSH",
     "TOKEN_FILE_ENV",
