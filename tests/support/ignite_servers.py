@@ -224,7 +224,7 @@ class IgniteServers:
     def _is_whole(self) -> bool:
         """Return whether all servers answer and each knows the others."""
         # A client that comes during its first exchange of partitions may end a server of Ignite.
-        if not all("Completed partition exchange" in self.log(number) for number in self.ports):
+        if not all("Node started :" in self.log(number) for number in self.ports):
             return False
         for port in self.ports.values():
             try:
