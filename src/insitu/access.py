@@ -7,6 +7,8 @@ Jobs stay private in either case: they hold a secret and run code.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -101,15 +103,22 @@ def _make_in(parent: int, name: str, mode: int) -> bool:
 
 def make_file(home: Path, file: Path) -> None:
     """Make an empty `file` in the home, unless it is there; one that was open to more is closed. A link in
-    its place raises OSError."""
+    its place raises OSError.
+
+    The file isn't opened: to close it would end all locks that this process has on it, which SQLite takes.
+    """
     mode = file_mode(home)
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    with contextlib.suppress(FileExistsError):
+        os.mknod(file, stat.S_IFREG | mode)
+    descriptor = os.open(file, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         found = os.fstat(descriptor)
+        if stat.S_ISLNK(found.st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file))
         if found.st_uid != os.geteuid():
             _refuse_untrusted(home, file)
         elif stat.S_IMODE(found.st_mode) != mode:
-            os.fchmod(descriptor, mode)
+            os.chmod(descriptor_path(descriptor), mode)
     finally:
         os.close(descriptor)
 

@@ -19,15 +19,25 @@ _HEADER_BYTES = 100
 _MARK_AT = 68
 """Where SQLite's header has the id of the application that wrote the file."""
 _MARK = b"insC"
+_BUSY_SECONDS = 60.0
 
 
 def is_catalog_copy(paths: Paths) -> bool:
-    """Return whether the catalogue of this home is a copy of the head's."""
-    try:
-        with paths.catalog.open("rb") as file:
-            return file.read(_HEADER_BYTES)[_MARK_AT : _MARK_AT + len(_MARK)] == _MARK
-    except OSError:
+    """Return whether the catalogue of this home is a copy of the head's. False where it can't be read.
+
+    SQLite reads the mark: POSIX ends all locks of a process on a file as soon as the process closes the file
+    once, so a file of a database that other threads use must not be opened past SQLite
+    (https://www.sqlite.org/howtocorrupt.html, 2.2).
+    """
+    if not paths.catalog.exists():
         return False
+    try:
+        uri = f"{paths.catalog.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as database:
+            (mark,) = database.execute("PRAGMA application_id").fetchone()
+    except sqlite3.Error:
+        return False
+    return int(mark) == int.from_bytes(_MARK, "big")
 
 
 def refuse_copy(paths: Paths) -> None:

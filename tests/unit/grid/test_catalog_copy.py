@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from insitu.access import make_file
 from insitu.errors import CorruptCatalog, GridError
 from insitu.grid import bring_up, import_cache, sweep, take_down
 from insitu.grid.catalog import Catalog
@@ -115,3 +118,26 @@ def test_a_copy_is_whole_while_others_write(paths: Paths, source: Path) -> None:
     checked.deserialize(watch.data or b"")
     assert checked.execute("SELECT count(*) FROM versions").fetchone() == (1,)
     checked.close()
+
+
+def test_what_other_threads_do_ends_no_transaction(paths: Paths, source: Path) -> None:
+    """POSIX ends all locks of a process on a file that it closes once. A reader in another process would
+    then take the journal of a transaction under way for that of a writer that died, and undo it."""
+    import_cache(paths, "a", [str(source)])
+    with Catalog(paths)._transaction() as database:
+        database.execute("INSERT INTO pins VALUES ('a', 1, 'first')")
+        assert not is_catalog_copy(paths)
+        make_file(paths.home, paths.catalog)
+        assert "database is locked" in write_from_another_process(paths)
+    assert "database is locked" not in write_from_another_process(paths)
+    assert Catalog(paths).pinned_by("a") == ["first"]
+
+
+def write_from_another_process(paths: Paths) -> str:
+    """Return the error of a process that begins to write to the catalogue, and doesn't wait."""
+    code = (
+        "import sqlite3, sys; "
+        "sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None).execute('BEGIN IMMEDIATE')"
+    )
+    command = [sys.executable, "-c", code, str(paths.catalog)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stderr
