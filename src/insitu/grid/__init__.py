@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from insitu.grid.importer import import_cache
     from insitu.grid.inventory import list_held, reconcile_store
     from insitu.grid.layout import owners_of_partition, shard_partitions
-    from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
+    from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, list_epochs, read_ledgers
     from insitu.grid.leftovers import (
         StagedImport,
         find_ended_imports,
@@ -87,7 +87,7 @@ __getattr__, __dir__ = lazy_door(
             "sweep",
         ),
         "layout": ("owners_of_partition", "shard_partitions"),
-        "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
+        "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "list_epochs", "read_ledgers"),
         "manifests": ("find_unknown_versions",),
         "partitions": ("count_shared",),
         "predictions": ("KeyReader", "open_target"),
@@ -158,6 +158,7 @@ __all__ = [
     "install_catalog_copy",
     "is_catalog_copy",
     "is_home_of_agent",
+    "list_epochs",
     "list_held",
     "list_local_nodes",
     "list_nodes_with_stores",

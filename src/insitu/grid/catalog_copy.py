@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 
 from insitu.access import file_mode, make_folder
 from insitu.durable import replace_file
@@ -20,6 +21,8 @@ _MARK_AT = 68
 """Where SQLite's header has the id of the application that wrote the file."""
 _MARK = b"insC"
 _BUSY_SECONDS = 60.0
+_SETTLED = 50_000_000
+"""Nanoseconds, more than a tick of a file system's clock, in which two changes may have the same time."""
 
 
 def is_catalog_copy(paths: Paths) -> bool:
@@ -78,7 +81,7 @@ class CatalogWatch:
         now = (found.st_ino, found.st_size, found.st_mtime_ns)
         if now == self._seen:
             return False
-        self._seen = now
+        self._seen = now if time.time_ns() - found.st_mtime_ns > _SETTLED else None
         before, self.data = self.data, self._read()
         return self.data != before
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,8 @@ from insitu.spec import CacheSpec, ShardMap
 _MASK = 2**64 - 1
 _PENDING_ROWS = 1 << 16
 _CHUNK_ROWS = 1 << 20
+_LEDGER = re.compile(r"epoch-(\d+)\.shard-\d+\.json")
+"""What JobPaths.epoch_ledger returns names of this form."""
 
 
 @dataclass(slots=True)
@@ -139,15 +143,33 @@ def checksum_of_all_rows(rows: int) -> int:
     return total & _MASK
 
 
-def read_ledgers(job: JobPaths) -> list[ShardLedger]:
-    """Return all ledgers that the tasks of a job have published, by epoch and shard. Raises GridError."""
+def list_epochs(job: JobPaths) -> list[int]:
+    """Return the epochs of which a task of a job has published a ledger, in order. Opens no ledger."""
+    return sorted({epoch for epoch, _ in _list_files(job)})
+
+
+def read_ledgers(job: JobPaths, first: int = 0) -> list[ShardLedger]:
+    """Return the ledgers that the tasks of a job have published of the epochs from `first` on, by epoch and
+    shard. Raises GridError."""
     ledgers = []
-    for path in sorted(job.ledger.glob("epoch-*.json")):
+    for epoch, name in _list_files(job):
+        if epoch < first:
+            continue
+        path = job.ledger / name
         try:
             ledgers.append(ShardLedger.from_json(json.loads(path.read_text())))
         except (ValueError, GridError) as error:
             raise GridError(f"The ledger at {path} can't be read ({error})") from error
     return sorted(ledgers, key=lambda ledger: (ledger.epoch, ledger.shard))
+
+
+def _list_files(job: JobPaths) -> list[tuple[int, str]]:
+    """Return the epoch and the name of each published ledger, in order of the names."""
+    try:
+        names = sorted(os.listdir(job.ledger))
+    except FileNotFoundError:
+        return []
+    return [(int(found[1]), name) for name in names if (found := _LEDGER.fullmatch(name))]
 
 
 @dataclass(frozen=True, slots=True)

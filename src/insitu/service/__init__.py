@@ -11,11 +11,18 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.service.caches import build_cache_report, summarize_cache
+    from insitu.service.catalog_index import CatalogIndex
     from insitu.service.column_statistics import describe_columns
     from insitu.service.examples import IMPORT_OPTIONS, find_example, list_examples
     from insitu.service.formats import format_duration, format_position, format_size, format_time
     from insitu.service.job_index import JobIndex
-    from insitu.service.jobs import build_job_report, report_snapshot, summarize_job, summarize_rates
+    from insitu.service.jobs import (
+        audit_epochs,
+        build_job_report,
+        report_snapshot,
+        summarize_job,
+        summarize_rates,
+    )
     from insitu.service.logs import clean_line, find_incarnation, read_log
     from insitu.service.nodes import list_nodes
     from insitu.service.preview import preview_rows
@@ -26,11 +33,12 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "caches": ("build_cache_report", "summarize_cache"),
+        "catalog_index": ("CatalogIndex",),
         "column_statistics": ("describe_columns",),
         "examples": ("IMPORT_OPTIONS", "find_example", "list_examples"),
         "formats": ("format_duration", "format_position", "format_size", "format_time"),
         "job_index": ("JobIndex",),
-        "jobs": ("build_job_report", "report_snapshot", "summarize_job", "summarize_rates"),
+        "jobs": ("audit_epochs", "build_job_report", "report_snapshot", "summarize_job", "summarize_rates"),
         "logs": ("clean_line", "find_incarnation", "read_log"),
         "nodes": ("list_nodes",),
         "preview": ("preview_rows",),
@@ -41,7 +49,9 @@ __getattr__, __dir__ = lazy_door(
 
 __all__ = [
     "IMPORT_OPTIONS",
+    "CatalogIndex",
     "JobIndex",
+    "audit_epochs",
     "build_cache_report",
     "build_job_report",
     "clean_line",

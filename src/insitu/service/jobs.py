@@ -210,8 +210,8 @@ def summarize_rates(rates: Rates | None) -> dict[str, Any] | None:
     }
 
 
-def audit_epochs(job: JobPaths) -> list[dict[str, Any]]:
-    """Return the audit of each epoch, as `describe --ledger --json` has it (docs/json.md)."""
+def audit_epochs(job: JobPaths, first: int = 0) -> list[dict[str, Any]]:
+    """Return the audit of each epoch from `first` on, as `describe --ledger --json` has it (docs/json.md)."""
     from insitu.cluster import read_placement
     from insitu.grid import audit, find_version, read_ledgers, read_refreshes
 
@@ -240,7 +240,7 @@ def audit_epochs(job: JobPaths) -> list[dict[str, Any]]:
                 for p in epoch.partitions
             ],
         }
-        for epoch in audit(cache, placement.shard_map, read_ledgers(job), version_at)
+        for epoch in audit(cache, placement.shard_map, read_ledgers(job, first), version_at)
     ]
 
 

@@ -32,16 +32,20 @@ _AGENT_FIELDS = (
 )
 
 
-def list_nodes(paths: Paths, notify: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
+def list_nodes(
+    paths: Paths,
+    notify: Callable[[str], None] = lambda text: None,
+    stored: Sequence[CacheSpec] | None = None,
+) -> list[dict[str, Any]]:
     """Return the nodes: agents on hosts first, then the stores of this machine that hold something.
 
-    `notify` hears why what is listed may be old.
+    `notify` hears why what is listed may be old. `stored` is what the catalogue holds, where that was read.
     """
     from insitu.grid import Catalog, load_topology, measure_store, read_store_id
 
     agents = _list_agents(paths, notify)
     served = {each["node"] for each in agents}
-    stored = Catalog(paths).stored()
+    stored = Catalog(paths).stored() if stored is None else stored
     listed = [{**each, **_count_copies(paths, stored, each["node"])} for each in agents]
     for node in load_topology(paths).nodes:
         copies = _count_copies(paths, stored, node)

@@ -146,4 +146,4 @@ def list_caches(state: UIState) -> list[dict[str, Any]]:
     """Return all caches."""
     from insitu.service import summarize_cache
 
-    return [summarize_cache(cache) for cache in Catalog(state.paths).caches()]
+    return [summarize_cache(cache) for cache in state.catalog.read().latest]

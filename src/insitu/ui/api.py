@@ -12,7 +12,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from insitu.cluster import find_job
 from insitu.errors import InputError
-from insitu.service import describe_columns, list_examples, list_nodes, preview_rows, read_log
+from insitu.service import describe_columns, list_examples, preview_rows, read_log
 from insitu.ui import actions
 from insitu.ui.access import Session
 from insitu.ui.artifacts import find_artifact, list_artifacts
@@ -257,4 +257,4 @@ async def read_examples() -> list[Json]:
 
 @router.get("/nodes", summary="Nodes, as `insitu nodes --json` lists them")
 async def read_nodes(state: State) -> list[Json]:
-    return await state.snapshots.get("nodes", lambda: list_nodes(state.paths), 2.0)
+    return await state.list_nodes()

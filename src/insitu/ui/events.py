@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
@@ -20,8 +21,10 @@ HEARTBEAT = 15.0
 """Seconds after which an event that says nothing shows whether the viewer is still there."""
 
 
+@functools.lru_cache(maxsize=32)
 def encode_event(name: str, data: str) -> bytes:
-    """Return one event. Each line of `data` is a field of its own, so that none can begin another event."""
+    """Return one event. Each line of `data` is a field of its own, so that none can begin another event.
+    What many viewers follow is encoded once."""
     lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return "".join([f"event: {name}\n", *(f"data: {line}\n" for line in lines), "\n"]).encode()
 

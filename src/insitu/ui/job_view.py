@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from insitu.grid import list_epochs
 from insitu.paths import JobPaths
-from insitu.service import build_job_report, has_summaries, read_log
+from insitu.service import audit_epochs, has_summaries, read_log
 from insitu.ui.access import Role
 from insitu.ui.artifacts import list_artifacts
-from insitu.ui.numbers_view import read_numbers
 from insitu.ui.rendering import render
 
 FRAGMENTS = ("head", "actions", "curves", "tasks", "log", "history", "goodput", "data")
 """Names of the fragments, which are those of events and of templates."""
 _LINES = 300
+_EPOCHS = 8
+"""Epochs whose audit is shown."""
 _ENDED = ("finished", "failed", "stopped")
 
 
 def render_fragments(
     job: JobPaths,
+    report: dict[str, Any],
+    numbers: dict[str, Any],
     role: Role,
     log: dict[str, Any],
-    numbers: dict[str, Any] | None = None,
     board: str | None = None,
 ) -> dict[str, str]:
-    """Return each fragment of a job's page. `log` holds `task`, `attempt`, `search` and `before`, `numbers`
-    what `read_numbers` has returned a moment ago, `board` the address of its TensorBoard. Reads files."""
-    report = build_job_report(job, quick=True, ledger=True)
+    """Return each fragment of a job's page. `report` and `numbers` are what `build_job_report` and
+    `read_numbers` have returned a moment ago. `log` holds `task`, `attempt`, `search` and `before`, `board`
+    the address of its TensorBoard. Reads files."""
+    epochs = list_epochs(job)
     values = {
         "job": report,
+        "ledger": audit_epochs(job, epochs[-_EPOCHS:][0]) if epochs else [],
+        "epochs": len(epochs),
         "command": shlex.join(report["command"]),
         "role": role,
-        "numbers": numbers or read_numbers(job, report["evaluations"]),
+        "numbers": numbers,
         "ended": report["state"] in _ENDED,
         "rows": sum(task["progress"]["rows"] for task in report["task_list"] if task["progress"]),
         "artifacts": list_artifacts(job),
@@ -94,6 +100,6 @@ def list_events(report: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(events, key=lambda event: event["at"])
 
 
-def count_changed(before: dict[str, str], after: dict[str, str]) -> Sequence[str]:
+def count_changed(before: Mapping[str, str], after: Mapping[str, str]) -> Sequence[str]:
     """Return the names of the fragments that differ."""
     return [name for name in after if before.get(name) != after[name]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import anyio.to_thread
@@ -17,17 +17,17 @@ from starlette.datastructures import FormData, UploadFile
 from insitu.cluster import find_job, read_curve, read_spec
 from insitu.config import read_settings
 from insitu.errors import InputError, InsituError
+from insitu.paths import JobPaths
 from insitu.service import (
     IMPORT_OPTIONS,
     describe_columns,
     find_example,
     list_examples,
-    list_nodes,
     preview_rows,
 )
 from insitu.spec import NO_CACHE
 from insitu.ui import actions
-from insitu.ui.access import Session
+from insitu.ui.access import Role, Session
 from insitu.ui.charts import draw_histogram
 from insitu.ui.events import encode_event, follow_changes, refuse_too_many
 from insitu.ui.forms import ImportForm, StartForm, read_fields
@@ -171,13 +171,27 @@ async def show_job(
     session: Asking,
     log: Log,
 ) -> HTMLResponse:
-    def read() -> tuple[str, dict[str, str]]:
-        job = find_job(state.paths, job_id)
-        board = state.boards.find(job.root.name)
-        return job.root.name, render_fragments(job, session.role, log, board=board)
+    job = await anyio.to_thread.run_sync(find_job, state.paths, job_id)
+    fragments = await _read_fragments(state, job, session.role, log)
+    return render_page(
+        "job.html", session=session, here="jobs", job_id=job.root.name, log=log, fragments=fragments
+    )
 
-    name, fragments = await anyio.to_thread.run_sync(read)
-    return render_page("job.html", session=session, here="jobs", job_id=name, log=log, fragments=fragments)
+
+async def _read_fragments(
+    state: UIState, job: JobPaths, role: Role, log: dict[str, Any]
+) -> Mapping[str, str]:
+    """Return the fragments of a job's page, which are made once for all who look at them at a time."""
+    report = await state.describe_job(job)
+    name = str(job.root)
+    numbers = await state.snapshots.get(
+        ("numbers", name), lambda: read_numbers(job, report["evaluations"]), _SLOWER
+    )
+    board = state.boards.find(job.root.name)
+    return await state.snapshots.get(
+        ("fragments", name, role, *log.values(), board),
+        lambda: render_fragments(job, report, numbers, role, log, board),
+    )
 
 
 @router.get("/live/jobs/{job_id}")
@@ -190,20 +204,12 @@ async def follow_job(
 ) -> StreamingResponse:
     refuse_too_many(state)
     job = await anyio.to_thread.run_sync(find_job, state.paths, job_id)
-    subject = ("fragments", str(job.root), session.role, *log.values())
 
-    async def read() -> dict[str, str]:
-        report = await state.describe_job(job)
-        numbers = await state.snapshots.get(
-            ("numbers", str(job.root)), lambda: read_numbers(job, report["evaluations"]), _SLOWER
-        )
-        board = state.boards.find(job.root.name)
-        return await state.snapshots.get(
-            (*subject, board), lambda: render_fragments(job, session.role, log, numbers, board)
-        )
+    async def read() -> Mapping[str, str]:
+        return await _read_fragments(state, job, session.role, log)
 
     async def events() -> AsyncIterator[bytes]:
-        shown: dict[str, str] = {}
+        shown: Mapping[str, str] = {}
         async for fragments in follow_changes(state, request, read):
             if fragments is None:
                 yield b": alive\n\n"
@@ -373,7 +379,7 @@ async def show_comparison(
 
 @router.get("/nodes")
 async def show_nodes(state: State, session: Asking) -> HTMLResponse:
-    nodes = await state.snapshots.get("nodes", lambda: list_nodes(state.paths), 2.0)
+    nodes = await state.list_nodes()
     return render_page("nodes.html", session=session, here="nodes", nodes=nodes)
 
 
@@ -386,7 +392,7 @@ async def _render_start(
     example: dict[str, Any] | None = None,
 ) -> HTMLResponse:
     caches = await state.snapshots.get("caches", lambda: actions.list_caches(state))
-    nodes = await state.snapshots.get("nodes", lambda: list_nodes(state.paths), 2.0)
+    nodes = await state.list_nodes()
     return render_page(
         "start.html",
         status,

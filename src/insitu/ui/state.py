@@ -12,7 +12,7 @@ import anyio.to_thread
 from starlette.requests import Request
 
 from insitu.paths import JobPaths, Paths
-from insitu.service import JobIndex, build_job_report
+from insitu.service import CatalogIndex, JobIndex, build_job_report, list_nodes
 from insitu.ui.access import Access, Session
 from insitu.ui.boards import Boards
 from insitu.ui.imports import Imports
@@ -23,6 +23,8 @@ _MOST = 512
 """Values that are kept at a time."""
 FRESH = 0.5
 """Seconds for which what was read is shown to others, too."""
+_SLOWER = 2.0
+"""Seconds for which nodes are."""
 MAX_STREAMS = 256
 """Streams at a time; each is a viewer who follows a page."""
 
@@ -86,13 +88,22 @@ class UIState:
     streams: int = 0
     #: All jobs.
     index: JobIndex = field(init=False)
+    #: All caches.
+    catalog: CatalogIndex = field(init=False)
 
     def __post_init__(self) -> None:
         self.index = JobIndex(self.paths)
+        self.catalog = CatalogIndex(self.paths)
 
     async def list_jobs(self) -> list[dict[str, Any]]:
         """Return all jobs, the newest first."""
         return await self.snapshots.get("jobs", self.index.list)
+
+    async def list_nodes(self) -> list[dict[str, Any]]:
+        """Return all nodes."""
+        return await self.snapshots.get(
+            "nodes", lambda: list_nodes(self.paths, stored=self.catalog.read().stored), _SLOWER
+        )
 
     async def describe_job(self, job: JobPaths, **options: bool) -> dict[str, Any]:
         """Return the report of a job."""

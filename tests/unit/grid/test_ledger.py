@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import GridError
-from insitu.grid.ledger import ShardLedger, audit, checksum_of_all_rows, checksum_of_rows, read_ledgers
+from insitu.grid.ledger import (
+    ShardLedger,
+    audit,
+    checksum_of_all_rows,
+    checksum_of_rows,
+    list_epochs,
+    read_ledgers,
+)
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo, ShardMap
 
@@ -150,6 +157,21 @@ def test_a_ledger_survives_json_and_the_disk(paths: Paths) -> None:
     again.add(0, np.array([1]))
     assert again.counts[0].rows == 11
     assert [epoch.complete for epoch in audit(CACHE, MAP, restored)] == [True, False]
+
+
+def test_the_last_epochs_are_read_alone(paths: Paths) -> None:
+    job = paths.job("job-1")
+    assert list_epochs(job) == [] and read_ledgers(job) == []
+    job.ledger.mkdir(parents=True)
+    for epoch in (0, 9, 10, 100_000):
+        for ledger in ledgers(epoch):
+            ledger.publish(job)
+    (job.ledger / "epoch-00011.shard-00000.json.tmp").write_text("half")
+    assert list_epochs(job) == [0, 9, 10, 100_000]
+    assert [(found.epoch, found.shard) for found in read_ledgers(job, 10)] == [
+        (10, 0), (10, 1), (100_000, 0), (100_000, 1)
+    ]  # fmt: skip
+    assert len(read_ledgers(job)) == 8
 
 
 def test_what_is_no_ledger_is_refused(paths: Paths) -> None:
