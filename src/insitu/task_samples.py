@@ -8,6 +8,7 @@ between them. A file that has become long is thinned out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -100,6 +101,7 @@ def _parse(data: bytes) -> list[Sample]:
     return [sample for line in data.splitlines() if (sample := _parse_line(line)) is not None]
 
 
+@functools.lru_cache(maxsize=MOST)
 def _parse_line(line: bytes) -> Sample | None:
     try:
         values: dict[str, Any] = json.loads(line)

@@ -81,8 +81,10 @@ class CatalogWatch:
         now = (found.st_ino, found.st_size, found.st_mtime_ns)
         if now == self._seen:
             return False
-        self._seen = now if time.time_ns() - found.st_mtime_ns > _SETTLED else None
+        self._seen = now  # a damaged one is named once
         before, self.data = self.data, self._read()
+        if time.time_ns() - found.st_mtime_ns < _SETTLED:
+            self._seen = None
         return self.data != before
 
     def _read(self) -> bytes:

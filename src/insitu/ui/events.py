@@ -16,7 +16,9 @@ from insitu.ui.state import MAX_STREAMS, UIState
 
 T = TypeVar("T")
 INTERVAL = 0.5
-"""Seconds between two looks."""
+"""Seconds between two looks of a viewer, while few look."""
+_LOOKS = 40
+"""Looks a second of all viewers together. Where more viewers follow, each looks less often."""
 HEARTBEAT = 15.0
 """Seconds after which an event that says nothing shows whether the viewer is still there."""
 
@@ -60,7 +62,7 @@ async def follow_changes(
             elif now - spoke >= HEARTBEAT:
                 spoke = now
                 yield None
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(max(INTERVAL, state.streams / _LOOKS))
     finally:
         state.streams -= 1
 

@@ -23,7 +23,7 @@ _MOST = 512
 """Values that are kept at a time."""
 FRESH = 0.5
 """Seconds for which what was read is shown to others, too."""
-_SLOWER = 2.0
+_SLOWER = 5.0
 """Seconds for which nodes are."""
 MAX_STREAMS = 256
 """Streams at a time; each is a viewer who follows a page."""
