@@ -43,14 +43,18 @@ def rebalance(
     name: Annotated[str, typer.Argument(metavar="CACHE", help="Its name.", autocompletion=complete_cache)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would move, and do nothing.")] = False,
     rate: Annotated[
-        float, typer.Option(help="Megabytes a second at most, all together; 0: no limit.")
-    ] = 100.0,
+        float | None,
+        typer.Option(
+            help="Megabytes a second at most, all together; 0: no limit. Else 10 for each core of the node "
+            "with the fewest, beside which jobs go on."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     from insitu.cluster import find_owners
     from insitu.grid import rebalance_cache
 
-    if not rate >= 0:
+    if rate is not None and not rate >= 0:
         raise InputError(f"--rate must be at least 0. Received: {rate:g}")
     paths = Paths.default()
     remote = find_owners(paths)
@@ -60,7 +64,7 @@ def rebalance(
             f"`insitu up --hosts FILE` starts them"
         )
     with _shown_progress(name) as on_moved:
-        limit = rate * 1e6 or None
+        limit = _choose_rate(paths) if rate is None else rate * 1e6 or None
         reports = rebalance_cache(paths, name, remote, dry_run=dry_run, rate=limit, on_moved=on_moved)
     if as_json:
         print_json([_describe(report, dry_run) for report in reports])
@@ -76,6 +80,12 @@ def rebalance(
             f"{name} that failed, {sum(len(report.plan.unavailable) for report in reports)} partition(s) "
             f"without a live copy. Bring their nodes back and run the command again"
         )
+
+
+def _choose_rate(paths: Paths) -> float:
+    from insitu.cluster import choose_copy_rate, read_nodes
+
+    return choose_copy_rate(member.facts.cores for member in read_nodes(paths)[0] if member.state == "alive")
 
 
 def _describe(report: RebalanceReport, dry_run: bool) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from insitu.doors import lazy_door
 if TYPE_CHECKING:
     from insitu.cluster.agents import (
         CLUSTER_ENV,
-        COPY_RATE,
         RELAYED,
         SSH,
         TOKEN_FILE_ENV,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         bring_up_ray,
         cancel_draining,
         change_head,
+        choose_copy_rate,
         delete_store,
         drain_node,
         find_head_of_agents,
@@ -92,9 +92,9 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "agents": (
-            "COPY_RATE",
             "cancel_draining",
             "change_head",
+            "choose_copy_rate",
             "drain_node",
             "find_own_node",
             "CLUSTER_ENV",
@@ -172,7 +172,6 @@ __getattr__, __dir__ = lazy_door(
 
 __all__ = [
     "CLUSTER_ENV",
-    "COPY_RATE",
     "ENDED",
     "RELAYED",
     "SSH",
@@ -196,6 +195,7 @@ __all__ = [
     "bring_up_ray",
     "cancel_draining",
     "change_head",
+    "choose_copy_rate",
     "clean_up",
     "copy_export",
     "delete_job",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from insitu.cluster.agents.launching import SSH, Outcome
     from insitu.cluster.agents.node_draining import cancel_draining, drain_node, find_own_node
     from insitu.cluster.agents.node_list import ask_for_nodes, read_nodes
-    from insitu.cluster.agents.options import COPY_RATE, HOSTS_ENGINE, AgentOptions
+    from insitu.cluster.agents.options import HOSTS_ENGINE, AgentOptions, choose_copy_rate
     from insitu.cluster.agents.ray_hosts import RayRequest, bring_up_ray, take_down_cluster
     from insitu.cluster.agents.records import (
         change_head,
@@ -61,7 +61,7 @@ __getattr__, __dir__ = lazy_door(
         "launching": ("SSH", "Outcome"),
         "node_draining": ("cancel_draining", "drain_node", "find_own_node"),
         "node_list": ("ask_for_nodes", "read_nodes"),
-        "options": ("COPY_RATE", "HOSTS_ENGINE", "AgentOptions"),
+        "options": ("HOSTS_ENGINE", "AgentOptions", "choose_copy_rate"),
         "ray_hosts": ("RayRequest", "bring_up_ray", "take_down_cluster"),
         "saved_members": ("read_kept_members", "read_saved_members"),
         "stores": ("find_owners", "find_stores"),
@@ -74,7 +74,6 @@ __getattr__, __dir__ = lazy_door(
 
 __all__ = [
     "CLUSTER_ENV",
-    "COPY_RATE",
     "HOSTS_ENGINE",
     "RELAYED",
     "SSH",
@@ -89,6 +88,7 @@ __all__ = [
     "bring_up_ray",
     "cancel_draining",
     "change_head",
+    "choose_copy_rate",
     "delete_store",
     "drain_node",
     "find_head_of_agents",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from insitu.cluster.agents.detached import open_input
-from insitu.cluster.agents.options import COPY_RATE
+from insitu.cluster.agents.options import choose_copy_rate
 from insitu.cluster.decide import CopyOrder, CopyOrders, Membership, find_copy_order, membership
 from insitu.paths import Paths
 from insitu.spec import NodeId
@@ -60,12 +60,13 @@ class CopyUpkeep:
         before = self._orders.running
         self._orders = self._orders.begin(order, self._changes, now, unfinished=unfinished)
         if self._orders.running is not None and before is None:
-            self._begin(self._orders.running[0], now)
+            cores = [member.facts.cores for member in members.members.values() if member.state == "alive"]
+            self._begin(self._orders.running[0], choose_copy_rate(cores), now)
         return found
 
-    def _begin(self, order: CopyOrder, now: float) -> None:
+    def _begin(self, order: CopyOrder, copy_rate: float, now: float) -> None:
         # What leaves has little time.
-        rate = None if order.leaving else COPY_RATE
+        rate = None if order.leaving else copy_rate
         message = json.dumps({"leaving": order.leaving, "waiting": order.waiting, "rate": rate})
         said = tempfile.TemporaryFile()  # noqa: SIM115
         try:
