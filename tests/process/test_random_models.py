@@ -66,6 +66,7 @@ def test_a_difference_is_found_and_made_small() -> None:
     assert json.loads(str(failure).split("'")[1]) == failure.description
 
 
+@pytest.mark.slow
 def test_a_hunt_finds_the_same_again() -> None:
     first, second = hunt_for('"mae"'), hunt_for('"mae"')
     assert first.found == second.found

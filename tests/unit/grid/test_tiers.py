@@ -177,7 +177,9 @@ def lines_of_a_move(paths: Paths, to: str) -> Iterator[Callable[[], int]]:
         yield move
 
 
-@pytest.mark.parametrize(("to", "back"), [("slow", "fast"), ("fast", "slow")])
+@pytest.mark.parametrize(
+    ("to", "back"), [pytest.param("slow", "fast", marks=pytest.mark.slow), ("fast", "slow")]
+)
 def test_a_move_that_is_killed_anywhere_leaves_each_partition_whole(
     paths: Paths, cache: CacheSpec, to: Any, back: Any
 ) -> None:
