@@ -19,7 +19,7 @@ from partition_servers import SECRET
 from store_hosts import StoreHosts
 
 from insitu.errors import GridError, InputError, SourceError, TransferError
-from insitu.grid import Catalog, bring_up, import_cache, node_reading
+from insitu.grid import Catalog, bring_up, import_cache, node_reading, set_up_stores
 from insitu.grid.leftovers import find_ended_imports, list_staged_imports
 from insitu.grid.node_reading import cut_units, run_in_turn
 from insitu.grid.partition_builder import PartitionBuilders
@@ -400,3 +400,16 @@ def test_rows_of_other_forms_are_refused(hosts: StoreHosts) -> None:
         assert client.send_rows(RowsRequest(plan.token, 0, 0, True), good, two) == ""
     (finished,) = remote.imports.finish([node], plan.token, 1)[node]
     assert finished.rows == 2
+
+
+def test_rows_count_for_the_quota_of_the_store(hosts: StoreHosts) -> None:
+    remote, node = hosts.remote(), NodeId("a")
+    plan = replace(PLAN, destinations=(Destination("d", 0, (node,)),), partitions=1)
+    remote.imports.open([node], plan, adopt=False)
+    remote.imports.begin(node, plan.token, 0, [0])
+    rows, counts = make_batch(plan.columns, 2, {"x": np.arange(2)}), np.array([2]).tobytes()
+    with PartitionClient(hosts.servers[node].address, SECRET, silence=2.0) as client:
+        assert client.send_rows(RowsRequest(plan.token, 0, 0, True), rows, counts) == ""
+    set_up_stores(hosts.paths[node], [node], quota=1)
+    with pytest.raises(GridError, match=r"quota of a is 1 bytes. Received: rows for which it has no room"):
+        remote.imports.finish([node], plan.token, 1)

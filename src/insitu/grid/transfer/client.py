@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,12 @@ from insitu.errors import InputError, TransferError
 from insitu.grid.transfer.authentication import derive_credentials, make_headers
 from insitu.grid.transfer.requests import (
     FILES,
-    SCHEMA,
     ReadRequest,
     RowsRequest,
-    WriteRequest,
     chunk_bytes,
     decode_message,
     encode_message,
     encode_request,
-    make_chunk,
 )
 
 _FLIGHT = re.compile(r"^Flight returned [a-z ]+, with message: ")
@@ -113,28 +110,6 @@ class PartitionClient:
                     yield data
             finally:
                 stream.cancel()
-
-    def write(self, request: WriteRequest, chunks: Iterable[bytes]) -> int:
-        """Send a part of a staged partition. Returns how many bytes of it the server has now.
-
-        Raises TransferError for whatever goes wrong.
-        """
-        with self._failures_named():
-            descriptor = flight.FlightDescriptor.for_command(encode_request(request))
-            writer, replies = self._client.do_put(descriptor, SCHEMA, self._options)
-            try:
-                for data in chunks:
-                    writer.write_batch(make_chunk(data))
-                writer.done_writing()
-                reply = replies.read()
-            finally:
-                writer.close()  # says why the server has refused: that is the better error
-            if reply is None:
-                raise InputError("A write has a reply. Received: none")
-            have = json.loads(reply.to_pybytes())["bytes"]
-            if type(have) is not int or not 0 <= have <= request.bytes:
-                raise InputError(f"A reply has the bytes that are there. Received: {have!r}")
-            return have
 
     def send_rows(self, request: RowsRequest, batch: pa.RecordBatch, counts: bytes) -> str:
         """Send rows to an owner of their partitions. `counts` are `RowMessage.counts`, as int64.

@@ -130,7 +130,7 @@ class ImportActions:
             due = self._unchecked.get(token, 0) + size
             self._unchecked[token] = 0 if due >= QUOTA_BYTES else due
         if due >= QUOTA_BYTES:
-            refuse_over_quota(self._paths, self._node, 0)
+            _refuse_over_quota(self._paths, self._node)
 
     def _finish(self, fields: Fields) -> Any:
         """Complete the partitions. The task's results: what `Finished.to_json` says of each."""
@@ -138,7 +138,7 @@ class ImportActions:
         units = check_number("units", fields.get("units"), 0, _MOST_UNITS)
 
         def finish(task: Task) -> None:
-            refuse_over_quota(self._paths, self._node, 0)
+            _refuse_over_quota(self._paths, self._node)
             with _long_texts_noted(task):
                 task.results += [each.to_json() for each in intake.finish(units)]
             intake.stop()
@@ -239,14 +239,14 @@ def parse_address(value: Any) -> ServerAddress:
     )
 
 
-def refuse_over_quota(paths: Paths, node: NodeId, need: int) -> None:
-    """Raise InputError where the store may not hold `need` bytes more, without a name of a path."""
+def _refuse_over_quota(paths: Paths, node: NodeId) -> None:
+    """Raise InputError where the store holds more than it may, without a name of a path."""
     try:
-        check_quota(paths, node, need)
+        check_quota(paths, node, 0)
     except StorageFull:
         quota = read_settings(paths, node).quota
         raise InputError(
-            f"The quota of {node} is {quota} bytes. Received: {need} bytes more, for which it has no room. "
+            f"The quota of {node} is {quota} bytes. Received: rows for which it has no room. "
             f"Allow more with `insitu quota {node} SIZE`, or make room with `insitu tier CACHE --to slow`"
         ) from None
 

@@ -26,7 +26,6 @@ MAX_PARTITION = 1 << 16
 MAX_VERSION = 1 << 31
 MAX_REQUEST_BYTES = 4096
 MAX_UNITS = 1 << 32
-_ROWS_START = b'{"rows": '
 MAX_MESSAGE_BYTES = 256 << 20
 FILES = "files."
 """How the names of actions begin that are about files of `insitu://`."""
@@ -93,36 +92,6 @@ class ReadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteRequest:
-    """Announces a part of a staged partition's file, or with `length` 0 asks how much of it is there."""
-
-    #: The name of the cache.
-    cache: str
-    #: What tells the import's staged folder from others.
-    token: str
-    #: The partition's number.
-    partition: int
-    #: Bytes of the whole file.
-    bytes: int
-    #: Of the whole file, as `crc32:hex`.
-    checksum: str
-    #: The first byte of the part: as many are there already.
-    offset: int
-    #: Bytes of the part.
-    length: int
-
-    def __post_init__(self) -> None:
-        check_cache_name(check_text("cache", self.cache))
-        check_simple_name("An import's token", check_text("token", self.token))
-        check_number("partition", self.partition, 0, MAX_PARTITION)
-        check_number("bytes", self.bytes, 1, MAX_FILE_BYTES)
-        if not _CHECKSUM.fullmatch(check_text("checksum", self.checksum)):
-            raise InputError(f"checksum must be crc32: and 8 hex digits. Received: {self.checksum!r}")
-        check_number("offset", self.offset, 0, self.bytes + 1)
-        check_number("length", self.length, 0, min(MAX_LENGTH, self.bytes - self.offset) + 1)
-
-
-@dataclass(frozen=True, slots=True)
 class RowsRequest:
     """Announces a message of rows, for the partitions of an import that the node owns."""
 
@@ -143,17 +112,10 @@ class RowsRequest:
             raise InputError(f"last is true or false. Received: {self.last!r:.100}")
 
 
-Request = TypeVar("Request", ReadRequest, WriteRequest, RowsRequest)
+Request = TypeVar("Request", ReadRequest, RowsRequest)
 
 
-def announces_rows(data: bytes) -> bool:
-    """Return whether a put is of rows; else it is of a staged partition's file."""
-    return data.startswith(_ROWS_START)
-
-
-def encode_request(request: ReadRequest | WriteRequest | RowsRequest) -> bytes:
-    if isinstance(request, RowsRequest):
-        return json.dumps({"rows": request.token, **asdict(request)}).encode()
+def encode_request(request: ReadRequest | RowsRequest) -> bytes:
     return json.dumps(asdict(request)).encode()
 
 
@@ -166,8 +128,6 @@ def decode_request(kind: type[Request], data: bytes) -> Request:
     except (ValueError, RecursionError) as error:
         raise InputError(f"A request is JSON. Received: {len(data)} bytes that aren't ({error})") from None
     names = [field.name for field in fields(kind)]
-    if kind is RowsRequest and isinstance(values, dict):
-        values.pop("rows", None)
     if not isinstance(values, dict) or sorted(values) != sorted(names):
         raise InputError(f"A request has the fields {', '.join(names)}. Received: others")
     return kind(**values)

@@ -1,9 +1,8 @@
-"""Serves the partitions of one node's store, and receives staged ones."""
+"""Serves the partitions of one node's store, and takes the rows of imports."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
@@ -14,14 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from insitu.access import file_mode, make_folder
 from insitu.certificates import Certificate
-from insitu.durable import NO_ROOM, sync_folder
 from insitu.errors import InputError, InsituError
-from insitu.grid.partitions import file_checksum
 from insitu.grid.transfer.authentication import TokenCheck, derive_credentials
 from insitu.grid.transfer.client import ServerAddress, format_location
-from insitu.grid.transfer.import_actions import refuse_over_quota
 from insitu.grid.transfer.requests import (
     CHUNK_BYTES,
     FILES,
@@ -29,9 +24,6 @@ from insitu.grid.transfer.requests import (
     SCHEMA,
     ReadRequest,
     RowsRequest,
-    WriteRequest,
-    announces_rows,
-    chunk_bytes,
     decode_message,
     decode_request,
     encode_message,
@@ -44,7 +36,7 @@ from insitu.spec import NodeId
 ACTIONS = 32
 """Actions that a server does at the same time; further ones are refused, and tried again."""
 STREAMS = 16
-"""Reads and writes that a server does at the same time; further ones are refused, and tried again."""
+"""Reads that a server does at the same time; further ones are refused, and tried again."""
 
 ROW_STREAMS = 128
 """Messages of rows that a server takes at the same time; further ones are refused, and tried again."""
@@ -119,37 +111,6 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
                 yield make_chunk(data)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Append a part to a staged partition's file; the last part completes it. Replies with the bytes that
-        are there."""
-        if announces_rows(descriptor.command):
-            self._take_rows(descriptor, reader, writer)
-            return
-        with self._counted(), _failures_explained():
-            request = decode_request(WriteRequest, descriptor.command)
-            staged = self._paths.staged(request.cache, request.token).partition(self._node, request.partition)
-            make_folder(self._paths.home, staged.parent)
-            with _locked(staged.with_suffix(".partial"), file_mode(self._paths.home)) as file:
-                have = request.bytes if staged.exists() else os.fstat(file).st_size
-                if have == request.bytes and not staged.exists():
-                    _complete(file, staged, request)
-                if request.length == 0 or have == request.bytes != request.offset:
-                    _reply(writer, have)
-                    return
-                if have != request.offset:
-                    raise InputError(f"The next part begins at byte {have}. Received: {request.offset}")
-                refuse_over_quota(self._paths, self._node, request.bytes - have)
-                try:
-                    _append(file, reader, request)
-                    have = os.fstat(file).st_size
-                    if have == request.bytes:
-                        _complete(file, staged, request)
-                except OSError as error:
-                    if error.errno in NO_ROOM:
-                        os.ftruncate(file, 0)
-                    raise
-                _reply(writer, have)
-
-    def _take_rows(self, descriptor: Any, reader: Any, writer: Any) -> None:
         """Give rows to the partitions of an import. Replies why they aren't taken; "" where they are."""
         if not self._row_streams.acquire(blocking=False):
             raise flight.FlightUnavailableError(f"{ROW_STREAMS} streams of rows are served already")
@@ -192,51 +153,6 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
             yield
         finally:
             self._streams.release()
-
-
-def _append(file: int, reader: Any, request: WriteRequest) -> None:
-    received = 0
-    for chunk in reader:
-        data = chunk_bytes(chunk.data)
-        received += len(data)
-        if received > request.length:
-            raise InputError(f"The part has {request.length} bytes. Received: more")
-        while data:
-            data = data[os.write(file, data) :]
-
-
-def _complete(file: int, staged: Path, request: WriteRequest) -> None:
-    """Give a staged file its name, if its bytes are right. Raises InputError."""
-    partial = staged.with_suffix(".partial")
-    found = file_checksum(partial)
-    if found != request.checksum:
-        os.ftruncate(file, 0)
-        raise InputError(f"The bytes must have the checksum {request.checksum}. Received: {found}")
-    os.fsync(file)
-    partial.rename(staged)
-    sync_folder(staged.parent)
-
-
-def _reply(writer: Any, have: int) -> None:
-    writer.write(json.dumps({"bytes": have}).encode())
-
-
-@contextlib.contextmanager
-def _locked(path: Path, mode: int) -> Iterator[int]:
-    """Yield a descriptor for appending to `path`, which nobody else has. Raises FlightUnavailableError."""
-    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise flight.FlightUnavailableError("another caller sends this partition") from None
-        os.fchmod(file, mode)
-        yield file
-    finally:
-        with contextlib.suppress(OSError):
-            if os.fstat(file).st_size == 0:
-                path.unlink(missing_ok=True)
-        os.close(file)
 
 
 @contextlib.contextmanager

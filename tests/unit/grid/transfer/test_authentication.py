@@ -14,10 +14,10 @@ from insitu.grid.transfer import PartitionClient, PartitionServer, ServerAddress
 from insitu.grid.transfer import client as client_module
 from insitu.grid.transfer.authentication import TokenCheck, derive_credentials, derive_token
 from insitu.grid.transfer.client import format_location
-from insitu.grid.transfer.requests import ReadRequest, WriteRequest
+from insitu.grid.transfer.requests import ReadRequest, RowsRequest, make_chunk
 
 READ = ReadRequest("a/b", 1, 0, 0, 10)
-WRITE = WriteRequest("a/b", "1-x", 0, 10, "crc32:00000000", 0, 0)
+ROWS = RowsRequest("1-x", 0, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_stranger_reads_and_writes_nothing(
             with pytest.raises(TransferError, match=words):
                 list(client.read(READ))
             with pytest.raises(TransferError, match=words):
-                client.write(WRITE, [])
+                client.send_rows(ROWS, make_chunk(b"x"), b"")
     said = caplog.text + "".join(capfd.readouterr())
     assert derive_token(SECRET) not in said and derive_token(b"x" * 16) not in said
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from free_ports import free_addresses
 from partition_servers import SECRET, certificate
 
 from insitu.errors import TransferError
-from insitu.grid.transfer import PartitionClient, ServerAddress
+from insitu.grid.transfer import PartitionClient, PartitionServer, ServerAddress
 from insitu.grid.transfer.client import format_location
 from insitu.grid.transfer.requests import ReadRequest
+from insitu.paths import Paths
+from insitu.spec import NodeId
 
 
 def test_numbers_of_ipv6_have_brackets():
     assert format_location("::1", 5) == "grpc+tls://[::1]:5"
     assert str(ServerAddress("host.example", 7, "")) == "host.example:7"
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_a_server_at_a_number_of_ipv6_is_reached(paths: Paths):
+    server = PartitionServer(paths, NodeId("node-0"), SECRET, certificate(), host="::1")
+    try:
+        missing = pytest.raises(TransferError, match=rf"^\[::1\]:{server.port} .*no such partition")
+        with PartitionClient(server.address, SECRET) as client, missing:
+            list(client.read(ReadRequest("a", 1, 0, 0, 1)))
+    finally:
+        server.stop()
 
 
 def test_an_address_where_nobody_listens_is_named():

@@ -16,7 +16,7 @@ from insitu.errors import InputError
 from insitu.grid.transfer.requests import (
     MAX_LENGTH,
     ReadRequest,
-    WriteRequest,
+    RowsRequest,
     chunk_bytes,
     decode_request,
     encode_request,
@@ -25,7 +25,7 @@ from insitu.grid.transfer.requests import (
 from insitu.paths import Paths
 
 READ = ReadRequest("a/b", 3, 7, 0, 10)
-WRITE = WriteRequest("a/b", "0123-7-ab", 7, 100, "crc32:0123abcd", 10, 90)
+ROWS = RowsRequest("0123-7-ab", 7, 100, False)
 
 values = st.one_of(
     st.none(),
@@ -38,12 +38,12 @@ values = st.one_of(
 )
 
 
-@pytest.mark.parametrize("request_", [READ, WRITE])
+@pytest.mark.parametrize("request_", [READ, ROWS])
 def test_requests_come_back_equal(request_: Any):
     assert decode_request(type(request_), encode_request(request_)) == request_
 
 
-@given(data=st.data(), kind=st.sampled_from([READ, WRITE]))
+@given(data=st.data(), kind=st.sampled_from([READ, ROWS]))
 def test_changed_fields_are_refused_or_name_a_file_of_the_store(data: st.DataObject, kind: Any):
     fields = asdict(kind)
     for name in data.draw(st.sets(st.sampled_from(sorted(fields)), min_size=1)):
@@ -52,21 +52,17 @@ def test_changed_fields_are_refused_or_name_a_file_of_the_store(data: st.DataObj
         request = decode_request(type(kind), json.dumps(fields).encode())
     except InputError:
         return
-    paths = Paths(Path("/home"))
-    if isinstance(request, ReadRequest):
-        path, root = paths.partition("n", request.cache, request.version, request.partition), "/home/nodes/n"
-    else:
-        path, root = (
-            paths.staged(request.cache, request.token).partition("n", request.partition),
-            "/home/staging",
-        )
-    assert path.is_relative_to(root) and ".." not in path.parts and path.name.startswith("part-")
+    if isinstance(request, RowsRequest):
+        assert "/" not in request.token and request.unit >= 0 and request.sequence >= 0
+        return
+    path = Paths(Path("/home")).partition("n", request.cache, request.version, request.partition)
+    assert path.is_relative_to("/home/nodes/n") and ".." not in path.parts and path.name.startswith("part-")
     assert 0 <= request.length <= MAX_LENGTH and request.offset >= 0
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_request_or_refused(data: bytes):
-    for kind in (ReadRequest, WriteRequest):
+    for kind in (ReadRequest, RowsRequest):
         with pytest.raises(InputError, match="request"):
             decode_request(kind, data)
 
@@ -95,15 +91,15 @@ def test_reads_outside_of_what_can_be_are_refused(change: dict[str, Any]):
     [
         {"token": "../x"},
         {"token": "a/b"},
-        {"checksum": "crc32:0"},
-        {"length": 91},
-        {"offset": 101},
-        {"bytes": 0},
+        {"unit": -1},
+        {"sequence": 1 << 44},
+        {"last": 1},
+        {"rows": "x"},
     ],
 )
-def test_writes_outside_of_what_can_be_are_refused(change: dict[str, Any]):
+def test_rows_outside_of_what_can_be_are_refused(change: dict[str, Any]):
     with pytest.raises(InputError, match="Received"):
-        decode_request(WriteRequest, json.dumps({**asdict(WRITE), **change}).encode())
+        decode_request(RowsRequest, json.dumps({**asdict(ROWS), **change}).encode())
 
 
 def test_a_large_or_deep_request_is_refused():

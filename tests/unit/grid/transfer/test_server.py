@@ -1,11 +1,10 @@
-"""What a server of partitions gives, takes and refuses."""
+"""What a server of partitions gives and refuses."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-import zlib
 
 import pyarrow.flight as flight
 import pytest
@@ -15,12 +14,9 @@ from insitu.errors import TransferError
 from insitu.grid.transfer import PartitionClient, PartitionServer
 from insitu.grid.transfer.authentication import derive_credentials, make_headers
 from insitu.grid.transfer.client import format_location
-from insitu.grid.transfer.requests import SCHEMA, ReadRequest, WriteRequest
+from insitu.grid.transfer.requests import SCHEMA, ReadRequest
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId
-
-DATA = os.urandom(100)
-CHECKSUM = f"crc32:{zlib.crc32(DATA):08x}"
 
 
 def test_every_part_of_a_file_is_given(server: PartitionServer, paths: Paths, cache: CacheSpec):
@@ -104,42 +100,3 @@ def test_a_caller_that_leaves_frees_its_stream(paths: Paths, cache: CacheSpec):
         server._streams.release()
     finally:
         server.stop()
-
-
-def write(client: PartitionClient, data: bytes, offset: int = 0, size: int = 100) -> int:
-    return client.write(
-        WriteRequest("c", "1-x", 3, size, CHECKSUM, offset, len(data)), [data] if data else []
-    )
-
-
-def test_a_staged_partition_arrives_in_parts(server: PartitionServer, paths: Paths):
-    staged = paths.staged("c", "1-x").partition("node-0", 3)
-    with PartitionClient(server.address, SECRET) as client:
-        assert write(client, b"") == 0
-        assert write(client, DATA[:60]) == 60 and not staged.exists()
-        with pytest.raises(TransferError, match=r"next part begins at byte 60. Received: 10"):
-            write(client, DATA[10:], 10)
-        assert write(client, b"") == 60
-        assert write(client, DATA[60:], 60) == 100 and staged.read_bytes() == DATA
-        assert write(client, b"") == 100 and write(client, DATA) == 100
-    assert [p.name for p in staged.parent.iterdir()] == ["part-00003.arrow"]
-    assert staged.stat().st_mode & 0o777 == 0o600
-
-
-def test_wrong_bytes_are_not_kept(server: PartitionServer, paths: Paths):
-    staged = paths.staged("c", "1-x").partition("node-0", 3)
-    with PartitionClient(server.address, SECRET) as client:
-        with pytest.raises(TransferError, match="must have the checksum"):
-            write(client, DATA[::-1])
-        assert write(client, b"") == 0 and not list(staged.parent.iterdir())
-        with pytest.raises(TransferError, match=r"part has 10 bytes. Received: more"):
-            client.write(WriteRequest("c", "1-x", 3, 100, CHECKSUM, 0, 10), [DATA])
-
-
-def test_a_file_that_was_whole_before_a_crash_is_completed(server: PartitionServer, paths: Paths):
-    staged = paths.staged("c", "1-x").partition("node-0", 3)
-    staged.parent.mkdir(parents=True)
-    staged.with_suffix(".partial").write_bytes(DATA)
-    with PartitionClient(server.address, SECRET) as client:
-        assert write(client, b"") == 100
-    assert staged.read_bytes() == DATA
