@@ -171,6 +171,16 @@ def addresses(count: int) -> list[str]:
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
+def wait_for(what: str, condition: Callable[[], Any], *, pause: float, patience: float) -> Any:
+    """What `condition` returns once that is true. Raises Unavailable after `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        if answer := condition():
+            return answer
+        time.sleep(pause)
+    raise Unavailable(f"waited {patience:g} s for {what}")
+
+
 def say(text: str) -> None:
     """Progress, on stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -30,7 +30,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import common
 import numpy as np
@@ -65,13 +64,7 @@ model.fit(train, epochs=100000, verbose=0)
 """
 
 
-def wait_for(what: str, condition: Callable[[], Any], pause: float = 0.02) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if answer := condition():
-            return answer
-        time.sleep(pause)
-    raise common.Unavailable(f"waited {PATIENCE:g} s for {what}")
+wait_for = partial(common.wait_for, pause=0.02, patience=PATIENCE)
 
 
 def kill_processes(host: Host) -> None:
@@ -123,9 +116,9 @@ class Bench:
     def _lose_worker(self, head: Path, job_id: str, way: str) -> float:
         job = Paths(head).job(job_id)
         try:
-            wait_for("the first steps", lambda: self._count_steps(head, job_id) >= STEPS_BEFORE, 0.1)
+            wait_for("the first steps", lambda: self._count_steps(head, job_id) >= STEPS_BEFORE, pause=0.1)
             for host in self.lab.hosts:
-                wait_for("the standbys", partial(self._stands_by, host), 0.2)
+                wait_for("the standbys", partial(self._stands_by, host), pause=0.2)
             at = self.lose(way)
             done = wait_for(
                 "the recovery",

@@ -59,13 +59,7 @@ model.fit(train, epochs=100000, verbose=0)
 """
 
 
-def wait_for(what: str, condition: Callable[[], Any], pause: float = 0.005) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if answer := condition():
-            return answer
-        time.sleep(pause)
-    raise common.Unavailable(f"waited {PATIENCE:g} s for {what}")
+wait_for = partial(common.wait_for, pause=0.005, patience=PATIENCE)
 
 
 class Bench:
@@ -89,11 +83,11 @@ class Bench:
         try:
             wait_for("the first steps", lambda: self._steps(job) >= STEPS_BEFORE)
             if standby:
-                wait_for("the standby", lambda: self._stands_by(job), 0.5)
+                wait_for("the standby", lambda: self._stands_by(job), pause=0.5)
             victim = Journal(job.journal).state().tasks[1].pid
             killed = time.time()
             os.kill(victim, signal.SIGKILL)
-            recovery = wait_for("the recovery", lambda: self._recovered(job), 0.05)
+            recovery = wait_for("the recovery", lambda: self._recovered(job), pause=0.05)
             return float(recovery.ended - killed)
         finally:
             # Asked twice it kills at once.
@@ -138,7 +132,8 @@ class Bench:
             first = wait_for("the peer's first steps", lambda: self._all_at(marks, STEPS_BEFORE))
             killed = time.time()
             os.kill(first[1], signal.SIGKILL)
-            wait_for("the peer's recovery", lambda: self._all_at(marks, 1, besides=set(first.values())), 0.02)
+            others = set(first.values())
+            wait_for("the peer's recovery", lambda: self._all_at(marks, 1, besides=others), pause=0.02)
             begun = [path for path in marks.iterdir() if int(path.name.split("-")[1]) not in first.values()]
             return max(float(path.read_text().split()[0]) for path in begun) - killed
 
