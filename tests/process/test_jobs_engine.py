@@ -22,7 +22,7 @@ from insitu.paths import JobPaths, Paths
 from insitu.progress import Progress, ProgressWriter
 from insitu.roster import Member, Roster, read_roster
 from insitu.spec import NodeId, TaskId, TaskSpec
-from tests.support.descriptors import count_descriptors
+from tests.support.descriptors import find_new_descriptors, list_descriptors
 from tests.support.foreign_user import needs_root, run_as
 
 W0, W1 = (TaskSpec(TaskId("worker", i), NodeId("node-0")) for i in range(2))
@@ -366,13 +366,13 @@ def test_the_state_of_processes_and_nodes_is_seen(engine: Engine, python: Progra
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_closing_leaves_nothing(kind: str, python: Program, job: JobPaths) -> None:
-    before = count_descriptors()
+    before = list_descriptors()
     engine = ENGINES[kind](job)
     engine.reserve([W0, W1])
     pid = engine.launch(W0, python("import time; time.sleep(600)"))
     engine.close()
     assert is_gone(pid)
-    assert count_descriptors() <= before
+    assert find_new_descriptors(before, "socket:", "pipe:", "anon_inode:", str(job.root)) == []
 
 
 @pytest.mark.parametrize("kind", ENGINES)

@@ -11,7 +11,7 @@ import pytest
 
 from insitu.errors import ExchangeError
 from insitu.exchange import memory
-from tests.support.descriptors import count_descriptors
+from tests.support.descriptors import find_new_descriptors, list_descriptors
 
 pytestmark = pytest.mark.skipif(not memory.is_supported(), reason="no shared memory")
 
@@ -68,10 +68,11 @@ def test_only_sealed_segments_are_adopted(tmp_path: Path) -> None:
     loose = os.memfd_create("insitu-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(loose, 10_000)
     for file in (os.open(tmp_path / "file", os.O_RDWR), loose, os.pipe()[0]):
-        before = count_descriptors()
+        before = list_descriptors()
         with pytest.raises(ExchangeError, match="a segment with a sealed size"):
             memory.adopt(file, 10_000)
-        assert count_descriptors() <= before - 1
+        assert list_descriptors().get(file) != before[file]
+        assert find_new_descriptors(before, before[file]) == []
 
 
 def test_adopted_segments_have_locks_of_their_own(file: int) -> None:

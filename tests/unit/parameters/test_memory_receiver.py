@@ -15,7 +15,7 @@ from insitu.errors import ExchangeError, ParameterError
 from insitu.exchange import memory, memory_passing
 from insitu.parameters import memory_receiver, server_connection
 from insitu.parameters.memory_receiver import MemoryReceiver, hand_over, make_ticket
-from tests.support.descriptors import count_descriptors
+from tests.support.descriptors import find_new_descriptors, list_descriptors
 
 pytestmark = pytest.mark.skipif(not memory.is_supported(), reason="no shared memory")
 
@@ -47,27 +47,28 @@ def test_memory_is_given_for_its_ticket_number_and_process(receiver: MemoryRecei
 
 
 def test_what_nobody_asks_for_is_dropped(receiver: MemoryReceiver, file: int) -> None:
-    before = count_descriptors()
+    before = list_descriptors()
     ticket = make_ticket()
     hand_over(receiver.name, os.getpid(), ticket, 1, file)
     with memory_passing.dial(receiver.name, os.getpid()):
         receiver.receive()
         receiver.expire(time.monotonic() + 60)
     assert receiver.take(ticket, os.getpid(), 1) is None
-    assert count_descriptors() <= before
+    assert find_new_descriptors(before, "socket:", "/memfd:insitu-test") == []
 
 
 def test_callers_and_segments_are_bounded(
     receiver: MemoryReceiver, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_receiver, "_MAX_WAITING", 2)
-    before = count_descriptors()
+    before = list_descriptors()
     silent = [memory_passing.dial(receiver.name, os.getpid()) for _ in range(5)]
     tickets = [make_ticket() for _ in range(5)]
     for ticket in tickets:
         hand_over(receiver.name, os.getpid(), ticket, 1, file)
         receiver.receive()
-    assert count_descriptors() <= before + len(silent) + 4
+    found = find_new_descriptors(before, "socket:", "/memfd:insitu-test")
+    assert len(found) == len(silent) + 4
     taken = [receiver.take(ticket, os.getpid(), 1) for ticket in tickets]
     assert taken[:3] == [None] * 3 and None not in taken[3:]
     for descriptor in taken[3:]:

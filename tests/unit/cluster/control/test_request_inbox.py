@@ -21,6 +21,7 @@ from insitu.cluster.engines.wakeup import Wakeup
 from insitu.cluster.job_files.request_socket import connect_for_requests, listen_for_requests
 from insitu.paths import JobPaths
 from insitu.spec import TaskId
+from tests.support.descriptors import find_new_descriptors, list_descriptors
 
 PATIENCE = 60.0
 STOP = {"id": "a1", "do": "stop"}
@@ -189,19 +190,15 @@ def test_a_signal_asks_for_a_stop(office: Office) -> None:
     assert office.inbox.receive() == [JobRequest("stop")]
 
 
-def count_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_clients_that_go_while_they_wait_hold_nothing(office: Office) -> None:
     office.inbox.receive()
-    before = count_descriptors()
+    before = list_descriptors()
     for number in range(2 * MAX_CONNECTIONS):
         client = office.connect({"id": f"a{number}", "do": "stop"})
         assert len(office.inbox.receive()) == 1
         client.close()
     office.inbox.receive()
-    assert count_descriptors() <= before
+    assert find_new_descriptors(before, "socket:") == []
 
 
 def test_of_too_many_waiting_clients_the_oldest_is_closed(office: Office) -> None:

@@ -18,7 +18,7 @@ from insitu.errors import CorruptPartition
 from insitu.grid.partitions import DIRECT_ALIGNMENT, TEXT, BlockReader, Partition, row_bytes
 from insitu.grid.partitions import block_reader as module
 from insitu.spec import Column
-from tests.support.descriptors import count_descriptors
+from tests.support.descriptors import find_new_descriptors, list_descriptors
 
 ANY = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -213,12 +213,12 @@ def test_thousands_of_partitions_keep_few_files_open(
     monkeypatch.setattr(module, "_MOST_OPEN", module._File._open + 2)
     make_reader(tmp_path / "part", "n")
     partition = Partition(tmp_path / "part", COLUMNS, 50, 20)
-    before = count_descriptors()
+    before = list_descriptors()
     readers = [BlockReader(partition, COLUMNS, COLUMNS[:1], direct=direct) for _ in range(5)]
-    assert count_descriptors() == before + 2
+    assert find_new_descriptors(before, str(tmp_path)) == [str(tmp_path / "part")] * 2
     pages = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
     for reader in readers:
         reader.read(1, pages, reader.offset(1) % DIRECT_ALIGNMENT)
     del readers, reader
     gc.collect()
-    assert count_descriptors() <= before
+    assert find_new_descriptors(before, str(tmp_path)) == []
