@@ -83,7 +83,7 @@ class EventLoop:
         self._memory = MemoryReceiver()
         self._peer_info = make_peer_info("server", index, memory=self._memory.name)
         #: The address that is listened on, with its real port.
-        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self.address = ports.format_address(*self._listener.getsockname()[:2])
         self._selector = selectors.DefaultSelector()
         self._wake_out, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         #: Held while the pipe is written to or closed, so that `wake` never writes to a descriptor that has

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from insitu.errors import InputError
+from insitu.ports import format_address
 from insitu.ui.guard import read_facts
 from insitu.ui.predictions import (
     Array,
@@ -215,10 +216,8 @@ def serve_model(
         server = uvicorn.Server(make_config(app, options, notify))
         threading.Thread(target=holder.watch, daemon=True).start()
         scheme = "https" if options.encrypted else "http"
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        notify(
-            f"Version {holder.served.version} of {name}: {scheme}://{host}:{port}/v1/models/{name}:predict"
-        )
+        address = format_address(options.host, port)
+        notify(f"Version {holder.served.version} of {name}: {scheme}://{address}/v1/models/{name}:predict")
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
 

@@ -67,6 +67,14 @@ def test_stopping_twice_writes_to_no_other_file():
             os.close(file)
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_a_server_at_a_number_of_ipv6_is_reached():
+    with ParameterServer("[::1]:0") as server:
+        assert server.address.startswith("[::1]:")
+        with connect([server.address], timeout=20.0) as client:
+            client.define(MODEL)
+
+
 def test_idle_unauthenticated_connections_do_not_block_workers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(event_loop, "_MAX_HANDSHAKES", 4)
     with ParameterServer() as server, contextlib.ExitStack() as stack:

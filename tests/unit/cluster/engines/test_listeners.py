@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 
 import pytest
 
+from insitu import ports
 from insitu.cluster.engines.engine import Command
 from insitu.cluster.engines.listeners import TaskListeners, with_listener
+from insitu.exchange import parse_address
 from insitu.ports import LISTENER_ENV
 from insitu.spec import TaskId
 
@@ -39,6 +42,23 @@ def test_a_task_gets_the_socket_of_its_address(listeners: TaskListeners) -> None
     command = with_listener(Command(("run",), {"A": "b"}), held)
     assert command.environment == {"A": "b", LISTENER_ENV: f"{held.fileno()}:{addresses[W0]}"}
     assert all(map(is_bound, addresses.values()))
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_an_address_of_ipv6_has_brackets_and_is_found_by_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = TaskListeners("::1")
+    try:
+        address = made.reserve([W0], ())[W0]
+        held = made.take(W0)
+        assert held is not None and address == f"[::1]:{held.getsockname()[1]}"
+        given = with_listener(Command(("run",), {}), held).environment[LISTENER_ENV]
+        monkeypatch.setattr(ports, "_inherited", {})
+        ports.adopt_listener(os.dup(held.fileno()), given.partition(":")[2])
+        taken = ports.take_inherited(*parse_address(address))
+        assert taken is not None and taken.getsockname() == held.getsockname()
+        taken.close()
+    finally:
+        made.close()
 
 
 def test_the_next_process_gets_the_same_socket_unless_another_was_reserved(listeners: TaskListeners) -> None:
