@@ -188,17 +188,34 @@ def read_cpu_seconds(sessions: Iterable[int]) -> dict[int, float]:
     return used
 
 
-def read_available_bytes() -> int:
-    """Return the bytes that processes may still get: free memory, or less where a cgroup limits it."""
+def read_available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that processes may still get: free memory, or less where a cgroup limits this process.
+
+    What the system keeps of files counts as free, since it is given up when it is needed.
+    """
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (proc / "meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, IndexError, ValueError):
         return 0
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    return free
+    for group in _list_groups(proc, groups):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((group / "memory.max").read_text())  # "max": no limit
+            used = int((group / "memory.current").read_text())
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            free = min(free, limit - used + int(counts.get("inactive_file", 0)))
+    return max(0, free)
+
+
+def _list_groups(proc: Path, groups: Path) -> list[Path]:
+    """Return the folders of this process's cgroup and of those above it, the root first."""
+    found = [groups]
+    with contextlib.suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            if line.startswith("0::/"):
+                for part in Path(line[4:]).parts:
+                    found.append(found[-1] / part)
+    return found
 
 
 def memory_bytes() -> int:

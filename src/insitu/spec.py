@@ -242,6 +242,8 @@ class JobSpec:
     memory_checkpoint: bool = False
     #: GPUs that each task that trains has for itself; 0: tasks see those that the shell sees.
     gpus_per_worker: int = 0
+    #: MiB of main memory that the node of a task that trains must have free for it at the start; 0: any.
+    memory_per_worker: int = 0
     #: After how many epochs rows are read from Apache Ignite again; 0: never.
     refresh: int = 0
     #: The nodes that tasks may run on; empty: all.
@@ -262,6 +264,7 @@ class JobSpec:
             ("--refresh", self.refresh, 0),
             ("--evaluator-grace", self.evaluator_grace, 0),
             ("--gpus-per-worker", self.gpus_per_worker, 0),
+            ("--memory-per-worker", self.memory_per_worker, 0),
         )
         for option, value, least in rules:
             if value < least:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from insitu import processes
 
@@ -60,6 +61,29 @@ def test_memory_is_counted_in_bytes() -> None:
     assert processes.read_resident_bytes(os.getpid()) > 2**20
     assert processes.read_resident_bytes(2**22 + 1) == 0
     assert processes.read_available_bytes() > 0
+
+
+def test_what_a_cgroup_leaves_is_what_processes_may_get(tmp_path: Path) -> None:
+    """Pages of files in it are given up when they are needed, so they count as free."""
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemFree: 1 kB\nMemAvailable: 900 kB\n")
+    (proc / "self" / "cgroup").write_text("1:cpu:/x\n0::/user/job\n")
+
+    def limit(group: str, most: str, used: int, files: int) -> None:
+        (groups / group).mkdir(parents=True, exist_ok=True)
+        (groups / group / "memory.max").write_text(most)
+        (groups / group / "memory.current").write_text(str(used))
+        (groups / group / "memory.stat").write_text(f"anon 5\ninactive_file {files}\n")
+
+    assert processes.read_available_bytes(proc, groups) == 900 * 1024
+    limit("user/job", "max", 10, 0)
+    limit("user", "5000", 4000, 500)
+    assert processes.read_available_bytes(proc, groups) == 1500
+    limit("user/job", "1000", 1200, 100)
+    assert processes.read_available_bytes(proc, groups) == 0
+    (proc / "meminfo").write_text("")
+    assert processes.read_available_bytes(proc, groups) == 0
 
 
 def test_a_process_is_known_by_its_number_and_its_start() -> None:

@@ -26,6 +26,7 @@ _OPTIONS = {
     "standby": "--standby",
     "memory_checkpoint": "--memory-checkpoint",
     "gpus_per_worker": "--gpus-per-worker",
+    "memory_per_worker": "--memory-per-worker",
     "refresh": "--refresh",
     "allow_unauthenticated": "--allow-unauthenticated",
 }

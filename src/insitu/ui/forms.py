@@ -54,6 +54,9 @@ class StartForm(BaseModel):
     gpus_per_worker: _Count = Field(
         0, description="GPUs of its own for each worker; 0: those that there are."
     )
+    memory_per_worker: Annotated[int, Field(ge=0, le=1 << 40)] = Field(
+        0, description="MiB of main memory that each worker must find free on its node; 0: any."
+    )
     memory_limit: Annotated[int, Field(ge=1, le=1 << 40)] | None = Field(
         None, description="MiB that a worker may use of each GPU."
     )

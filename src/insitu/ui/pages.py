@@ -448,7 +448,8 @@ def _read_clone(state: UIState, job_id: str) -> dict[str, Any]:
         "on_loss": spec.on_loss,
     }
     fields |= {name: "on" for name in ("chief", "evaluator", "memory_checkpoint") if getattr(spec, name)}
-    fields |= {"gpus_per_worker": str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
+    of_each = ("gpus_per_worker", "memory_per_worker")
+    fields |= {name: str(getattr(spec, name)) for name in of_each if getattr(spec, name)}
     limit = read_settings(spec.settings).memory_limit
     fields |= {"memory_limit": str(limit)} if limit else {}
     return fields | {"job_dir": str(job.code), "command": shlex.join(spec.command)}

@@ -30,10 +30,15 @@ def test_gpus_and_memory_are_those_of_the_command_line() -> None:
         "job_dir": "b",
         "gpus_per_worker": "2",
         "memory_limit": "512",
+        "memory_per_worker": "900",
         "nodes": "n-1, n-2",
     }
     request = StartForm.model_validate(read_fields(sent)).to_request(Path("b"))
-    assert (request.gpus_per_worker, request.settings.memory_limit) == (2, 512)
+    assert (request.gpus_per_worker, request.settings.memory_limit, request.memory_per_worker) == (
+        2,
+        512,
+        900,
+    )
     assert request.nodes == ("n-1", "n-2")
 
 

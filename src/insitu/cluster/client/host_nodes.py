@@ -21,6 +21,8 @@ class HostNodes:
     cores: Mapping[NodeId, int]
     #: GPUs of each.
     gpus: Mapping[NodeId, int]
+    #: Bytes of main memory that processes on each may still get.
+    memory: Mapping[NodeId, int]
     #: States of the other nodes that the cluster has had.
     away: Mapping[NodeId, str]
 
@@ -31,7 +33,8 @@ class HostNodes:
     def restrict_to(self, topology: Topology) -> HostNodes:
         """Return those of these nodes that are in `topology`."""
         cores = {node: count for node, count in self.cores.items() if node in topology.nodes}
-        return replace(self, cores=cores, gpus={node: self.gpus[node] for node in cores})
+        gpus, memory = ({node: given[node] for node in cores} for given in (self.gpus, self.memory))
+        return replace(self, cores=cores, gpus=gpus, memory=memory)
 
 
 def choose_nodes(topology: Topology, names: Collection[str], cache: CacheSpec | None) -> Topology:
@@ -90,12 +93,17 @@ def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostN
             f"Tasks run on hosts whose agents are alive. Received: none of {', '.join(sorted(known))}. "
             f"{notice} Bring them up by `insitu up --hosts`, or run the job here with --engine local"
         )
-    facts = {m.facts.node: m.facts for m in members}
+    found_members = {m.facts.node: m for m in members}
     away = {m.facts.node: describe_state(m) for m in members if m.facts.node not in alive}
     if cache is not None:
         _check_owners(cache, alive, away)
-    cores = {node: facts[node].cores for node in alive}
-    return HostNodes(cores, {node: len(facts[node].gpus) for node in alive}, away)
+    chosen = [found_members[node] for node in alive]
+    return HostNodes(
+        cores={m.facts.node: m.facts.cores for m in chosen},
+        gpus={m.facts.node: len(m.facts.gpus) for m in chosen},
+        memory={m.facts.node: m.load.memory_available for m in chosen},
+        away=away,
+    )
 
 
 def _check_owners(cache: CacheSpec, alive: Collection[NodeId], away: Mapping[NodeId, str]) -> None:
@@ -135,6 +143,26 @@ def check_gpus(placement: Placement, each: int, gpus: Mapping[NodeId, int]) -> N
             f"Each task that trains has the GPUs of --gpus-per-worker for itself. Received: "
             f"--gpus-per-worker {each}, and {'; '.join(short)}. Start fewer --workers, give each fewer GPUs, "
             f"or wait until other jobs have ended"
+        )
+
+
+def check_memory(placement: Placement, each: int, available: Mapping[NodeId, int]) -> None:
+    """Raise PlacementError where tasks that train, of `each` MiB, are placed on nodes with less memory free.
+
+    `available`: bytes that processes on each node may still get. What is promised to a task that hasn't taken
+    it yet, of this job or of another one, isn't known there.
+    """
+    training = Counter(t.node for t in placement.tasks if t.task.role in ("chief", "worker"))
+    short = [
+        f"{node} has {available.get(node, 0) >> 20:,} MiB free for {count} task(s)"
+        for node, count in sorted(training.items())
+        if available.get(node, 0) < (each << 20) * count
+    ]
+    if short:
+        raise PlacementError(
+            f"Each task that trains finds the memory of --memory-per-worker free on its node. Received: "
+            f"--memory-per-worker {each}, in MiB, and {'; '.join(short)}. Start fewer --workers, ask for "
+            f"less, or wait until other programs have ended"
         )
 
 

@@ -26,6 +26,7 @@ from insitu.cluster.agents import HOSTS_ENGINE
 from insitu.cluster.client.host_nodes import (
     HostNodes,
     check_gpus,
+    check_memory,
     check_reach,
     choose_host_threads,
     choose_nodes,
@@ -52,6 +53,7 @@ from insitu.durable import sync_folder, sync_tree
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, check_here, load_topology
 from insitu.paths import JobPaths, Paths
+from insitu.processes import read_available_bytes
 from insitu.spec import (
     NO_CACHE,
     CacheSpec,
@@ -122,6 +124,8 @@ class Request:
     allow_mixed_processors: bool = False
     #: GPUs that each task that trains has for itself; 0: tasks see those that this process sees.
     gpus_per_worker: int = 0
+    #: MiB of main memory that each task that trains must find free on its node; 0: any.
+    memory_per_worker: int = 0
     #: Whether libraries without authentication may connect tasks of several hosts.
     allow_unauthenticated: bool = False
 
@@ -221,9 +225,13 @@ def _fit_to_hosts(
     if hosts is None:
         if spec.gpus_per_worker:
             _check_own_gpus(placement, spec.gpus_per_worker)
+        if spec.memory_per_worker:
+            _check_own_memory(placement, spec.memory_per_worker)
         return spec
     if spec.gpus_per_worker:
         check_gpus(placement, spec.gpus_per_worker, hosts.gpus)
+    if spec.memory_per_worker:
+        check_memory(placement, spec.memory_per_worker, hosts.memory)
     check_reach(paths, {task.node for task in placement.tasks})
     if request.threads is not None:
         return spec
@@ -234,8 +242,18 @@ def _check_own_gpus(placement: Placement, each: int) -> None:
     """Raise PlacementError where this machine, which all nodes are, has too few GPUs that no task has."""
     free, known = count_free_gpus()
     here = NodeId(f"this machine, of whose {known} GPU(s) {known - free} are taken,")
-    tasks = tuple(replace(task, node=here) for task in placement.tasks)
-    check_gpus(replace(placement, tasks=tasks), each, {here: free})
+    check_gpus(_gather(placement, here), each, {here: free})
+
+
+def _check_own_memory(placement: Placement, each: int) -> None:
+    """Raise PlacementError where this machine, which all nodes are, has less memory free than tasks need."""
+    here = NodeId("this machine")
+    check_memory(_gather(placement, here), each, {here: read_available_bytes()})
+
+
+def _gather(placement: Placement, node: NodeId) -> Placement:
+    """Return the placement with all tasks on one node."""
+    return replace(placement, tasks=tuple(replace(task, node=node) for task in placement.tasks))
 
 
 def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: HostNodes | None) -> JobSpec:
@@ -271,6 +289,7 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: 
         standby=request.standby,
         memory_checkpoint=request.memory_checkpoint,
         gpus_per_worker=request.gpus_per_worker,
+        memory_per_worker=request.memory_per_worker,
         refresh=request.refresh,
         nodes=topology.nodes if request.nodes else (),
     )

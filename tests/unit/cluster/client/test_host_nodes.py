@@ -11,6 +11,7 @@ from insitu.cluster.client import host_nodes
 from insitu.cluster.client.host_nodes import (
     HostNodes,
     check_gpus,
+    check_memory,
     check_reach,
     choose_host_threads,
     choose_nodes,
@@ -118,7 +119,9 @@ def test_threads_are_those_of_the_fullest_host() -> None:
     assert choose_host_threads(replace(placement, tasks=tasks[:2]), {A: 1}) == 1
 
 
-def test_nodes_with_too_few_gpus_are_named(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_with_too_few_gpus_or_too_little_memory_are_named(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tasks = (
         TaskSpec(TaskId("worker", 0), A, (0,)),
         TaskSpec(TaskId("worker", 1), A, (1,)),
@@ -132,6 +135,10 @@ def test_nodes_with_too_few_gpus_are_named(paths: Paths, monkeypatch: pytest.Mon
     check_gpus(placement, 1, {A: 2, B: 1})
     with pytest.raises(PlacementError, match=r"and a can give 1 to 2 task\(s\)\. Start fewer"):
         check_gpus(placement, 1, found.gpus)
+    check_memory(placement, 10, {A: 20 << 20, B: 10 << 20})
+    with pytest.raises(PlacementError, match=r"10, in MiB, and a has 19 MiB free for 2 task\(s\); b has 0"):
+        check_memory(placement, 10, {A: (20 << 20) - 1, C: 1 << 40})
+    assert found.memory == {A: 1, B: 1, C: 1}
 
 
 def test_a_job_may_be_bound_to_nodes_that_hold_all_of_its_cache() -> None:
@@ -142,5 +149,5 @@ def test_a_job_may_be_bound_to_nodes_that_hold_all_of_its_cache() -> None:
         choose_nodes(here, ["a"], data)
     with pytest.raises(JobSpecError, match=r"that are up: a, b, c\. Received: d"):
         choose_nodes(here, ["a", "d"], data)
-    hosts = HostNodes({A: 4, B: 8}, {A: 1, B: 2}, {C: "lost"})
-    assert hosts.restrict_to(Topology((B,))) == HostNodes({B: 8}, {B: 2}, {C: "lost"})
+    hosts = HostNodes({A: 4, B: 8}, {A: 1, B: 2}, {A: 5, B: 6}, {C: "lost"})
+    assert hosts.restrict_to(Topology((B,))) == HostNodes({B: 8}, {B: 2}, {B: 6}, {C: "lost"})

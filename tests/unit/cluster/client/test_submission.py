@@ -71,12 +71,17 @@ def test_what_was_not_asked_for_follows_from_the_rest(
             r"this machine, of whose 0 GPU\(s\) 0 are taken, can give 0 to 2 task",
         ),
         ({"gpus_per_worker": -1}, "--gpus-per-worker must be at least 0"),
+        (
+            {"workers": 2, "memory_per_worker": 51},
+            r"--memory-per-worker 51, in MiB, and this machine has 100 MiB free for 2 task\(s\)",
+        ),
     ],
 )
 def test_what_can_not_be_used_is_refused(
     insitu: Insitu, options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submission, "count_free_gpus", lambda: (0, 0))
+    monkeypatch.setattr(submission, "read_available_bytes", lambda: 100 << 20)
     with pytest.raises(InputError, match=message):
         make(insitu, **options)
     assert not insitu.paths.jobs.exists() or nothing_is_left(insitu)
@@ -132,6 +137,14 @@ def test_a_job_is_on_disk_before_it_is_visible(insitu: Insitu, monkeypatch: pyte
     assert {"job.json", "placement.json", "secret", "train.py"} <= set(synced)
     assert synced[-1] == "jobs" and synced.index("secret") < len(synced) - 1
     assert job.root.exists()
+
+
+@pytest.mark.usefixtures("unstarted")
+def test_a_job_starts_where_the_memory_of_its_workers_is_free(
+    insitu: Insitu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "read_available_bytes", lambda: 100 << 20)
+    assert read_spec(make(insitu, workers=2, ps=1, memory_per_worker=50)).memory_per_worker == 50
 
 
 @pytest.mark.usefixtures("unstarted")
