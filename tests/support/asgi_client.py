@@ -47,6 +47,9 @@ class Client:
         """Send `body` as JSON; bytes as they are."""
         return self.call("POST", path, body, headers={"content-type": "application/json", **headers})
 
+    def delete(self, path: str) -> Answer:
+        return self.call("DELETE", path, headers={})
+
     def submit(self, path: str, fields: dict[str, str], **headers: str) -> Answer:
         """Send a form, as the page does."""
         given = {"content-type": "application/x-www-form-urlencoded", "origin": ORIGIN, **headers}

@@ -53,6 +53,7 @@ TESTED_BY = {
     "cluster/agents/stores.py": "process/test_agents.py",
     "cluster/agents/upkeep.py": "process/test_agents.py",
     "cli/rest.py": "unit/cli/test_by_url.py",
+    "cli/start_by_url.py": "unit/cli/test_by_url.py",
     "cli/fetch.py": "process/test_agents.py",
     "cli/rebalance.py": "process/test_agents.py",
     "cli/remote.py": "process/test_agents.py",

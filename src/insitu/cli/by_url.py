@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import click
 import typer
 
+from insitu.cli.command_group import StartCommand
 from insitu.cli.console import escape_controls, format_size, print_json, print_notice, print_table
 from insitu.cli.outside import ARGUMENTS
 from insitu.cli.rest import TOKEN_FILE_ENV, URL_ENV, RestClient, open_client
+from insitu.cli.start_by_url import HELP, make_start
 from insitu.errors import InputError
 
 URL_OPTION: dict[str, Any] = {
@@ -20,7 +23,7 @@ URL_OPTION: dict[str, Any] = {
     "help": f"Ask the page at this address; a token of it is in ${TOKEN_FILE_ENV}.",
     "show_default": f"${URL_ENV}",
 }
-COMMANDS = ("ps", "describe", "logs", "stop", "resume", "scale", "caches", "nodes")
+COMMANDS = ("start", "ps", "describe", "logs", "stop", "resume", "scale", "caches", "nodes")
 _PAGE = 2000
 _INTERVAL = 0.5
 _ENDED = ("finished", "failed", "stopped")
@@ -46,15 +49,17 @@ def run_by_url(url: str) -> None:
             f"A page can be asked for {', '.join(COMMANDS)}. Received: {arguments[0]} with --url {address}. "
             f"Leave --url out to run it on this machine"
         )
-    wants_help = not {"--help", "-h"}.isdisjoint(arguments)
-    client = None if wants_help else open_client(address)
-    build_url_app()(arguments, prog_name="insitu --url URL", obj=client)
+    build_url_app()(arguments, prog_name="insitu --url URL", obj=address)
 
 
 def build_url_app() -> Any:
-    """Return the commands, as a Typer application whose object is the client that they ask."""
+    """Return the commands, as a Typer application whose object is the address of the page that they ask."""
     app = typer.Typer(
         name="insitu --url URL", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
+    )
+    options_first = {"allow_interspersed_args": False}
+    app.command("start", cls=StartCommand, help=HELP, context_settings=options_first)(
+        make_start(_client, _follow_job)
     )
     for command in (ps, describe, logs, stop, resume, scale, caches, nodes):
         app.command()(command)
@@ -67,8 +72,7 @@ def _pass() -> None:
 
 
 def _client() -> RestClient:
-    client: RestClient = click.get_current_context().obj
-    return client
+    return open_client(click.get_current_context().obj)
 
 
 def ps(
@@ -134,20 +138,46 @@ def logs(
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Which start of the task.")] = None,
 ) -> None:
     """Print a job's output: of all tasks merged, or one task's own."""
-    client, at = _client(), 0
+    client = _client()
+    lines = _read_lines(client, job_id, task, attempt, lambda: not follow_it or _has_ended(client, job_id))
+    for source, text in lines:
+        sys.stdout.write(_format_line(source, text))
+
+
+def _read_lines(
+    client: RestClient, job_id: str, task: str | None, attempt: int | None, is_over: Callable[[], bool]
+) -> Iterator[tuple[str, str]]:
+    """Yield (source, text) of the lines of a log, as they come, until `is_over`."""
+    at = 0
     while True:
-        over = not follow_it or client.get("jobs", job_id)["state"] in _ENDED
-        page = {"lines": [None]}
+        over = is_over()
+        page: dict[str, Any] = {"lines": [None]}
         while page["lines"]:
             page = client.get("jobs", job_id, "logs", task=task, attempt=attempt, after=str(at), lines=_PAGE)
-            for line in page["lines"]:
-                head = f"[{line['source']}] " if line["source"] else ""
-                sys.stdout.write(f"{head}{escape_controls(line['text'], chr(9))}\n")
+            yield from ((line["source"], line["text"]) for line in page["lines"])
             at = int(page["end"])
         sys.stdout.flush()
         if over:
             return
         time.sleep(_INTERVAL)
+
+
+def _has_ended(client: RestClient, job_id: str) -> bool:
+    return client.get("jobs", job_id)["state"] in _ENDED
+
+
+def _format_line(source: str, text: str) -> str:
+    """Return a line of a log with its task before it, without what a terminal would obey."""
+    head = f"[{source}] " if source else ""
+    return f"{head}{escape_controls(text, chr(9))}\n"
+
+
+def _follow_job(client: RestClient, job_id: str) -> int:
+    """Print a job's output to its end: lines of insitu itself on stderr. Returns its exit code."""
+    for source, text in _read_lines(client, job_id, None, None, lambda: _has_ended(client, job_id)):
+        stream = sys.stderr if source == "insitu" else sys.stdout
+        stream.write(_format_line(source, text))
+    return int(client.get("jobs", job_id)["exit_code"])
 
 
 def stop(job_id: JobArgument) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
 from insitu import errors
@@ -17,6 +17,8 @@ TOKEN_FILE_ENV = "INSITU_UI_TOKEN_FILE"
 _PREFIX = "/api/v1"
 _SECONDS = 60.0
 _MOST_TOKEN = 4096
+_BLOCK = 1 << 18
+"""Bytes that are sent at a time."""
 _MOST = 256 << 20
 """Bytes of an answer."""
 
@@ -39,27 +41,51 @@ class RestClient:
         """Return the answer to a POST. Raises InsituError."""
         return self._ask("POST", path, "", fields)
 
+    def delete(self, *path: str) -> Any:
+        """Return the answer to a DELETE. Raises InsituError."""
+        return self._ask("DELETE", path, "")
+
+    def send(self, *path: str, file: Path, **query: str) -> Any:
+        """Return the answer to a POST of a file. Raises InsituError."""
+        try:
+            with file.open("rb") as body:
+                return self._ask("POST", path, urlencode(query), body=body)
+        except OSError as error:
+            raise InputError(
+                f"A file that is sent must be readable. Received: {file} ({error.strerror})"
+            ) from error
+
     def _ask(
-        self, method: str, path: tuple[str, ...], query: str, fields: dict[str, Any] | None = None
+        self,
+        method: str,
+        path: tuple[str, ...],
+        query: str,
+        fields: dict[str, Any] | None = None,
+        body: BinaryIO | None = None,
     ) -> Any:
         import http.client
 
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=_SECONDS)
+        connection = kind(parts.hostname or "", parts.port, timeout=_SECONDS, blocksize=_BLOCK)
         target = "/".join((_PREFIX, *(quote(part) for part in path))) + (f"?{query}" if query else "")
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        sent: str | BinaryIO | None = None if fields is None else json.dumps(fields)
+        if body is not None:
+            size = os.fstat(body.fileno()).st_size
+            headers |= {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+            sent = body
         try:
-            connection.request(method, target, None if fields is None else json.dumps(fields), headers)
+            connection.request(method, target, sent, headers)
             answer = connection.getresponse()
-            body = answer.read(_MOST)
+            received = answer.read(_MOST)
         except (OSError, http.client.HTTPException) as error:
             raise ClusterError(
                 f"The page at {self.url} doesn't answer: {error or type(error).__name__}"
             ) from error
         finally:
             connection.close()
-        return _read_answer(self.url, answer.status, body)
+        return _read_answer(self.url, answer.status, received)
 
 
 def _read_answer(url: str, status: int, body: bytes) -> Any:

@@ -11,11 +11,13 @@ from insitu.cluster import Request, find_job, resume_job, scale_job, stop_job, s
 from insitu.errors import InputError
 from insitu.grid import Catalog
 from insitu.paths import JobPaths
+from insitu.processes import read_available_bytes
 from insitu.service import has_summaries, list_nodes, make_tensorboard_command
 from insitu.spec import NO_CACHE
 from insitu.ui.boards import check_reach
 from insitu.ui.forms import ImportForm, StartForm, format_command_line
 from insitu.ui.state import UIState
+from insitu.ui.uploads import MAX_ZIP
 
 
 @contextlib.contextmanager
@@ -28,7 +30,13 @@ def _job_folder(state: UIState, form: StartForm) -> Iterator[Path]:
     if form.upload is None:
         yield Path(form.job_dir or "").expanduser()
         return
-    yield state.uploads.find(form.upload)
+    archive = state.uploads.find(form.upload)
+    if archive.stat().st_size > MAX_ZIP:
+        raise InputError(
+            f"A .zip with a job has {MAX_ZIP >> 20} MiB at most. Received: {archive.stat().st_size:,} bytes. "
+            f"Import data into a cache, and send code alone"
+        )
+    yield archive
     state.uploads.remove(form.upload)
 
 
@@ -49,6 +57,9 @@ def check_start(state: UIState, form: StartForm) -> dict[str, Any]:
             names = [each["node"] for each in list_nodes(state.paths)]
             if unknown := [node for node in form.nodes if node not in names]:
                 raise InputError(f"Nodes are {', '.join(names)}. Received: {', '.join(unknown)}")
+    if form.memory_per_worker:
+        with _noting(problems):
+            _check_memory(state, form.memory_per_worker, form.workers or 1)
     folder = Path(form.job_dir or "JOB_DIR").expanduser()
     with _noting(problems):
         if form.upload is not None:
@@ -60,6 +71,18 @@ def check_start(state: UIState, form: StartForm) -> dict[str, Any]:
         elif folder.is_dir() and form.command[0].endswith(".py") and not (folder / form.command[0]).exists():
             raise InputError(f"JOB_DIR {folder} holds no {form.command[0]}")
     return {"command_line": format_command_line(form.to_request(folder)), "problems": problems}
+
+
+def _check_memory(state: UIState, each: int, workers: int) -> None:
+    """Raise InputError where all nodes together have less memory free than the workers need."""
+    found = [node["memory_available"] for node in list_nodes(state.paths)]
+    hosts = [available for available in found if available is not None]
+    free = sum(hosts) if hosts else read_available_bytes()
+    if free < (each << 20) * workers:
+        raise InputError(
+            f"Each worker finds {each:,} MiB of memory free. Received: {workers} worker(s), and "
+            f"{free >> 20:,} MiB that are free"
+        )
 
 
 @contextlib.contextmanager

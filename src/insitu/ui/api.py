@@ -250,6 +250,13 @@ async def upload(
     return {"upload": token, "name": path.name, "bytes": size}
 
 
+@router.delete("/uploads/{token}", summary="Remove an upload that nobody has used")
+async def remove_upload(token: Annotated[str, PathField(pattern=r"^[0-9a-f]{32}$")], state: State) -> Json:
+    state.uploads.list_files(token)  # raises where there is none
+    await anyio.to_thread.run_sync(state.uploads.remove, token)
+    return {"upload": token}
+
+
 @router.get("/examples", summary="Examples, as `insitu examples --json` lists them")
 async def read_examples() -> list[Json]:
     return await anyio.to_thread.run_sync(list_examples)

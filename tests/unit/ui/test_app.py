@@ -187,6 +187,31 @@ def test_a_zip_whose_entries_land_outside_is_refused(server: Server, name: str) 
     assert server.viewer.get("/api/v1/jobs").json() == []
 
 
+def test_an_upload_is_removed_when_asked_and_a_job_of_too_many_bytes_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = upload(server, zipped(**{"train.py": "print(1)"})).json()["upload"]
+    form = {"cache": "data/train", "upload": token, "command": ["train.py"]}
+    monkeypatch.setattr("insitu.ui.actions.MAX_ZIP", 10)
+    assert "0 MiB at most" in server.operator.post("/api/v1/jobs", form).json()["error"]["message"]
+    assert server.viewer.delete(f"/api/v1/uploads/{token}").status == 403
+    assert server.operator.delete(f"/api/v1/uploads/{token}").json() == {"upload": token}
+    assert server.operator.delete(f"/api/v1/uploads/{token}").status == 400
+    assert server.operator.delete("/api/v1/uploads/x").status == 422
+
+
+def test_memory_that_is_not_there_is_said_before_the_start(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("insitu.ui.actions.read_available_bytes", lambda: 100 << 20)
+    form = {"cache": "data/train", "job_dir": str(server.insitu.folder), "command": ["train.py"]}
+    for each, said in ((50, []), (51, ["Each worker finds 51 MiB of memory free"])):
+        asked = {**form, "workers": 2, "memory_per_worker": each}
+        found = server.operator.post("/api/v1/jobs/check", asked).json()
+        assert [problem.partition(".")[0] for problem in found["problems"]] == said
+        assert f"--memory-per-worker {each}" in found["command_line"]
+
+
 @pytest.mark.parametrize("name", ["..", "%2e%2e%2f", "", "..."])
 def test_an_upload_needs_a_name_that_is_safe(server: Server, name: str) -> None:
     assert upload(server, b"x", name).status in (400, 422)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from insitu.cluster.client.deletion import delete_job
     from insitu.cluster.client.exports import ExportedModel, copy_export, find_export
     from insitu.cluster.client.file_system import InsituFileSystem
+    from insitu.cluster.client.job_code import pack_code
     from insitu.cluster.client.job_requests import end_job, resume_job, scale_job, signal_task, stop_job
     from insitu.cluster.client.numbers import (
         CurvePoint,
@@ -43,6 +44,7 @@ __getattr__, __dir__ = lazy_door(
         "deletion": ("delete_job",),
         "exports": ("ExportedModel", "copy_export", "find_export"),
         "file_system": ("InsituFileSystem",),
+        "job_code": ("pack_code",),
         "job_requests": ("end_job", "resume_job", "scale_job", "signal_task", "stop_job"),
         "numbers": (
             "CurvePoint",
@@ -89,6 +91,7 @@ __all__ = [
     "list_job_ids",
     "list_jobs",
     "measure_goodput",
+    "pack_code",
     "read_curve",
     "read_exit_code",
     "read_rates",

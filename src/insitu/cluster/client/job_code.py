@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from insitu.errors import JobSpecError
+from insitu.errors import JobSpecError, StorageFull
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_FILES = 20_000
@@ -67,6 +67,46 @@ def copy_code(source: Path, destination: Path, leave_out: Path) -> None:
         raise JobSpecError(f"JOB_DIR must be a folder or a .zip file. Received: {source}")
     else:
         raise JobSpecError(f"JOB_DIR {source} doesn't exist")
+
+
+def pack_code(source: Path, folder: Path, leave_out: Path) -> Path:
+    """Return a .zip of JOB_DIR: the file itself where it is one, else one that is made in `folder`, an empty
+    one. It holds what `copy_code` copies.
+
+    Raises JobSpecError, StorageFull.
+    """
+    if not source.is_dir() and source.suffix == ".zip" and source.is_file():
+        _check_size(source, source.stat().st_size)
+        if not zipfile.is_zipfile(source):
+            raise JobSpecError(f"JOB_DIR {source} isn't a .zip file that can be read")
+        return source
+    code, archive = folder / "code", folder / "job.zip"
+    try:
+        copy_code(source, code, leave_out)
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
+            for path in sorted(code.rglob("*")):
+                packed.write(path, path.relative_to(code))
+    except UnicodeEncodeError as error:
+        raise JobSpecError(
+            f"Names of files in JOB_DIR {source} must be text to be sent. Received: {error.object!r}. "
+            f"Rename it"
+        ) from error
+    except OSError as error:
+        raise StorageFull(
+            f"A .zip of JOB_DIR {source} is made in {folder} to be sent. Received: {error}. Make room there, "
+            f"or set TMPDIR to another folder"
+        ) from error
+    shutil.rmtree(code)
+    _check_size(source, archive.stat().st_size)
+    return archive
+
+
+def _check_size(source: Path, size: int) -> None:
+    if size > MAX_BYTES:
+        raise JobSpecError(
+            f"JOB_DIR {source} has {MAX_BYTES >> 20} MiB at most as a .zip. Received: {size >> 20} MiB. Put "
+            f"data into a cache with `insitu import`"
+        )
 
 
 def _copy_folder(

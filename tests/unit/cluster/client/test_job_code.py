@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from insitu.cluster.client import job_code as code
-from insitu.cluster.client.job_code import copy_code
-from insitu.errors import JobSpecError
+from insitu.cluster.client.job_code import copy_code, pack_code
+from insitu.errors import JobSpecError, StorageFull
 
 
 @pytest.fixture
@@ -217,3 +217,37 @@ def test_neither_the_root_nor_the_home_folder_is_copied(
         copied(Path(source.format(home=home)))
     assert not (tmp_path / "copy").exists()
     assert names(copied(home / "sub")) == ["a.py"]
+
+
+def test_a_packed_folder_unpacks_to_what_is_copied(tmp_path: Path) -> None:
+    source, there = tmp_path / "job", tmp_path / "there"
+    (source / "empty").mkdir(parents=True)
+    (source / ".git").mkdir()
+    (source / "train.py").write_text("print(1)")
+    (source / "train.py").chmod(0o755)
+    os.utime(source / "train.py", (0, 0))  # before a .zip can say it
+    (tmp_path / "made").mkdir()
+    archive = pack_code(source, tmp_path / "made", tmp_path)
+    assert list((tmp_path / "made").iterdir()) == [archive]
+    copy_code(archive, there, tmp_path)
+    assert sorted(each.name for each in there.iterdir()) == ["empty", "train.py"]
+    assert (there / "train.py").stat().st_mode & 0o111
+    assert pack_code(archive, tmp_path / "other", tmp_path) == archive
+
+
+def test_what_can_not_be_packed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "job"
+    source.mkdir()
+    (source / "train.py").write_bytes(os.urandom(5000))
+    with pytest.raises(StorageFull, match="set TMPDIR"):
+        pack_code(source, tmp_path / "missing", tmp_path)
+    (tmp_path / "made").mkdir()
+    archive = pack_code(source, tmp_path / "made", tmp_path)
+    monkeypatch.setattr(code, "MAX_BYTES", 4000)
+    with pytest.raises(JobSpecError, match=r"as a \.zip"):
+        pack_code(archive, tmp_path, tmp_path)
+    monkeypatch.undo()
+    (source / os.fsdecode(b"\xff.py")).touch()
+    (tmp_path / "again").mkdir()
+    with pytest.raises(JobSpecError, match="must be text"):
+        pack_code(source, tmp_path / "again", tmp_path)
