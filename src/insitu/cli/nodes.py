@@ -208,7 +208,9 @@ def _up_nodes(
 def down(
     force: Annotated[
         bool,
-        typer.Option("--force", "--yes", help="Delete caches, too, and stop running jobs first."),
+        typer.Option(
+            "--force", "--yes", help="Stop running jobs, and delete the stores with all that is in them."
+        ),
     ] = False,
 ) -> None:
     """Take simulated nodes down and delete their stores, or end the agents and the head of several hosts.
@@ -219,17 +221,24 @@ def down(
     Example: insitu down --force
     """
     from insitu.cluster import read_head
-    from insitu.grid import take_down
+    from insitu.grid import Catalog, take_down
 
     paths = Paths.default()
+    of_hosts = False
     if read_head(paths) is not None:
         if force:
             _stop_jobs(paths, force=True)
-        if down_hosts(paths, force) and not force:
+        of_hosts = down_hosts(paths, force)
+        if of_hosts and not force:
             return
     _stop_jobs(paths, force=force)
+    caches = sorted({cache.name for cache in Catalog(paths).stored()})
     topology = take_down(paths, force=force)
-    print_notice(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
+    if not of_hosts:
+        names = ", ".join(topology.nodes)
+        print_notice(f"{len(topology.nodes)} node(s) down, and their stores deleted: {names}")
+    if caches:
+        print_notice(f"{len(caches)} cache(s) deleted: {', '.join(caches)}")
 
 
 def _stop_jobs(paths: Paths, *, force: bool) -> None:
@@ -283,18 +292,22 @@ def agent(
     delete: Annotated[
         bool, typer.Option("--delete", help="With --stop: delete their stores, too, with all data.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --stop: print JSON (see docs/json.md).")
+    ] = False,
 ) -> None:
     from insitu.cluster import AgentOptions, identify_parent, read_token, run_agent, start_agent
 
     paths = Paths.default()
     if stop:
-        _stop_agents(paths, delete)
+        _stop_agents(paths, delete, as_json)
         return
-    if head is None or delete:
+    if head is None or delete or as_json:
+        alone = " and ".join(name for name, given in (("--delete", delete), ("--json", as_json)) if given)
+        received = f"{alone} without --stop" if alone else "no --head"
         raise InputError(
-            f"An agent needs a head to join, and --delete goes with --stop. Received: "
-            f"{'--delete without --stop' if delete else 'no --head'}. Example: insitu agent --head "
-            f"10.0.0.1:7070"
+            f"An agent needs a head to join, and --delete and --json go with --stop. Received: "
+            f"{received}. Example: insitu agent --head 10.0.0.1:7070"
         )
     if tied and detach:
         raise InputError(
@@ -319,7 +332,7 @@ def agent(
     os._exit(0)  # a stream of Flight that nobody reads would keep the process
 
 
-def _stop_agents(paths: Paths, delete: bool) -> None:
+def _stop_agents(paths: Paths, delete: bool, as_json: bool) -> None:
     from insitu.cluster import delete_store, stop_agents, stop_report
 
     stopped = stop_agents(paths)
@@ -327,7 +340,12 @@ def _stop_agents(paths: Paths, delete: bool) -> None:
     if delete:
         for node in answer["stores"]:
             delete_store(paths, node)
-    sys.stdout.write(f"{json.dumps(answer)}\n")
+    if as_json:
+        sys.stdout.write(f"{json.dumps(answer)}\n")  # one line: the commands of `insitu up --hosts` read it
+        return
+    ended = f"{len(stopped)} agent(s) ended: {', '.join(stopped)}." if stopped else "No agent runs here."
+    kept = f"Stores {'deleted' if delete else 'that stay'}: {', '.join(answer['stores'])}."
+    print_notice(f"{ended} {kept}" if answer["stores"] else ended)
 
 
 def nodes(
@@ -345,8 +363,7 @@ def nodes(
     Example: insitu nodes
     """
     if check:
-        check_network(Paths.default())
-        print_notice("All nodes reach each other.")
+        _check_nodes(Paths.default())
         return
     from insitu.cli.storage import print_nodes
     from insitu.grid import check_distinct, load_topology, read_store_id
@@ -364,6 +381,17 @@ def nodes(
     served = {each["node"] for each in listed if each["host"] is not None}
     stores = {node: read_store_id(paths, node) for node in load_topology(paths).nodes if node not in served}
     check_distinct(paths, {node: store for node, store in stores.items() if store is not None})
+
+
+def _check_nodes(paths: Paths) -> None:
+    """Have all agents try to reach each other. Raises ClusterError where one can't."""
+    from insitu.cluster import find_head_of_agents, read_head
+
+    if read_head(paths) is None and not find_head_of_agents(paths):
+        print_notice("All nodes are on this machine: no network is between them. --check is for hosts.")
+        return
+    check_network(paths)
+    print_notice("All nodes reach each other.")
 
 
 def _print_hosts(listed: list[dict[str, Any]]) -> None:

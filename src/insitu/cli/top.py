@@ -13,8 +13,9 @@ import typer
 from insitu.cli.console import format_position, print_json, print_notice, table_lines
 from insitu.cli.jobs import complete_job
 from insitu.cli.rates import RATES_HEADER, format_milliseconds, format_rates
-from insitu.errors import InputError
+from insitu.errors import ClusterError, InputError
 from insitu.paths import Paths
+from insitu.ports import format_address
 from insitu.service import has_summaries, make_tensorboard_command, summarize_rates
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def _serve_metrics(paths: Paths, job: JobPaths | None, host: str, port: int) -> 
         return [paths.job(j.spec.job_id) for j in list_jobs(paths) if not isinstance(j, BrokenJob)]
 
     server = serve_metrics(find_jobs, host, port)
-    print_notice(f"Serving http://{host}:{server.port}/metrics. Ctrl-C ends it.")
+    print_notice(f"Serving http://{format_address(host, server.port)}/metrics. Ctrl-C ends it.")
     server.wait()
 
 
@@ -227,7 +228,8 @@ def tensorboard(
 
     Event files in the memory of the cluster, `insitu.TensorBoard("insitu://...")`, are read from any machine.
 
-    Needs `pip install insitu[tensorboard]`. Runs until Ctrl-C, also beside the training.
+    Needs `pip install insitu[tensorboard]`. Runs until Ctrl-C, also beside the training. Ends with 1 where a
+    job has ended without event files.
 
     Examples:
 
@@ -239,14 +241,18 @@ def tensorboard(
     """
     import os
 
-    from insitu.cluster import find_job
+    from insitu.cluster import find_job, is_running
 
     job = job_id if job_id.startswith("insitu://") else find_job(Paths.default(), job_id)
     command = make_tensorboard_command(job, host, port)
     if not isinstance(job, str) and not has_summaries(job):
-        print_notice(
-            f"{job.root.name} has written nothing for TensorBoard yet. Pass insitu.TensorBoard() to fit."
-        )
+        advice = "Pass insitu.TensorBoard() to fit as a callback"
+        if not is_running(job):
+            raise ClusterError(
+                f"TensorBoard shows what tasks have written for it. Received: {job.root.name}, which has "
+                f"ended and has written nothing. {advice}, and start the job again"
+            )
+        print_notice(f"{job.root.name} has written nothing for TensorBoard yet. {advice}.")
     sys.stdout.flush()
     os.execv(sys.executable, command)
 

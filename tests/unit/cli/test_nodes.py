@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer.testing
 
@@ -44,3 +45,31 @@ def test_simulated_nodes_have_no_host(home: Path) -> None:
     assert [each["node"] for each in listed] == ["node-0", "node-1"]
     assert {each[name] for each in listed for name in _AGENT_FIELDS} == {None}
     assert run("nodes").stdout.split()[:6] == ["NODE", "PRIMARIES", "BACKUPS", "ROWS", "SIZE", "STORE"]
+
+
+def test_nodes_of_one_machine_have_no_network_to_check(home: Path) -> None:
+    run("up", "--nodes", "2")
+    assert "no network is between them" in run("nodes", "--check").stderr
+
+
+def test_what_was_deleted_is_said(home: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(9))
+    run("up", "--nodes", "2")
+    run("import", "a", str(tmp_path / "x.npy"))
+    said = run("down", "--force").stderr
+    assert said == "2 node(s) down, and their stores deleted: node-0, node-1\n1 cache(s) deleted: a\n"
+
+
+def test_agents_that_were_ended_are_named_in_words_or_json(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("agent", "--stop").stderr == "No agent runs here.\n"
+    run("up", "--nodes", "1")
+    monkeypatch.setattr("insitu.cluster.stop_agents", lambda paths: ["node-0"])
+    done = run("agent", "--stop")
+    assert (done.stdout, done.stderr) == ("", "1 agent(s) ended: node-0. Stores that stay: node-0.\n")
+    said = json.loads(run("agent", "--stop", "--json").stdout)
+    assert said == {"stopped": ["node-0"], "stores": ["node-0"]}
+    assert run("agent", "--stop", "--delete").stderr == "1 agent(s) ended: node-0. Stores deleted: node-0.\n"
+    with pytest.raises(InputError, match="--json without --stop"):
+        run("agent", "--json", "--head", "h:1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from insitu.cluster import Journal, Request, submit
 from insitu.cluster.client import submission
 from insitu.cluster.decide.events import LaunchedEvent, SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
-from insitu.errors import InputError
+from insitu.errors import ClusterError, InputError
 from insitu.paths import JobPaths
 from insitu.progress import ProgressWriter
 from insitu.spec import TaskId
@@ -204,3 +205,15 @@ def test_top_from_outside_is_asked_for_until_the_job_has_ended(
 
     assert follow_answers(["top", "j"], fail, lambda *said: written.append(said)) == 2
     assert written == [("err", b"no such job")]
+
+
+def test_tensorboard_ends_where_a_job_that_has_ended_wrote_nothing(
+    job: JobPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, command: served.append(command))
+    with pytest.raises(ClusterError, match="which has ended and has written nothing"):
+        module.tensorboard(job.root.name, port=0, host="127.0.0.1")
+    monkeypatch.setattr("insitu.cluster.is_running", lambda job: True)
+    module.tensorboard(job.root.name, port=0, host="127.0.0.1")
+    assert len(served) == 1 and "nothing for TensorBoard yet" in capsys.readouterr().err

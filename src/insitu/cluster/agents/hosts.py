@@ -180,7 +180,7 @@ def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport
         finally:
             _end_head(paths, record)
     stops = dict(record.hosts or {})
-    further = " --delete" if delete else ""
+    further = " --json --delete" if delete else " --json"
     commands = [(name.partition(" ")[0], f"{stop}{further}") for name, stop in stops.items()]
     outcomes = run_on_hosts(record.launcher, commands, "", report) if commands else []
     left = {}
@@ -229,7 +229,7 @@ def start_agent(paths: Paths, options: AgentOptions, token: str) -> dict[str, An
 
 
 def stop_report(paths: Paths, stopped: list[NodeId]) -> dict[str, Any]:
-    """Return what `insitu agent --stop` prints: the nodes that were ended, and the stores of this home."""
+    """Return what `insitu agent --stop --json` prints: nodes that were ended, and stores of this home."""
     return {"stopped": list(stopped), "stores": list_nodes_with_stores(paths)}
 
 
