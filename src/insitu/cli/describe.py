@@ -21,7 +21,7 @@ from insitu.cli.ledger import print_ledger
 from insitu.cli.rates import print_rates
 from insitu.errors import InputError, UnknownCache, UnknownJob
 from insitu.paths import Paths
-from insitu.service import build_job_report
+from insitu.service import build_job_report, format_staleness
 
 if TYPE_CHECKING:
     from insitu.paths import JobPaths
@@ -222,18 +222,8 @@ def _print_servers(servers: list[dict[str, Any]]) -> None:
         typer.echo(
             f"ps:{server['server']} ({server['mode']}): {total:,} bytes with the optimizer's, "
             f"{server['applied']:,} gradients applied{late}{lost}; staleness "
-            f"{_format_staleness(server['staleness'])}"
+            f"{format_staleness(server['staleness'])}"
         )
-
-
-def _format_staleness(histogram: dict[str, Any]) -> str:
-    """Return the counts by updates between a pull and its push: `0: 12, 1: 30, 2-3: 2`."""
-    parts = []
-    for digits, count in enumerate(histogram["counts"]):
-        low, high = (1 << digits - 1, (1 << digits) - 1) if digits else (0, 0)
-        if count:
-            parts.append(f"{low if low == high else f'{low}-{high}'}: {count:,}")
-    return ", ".join(parts) or "none yet"
 
 
 def _format_standby(count: int | None) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 import typer
 
 from insitu.cli.console import format_size, print_table
+from insitu.service import format_split
 
 RATES_HEADER = ("TASK", "ROWS/S", "STEP", "OF WHICH", "CORES", "MEMORY", "GPU")
-_SHOWN = 4
-"""Activities of a step that are shown, the longest first."""
 
 
 def print_rates(tasks: Sequence[Mapping[str, Any]]) -> None:
@@ -32,7 +31,7 @@ def format_rates(task: Mapping[str, Any]) -> tuple[str, ...]:
         task["task"],
         "-" if rows is None else f"{rows:,.0f}",
         "-" if step is None else format_milliseconds(step),
-        _format_split(rates["split"], step) or "-",
+        format_split(rates["split"], step) or "-",
         f"{rates['cpu']:.2f}",
         format_size(rates["memory"]),
         _format_gpus(rates["gpus"]) or "-",
@@ -42,16 +41,6 @@ def format_rates(task: Mapping[str, Any]) -> tuple[str, ...]:
 def format_milliseconds(seconds: float) -> str:
     """Return such as `15.7 ms`."""
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _format_split(split: Mapping[str, float], step: float | None) -> str:
-    """Return such as `gradient 71 %, wait 20 %`."""
-    if not step:
-        return ""
-    largest = sorted(split.items(), key=lambda item: -item[1])[:_SHOWN]
-    return ", ".join(
-        f"{name} {100 * seconds / step:.0f} %" for name, seconds in largest if seconds / step >= 0.01
-    )
 
 
 def _format_gpus(gpus: Sequence[Mapping[str, float]]) -> str:

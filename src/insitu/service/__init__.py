@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from insitu.service.catalog_index import CatalogIndex
     from insitu.service.column_statistics import describe_columns
     from insitu.service.examples import IMPORT_OPTIONS, find_example, list_examples
-    from insitu.service.formats import format_duration, format_position, format_size, format_time
+    from insitu.service.formats import (
+        format_duration,
+        format_position,
+        format_size,
+        format_split,
+        format_staleness,
+        format_time,
+    )
     from insitu.service.job_index import JobIndex
     from insitu.service.jobs import (
         audit_epochs,
@@ -36,7 +43,14 @@ __getattr__, __dir__ = lazy_door(
         "catalog_index": ("CatalogIndex",),
         "column_statistics": ("describe_columns",),
         "examples": ("IMPORT_OPTIONS", "find_example", "list_examples"),
-        "formats": ("format_duration", "format_position", "format_size", "format_time"),
+        "formats": (
+            "format_duration",
+            "format_position",
+            "format_size",
+            "format_split",
+            "format_staleness",
+            "format_time",
+        ),
         "job_index": ("JobIndex",),
         "jobs": ("audit_epochs", "build_job_report", "report_snapshot", "summarize_job", "summarize_rates"),
         "logs": ("clean_line", "find_incarnation", "read_log"),
@@ -61,6 +75,8 @@ __all__ = [
     "format_duration",
     "format_position",
     "format_size",
+    "format_split",
+    "format_staleness",
     "format_start_command",
     "format_time",
     "has_summaries",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def format_duration(seconds: float) -> str:
@@ -35,3 +35,25 @@ def format_size(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
     return f"{size} B"
+
+
+def format_split(split: Mapping[str, float], step: float | None, most: int = 4) -> str:
+    """Return what a step's seconds went to, such as `gradient 71 %, wait 20 %`: the `most` longest parts
+    of at least 1 %. Empty where the time of a step isn't known."""
+    if not step:
+        return ""
+    largest = sorted(split.items(), key=lambda item: -item[1])[:most]
+    return ", ".join(
+        f"{name} {100 * seconds / step:.0f} %" for name, seconds in largest if seconds / step >= 0.01
+    )
+
+
+def format_staleness(histogram: Mapping[str, Sequence[int]]) -> str:
+    """Return how many gradients had a number of updates between their pull and their push, such as
+    `0: 12, 1: 30, 2-3: 2`."""
+    parts = []
+    for digits, count in enumerate(histogram["counts"]):
+        low, high = (1 << digits - 1, (1 << digits) - 1) if digits else (0, 0)
+        if count:
+            parts.append(f"{low if low == high else f'{low}-{high}'}: {count:,}")
+    return ", ".join(parts) or "none yet"

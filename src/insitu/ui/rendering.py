@@ -10,7 +10,14 @@ from typing import Any
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from insitu.service import format_duration, format_position, format_size, format_time
+from insitu.service import (
+    format_duration,
+    format_position,
+    format_size,
+    format_split,
+    format_staleness,
+    format_time,
+)
 
 _environment = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -30,6 +37,8 @@ _environment.filters |= {
     "duration": format_duration,
     "position": format_position,
     "size": format_size,
+    "split": format_split,
+    "staleness": format_staleness,
     "time": format_time,
     "number": lambda value: f"{value:,}",
     "percent": lambda value: f"{value:.0%}",

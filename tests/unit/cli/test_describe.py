@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from job_runs import Insitu
 
-from insitu.cli import describe as module
 from insitu.cli.describe import describe
 from insitu.cluster import Journal, Request, submit
 from insitu.cluster.client import submission
@@ -19,6 +18,7 @@ from insitu.cluster.decide.job import advance
 from insitu.errors import UnknownJob
 from insitu.evaluations import Evaluation, append_evaluation
 from insitu.paths import JobPaths
+from insitu.service import format_staleness
 from insitu.service.jobs import _read_servers
 from insitu.spec import TaskId
 
@@ -122,8 +122,8 @@ def test_a_name_that_fits_nothing_is_told_of_both_kinds(insitu: Insitu) -> None:
 
 
 def test_staleness_is_shown_by_its_powers_of_two() -> None:
-    assert module._format_staleness({"counts": [12, 30, 2, 0, 1]}) == "0: 12, 1: 30, 2-3: 2, 8-15: 1"
-    assert module._format_staleness({"counts": []}) == "none yet"
+    assert format_staleness({"counts": [12, 30, 2, 0, 1]}) == "0: 12, 1: 30, 2-3: 2, 8-15: 1"
+    assert format_staleness({"counts": []}) == "none yet"
 
 
 def test_the_newest_report_of_each_server_counts(insitu: Insitu) -> None:
