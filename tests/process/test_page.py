@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from job_runs import Insitu, insitu_at, wait_for
-from page_browser import NARROW, SLOW, Visitor, browsing, draw_classes, position, served, sign_in
+from page_browser import NARROW, SLOW, WIDE, Visitor, browsing, draw_classes, position, served, sign_in
 
 pytestmark = [pytest.mark.ui, pytest.mark.timeout(330)]
 SCRIPTS = Path(__file__).parents[1] / "support" / "page_job"
@@ -126,7 +126,20 @@ def test_a_training_from_the_browser_alone(
         check_narrow(visitor, job)
         confirm(visitor, job, "Stop")
         page.locator("#head .state", has_text="stopped").wait_for()
+        show_jobs(insitu, visitor)
         assert visitor.complaints == [] and dark.complaints == []
+
+
+def show_jobs(insitu: Insitu, visitor: Visitor) -> None:
+    """Keep a picture of the list, with a job that has finished and one that has failed."""
+    insitu.script("import sys; sys.exit(len(sys.argv) - 1)")
+    insitu.run("start", "--workers", "1", "--name", "sums", "-", str(insitu.folder), "train.py")
+    failing = ("--workers", "1", "--name", "counts", "--max-restarts", "0", "-", str(insitu.folder))
+    insitu.run("start", *failing, "train.py", "x", code=1)
+    visitor.page.set_viewport_size(WIDE)
+    visitor.page.goto(visitor.page.evaluate("location.origin"))
+    visitor.page.locator(".state-failed").wait_for()
+    visitor.take("jobs", 330)
 
 
 def check_narrow(visitor: Visitor, job: str) -> None:

@@ -65,6 +65,7 @@ def test_a_newcomer_trains_on_sketches_and_takes_the_model_away(
         import_sketches(page, files)
         page.get_by_role("link", name="Start", exact=True).click()
         page.get_by_role("link", name="Quick, Draw!", exact=True).click()
+        page.get_by_text("insitu start --detach").wait_for()
         visitor.take("example")
         page.get_by_role("button", name="Start", exact=True).click()
         page.locator("#head .state").wait_for()

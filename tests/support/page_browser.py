@@ -18,6 +18,13 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDE, NARROW = {"width": 1200, "height": 860}, {"width": 380, "height": 800}
 QUICKDRAW = Path(__file__).parents[3] / "shared" / "data" / "quickdraw"
 CLASSES = 10
+_CHECKOUT, _SHOWN = Path(__file__).parents[2], "/opt/insitu"
+_RENAME = """([from, to]) => {
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(from, to);
+    for (const field of document.querySelectorAll("input:not([type=file])"))
+        field.value = field.value.replaceAll(from, to);
+}"""
 SLOW = 60_000.0
 """Milliseconds that a loaded machine may take to show something."""
 
@@ -79,11 +86,16 @@ class Visitor:
             self.complaints.append(f"asked for {request.url}")
 
     def take(self, name: str, height: int | None = None) -> None:
-        """Keep a picture of the page, or of the upper `height` pixels of it."""
+        """Keep a picture of the page, or of the upper `height` pixels of it.
+
+        It doesn't show where the checkout lies.
+        """
         part = {} if height is None else {"clip": {"x": 0, "y": 0, "width": WIDE["width"], "height": height}}
         # To hide the caret, Playwright would add a style of its own, about which the page's policy complains.
         path = str(self.pictures / f"{name}.png")
+        self.page.evaluate(_RENAME, [str(_CHECKOUT), _SHOWN])
         self.page.screenshot(path=path, full_page=True, caret="initial", **part)
+        self.page.evaluate(_RENAME, [_SHOWN, str(_CHECKOUT)])
 
     def fits(self) -> bool:
         """Whether nothing sticks out at the side."""
