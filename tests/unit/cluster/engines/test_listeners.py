@@ -58,6 +58,8 @@ def test_an_address_of_ipv6_has_brackets_and_is_found_by_its_task(monkeypatch: p
         assert taken is not None and taken.getsockname() == held.getsockname()
         taken.close()
     finally:
+        for kept in ports._inherited.values():
+            kept.close()
         made.close()
 
 
