@@ -51,7 +51,7 @@ def _compute(left: Any, right: Any, image: Any, kernel: Any, long: Any) -> tuple
 
 
 def _run(given: Sequence[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
-    """Return what is compared. JAX compiles it as a whole, which takes less time than each operation alone."""
+    """Return what is compared. JAX compiles it as a whole: that takes less time than each operation alone."""
     if keras.backend.backend() != "jax":
         return _compute(*map(keras.ops.convert_to_tensor, given))
     import jax
