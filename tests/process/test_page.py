@@ -139,7 +139,7 @@ def show_jobs(insitu: Insitu, visitor: Visitor) -> None:
     visitor.page.set_viewport_size(WIDE)
     visitor.page.goto(visitor.page.evaluate("location.origin"))
     visitor.page.locator(".state-failed").wait_for()
-    visitor.take("jobs", 330)
+    visitor.take("jobs", 400)
 
 
 def check_narrow(visitor: Visitor, job: str) -> None:
