@@ -116,8 +116,8 @@ def down_hosts(paths: Paths, delete: bool) -> bool:
     before = read_head(paths)
     report = take_down_cluster(paths, delete=delete, report=lambda outcome: None)
     if report.ended:
-        kept, gone = ("", ". Their stores are deleted") if delete else (", whose stores stay", "")
-        print_notice(f"{len(report.ended)} agent(s) ended{kept}: {', '.join(report.ended)}{gone}")
+        kept, deleted = ("", ". Their stores are deleted") if delete else (", whose stores stay", "")
+        print_notice(f"{len(report.ended)} agent(s) ended{kept}: {', '.join(report.ended)}{deleted}")
     for name, why in report.left.items():
         print_notice(f"{name}: {why}")
     if report.left:
