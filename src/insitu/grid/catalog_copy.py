@@ -21,7 +21,7 @@ _MARK_AT = 68
 """Where SQLite's header has the id of the application that wrote the file."""
 _MARK = b"insC"
 _BUSY_SECONDS = 60.0
-_SETTLED = 50_000_000
+_TICK = 50_000_000
 """Nanoseconds, more than a tick of a file system's clock, in which two changes may have the same time."""
 
 
@@ -83,7 +83,7 @@ class CatalogWatch:
             return False
         self._seen = now  # a damaged one is named once
         before, self.data = self.data, self._read()
-        if time.time_ns() - found.st_mtime_ns < _SETTLED:
+        if time.time_ns() - found.st_mtime_ns < _TICK:
             self._seen = None
         return self.data != before
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from insitu.paths import Paths
     from insitu.spec import CacheSpec
 
-_SETTLED = 1_000_000_000
+_TICK = 1_000_000_000
 """Nanoseconds after which a file whose times are the same is taken for unchanged: of two changes within one
 tick of the file system's clock, times show one."""
 
@@ -45,12 +45,12 @@ class CatalogIndex:
             try:
                 found = self._paths.catalog.stat()
             except OSError:  # there is none yet, or none that can be read, which the catalogue says
-                mark, settled = None, False
+                mark, is_old = None, False
             else:
                 mark = found.st_ino, found.st_size, found.st_mtime_ns
-                settled = time.time_ns() - found.st_mtime_ns > _SETTLED
+                is_old = time.time_ns() - found.st_mtime_ns > _TICK
             if mark is None or mark != self._mark:
                 catalog = Catalog(self._paths)
                 self._versions = Versions(catalog.caches(), catalog.stored())
-                self._mark = mark if settled else None
+                self._mark = mark if is_old else None
             return self._versions

@@ -20,7 +20,7 @@ def test_it_is_read_again_only_when_it_has_changed(tmp_path: Path, monkeypatch: 
     assert index.read() == module.Versions([], [])
     np.savez(tmp_path / "rows.npz", x=np.arange(10))
     import_cache(paths, "a", [str(tmp_path / "rows.npz")])
-    clock = os.stat(paths.catalog).st_mtime_ns + 2 * module._SETTLED
+    clock = os.stat(paths.catalog).st_mtime_ns + 2 * module._TICK
     monkeypatch.setattr(module.time, "time_ns", lambda: clock)
     first = index.read()
     assert [cache.name for cache in first.latest] == ["a"] and first.stored == first.latest
