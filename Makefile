@@ -61,7 +61,7 @@ ready-hosts: ready-lab
 test-hosts: ready-hosts ## Run the tests on several hosts made of namespaces (needs root; installs iproute2 and Ray)
 	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts.py tests/fault/test_hosts_ray.py \
 	  tests/process/test_agents.py tests/process/test_host_jobs.py tests/process/test_cluster_files.py \
-	  tests/process/test_moving_jobs.py
+	  tests/process/test_moving_jobs.py tests/process/test_ray_import.py
 
 ready-ui: $(STAMP)
 	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install --quiet --yes chromium >/dev/null

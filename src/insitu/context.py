@@ -29,6 +29,8 @@ ALLOW_MIXED_ENV = "INSITU_ALLOW_MIXED_PROCESSORS"
 """1: the hosts of a job may round differently."""
 GPUS_ENV = "INSITU_GPUS"
 """How many GPUs a task is given, in jobs that count them."""
+GPU_NUMBERS_ENV = "INSITU_GPU_NUMBERS"
+"""The GPUs of a host out of which a task gets its own, by number; unset: all of them."""
 
 CONTRACT_ENVS = frozenset(
     {

@@ -224,3 +224,10 @@ def memory_bytes() -> int:
     with contextlib.suppress(OSError, ValueError):
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return total
+
+
+def runs_raylet() -> bool:
+    """Return whether this machine is a node of some Ray cluster."""
+    import psutil
+
+    return any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"]))

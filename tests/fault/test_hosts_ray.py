@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,3 +191,53 @@ def test_ray_asks_for_its_own_token_and_its_end_ends_the_agents(ray: RayLab) -> 
     # Nothing of Ray is left that could be asked.
     ray.insitu(third, "down", **access)
     assert find_ours(third) == {}
+
+
+def reserve(ray: RayLab, job: str, **gpus: int) -> dict[str, Any]:
+    first = ray.hosts[0]
+    record = records.read_head(Paths(first.home))
+    assert record is not None
+    request = {"address": ray.address, "cluster": record.cluster, "job": job, "gpus": gpus}
+    program = f"{sys.executable} -P -m insitu.cluster.agents.ray_reserving"
+    done = ray.run(first, f"echo {shlex.quote(json.dumps(request))} | {program}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_ray_gives_nobody_else_the_gpus_of_a_job_until_it_has_ended(ray: RayLab) -> None:
+    third = ray.hosts[2]
+    ray.start(third, gpus=2)
+    up(ray)
+    lock = Paths(third.home).job("one").engine_lock("host3")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as the process does that runs the tasks of the job there
+        given = reserve(ray, "one", host3=1)
+        assert given == {"gpus": {"host3": ["0"]}, "failed": {}}
+        assert reserve(ray, "one", host3=1) == given, "it has them already"
+        refused = reserve(ray, "two", host3=2)
+        assert refused["gpus"] == {}
+        assert refused["failed"] == {"host3": "2 more needed, and Ray has 1 of 2 free (job one has 1)"}
+    wait_until(lambda: not [name for name in ray.list_actors() if name.startswith("gpus-")], "their return")
+    assert sorted(reserve(ray, "two", host3=2)["gpus"]["host3"]) == ["0", "1"]
+
+
+def test_a_node_that_ray_takes_away_is_drained_and_stays_when_it_returns(ray: RayLab) -> None:
+    third = ray.hosts[2]
+    ray.start(third)
+    up(ray)
+    find = f"import ray; ray.init({ray.address!r}); print(ray.get_runtime_context().get_node_id())"
+    node = ray.run(third, f"{sys.executable} -c {shlex.quote(find)}").stdout.split()[-1]
+    drained = ray.run(
+        third,
+        f"{sys.executable} -m ray.scripts.scripts drain-node --address {ray.address} --node-id {node} "
+        f"--reason DRAIN_NODE_REASON_PREEMPTION --reason-message spot --deadline-remaining-seconds 200",
+    )
+    assert drained.returncode == 0, drained.stderr
+    wait_until(lambda: states(ray)["host3"] in ("draining", "drained"), "the drain")
+    left = nodes(ray)["host3"]["leave_by"] - time.time()
+    assert 0 < left <= 200
+    (raylet,) = find_processes(third, "raylet/raylet")
+    os.kill(raylet, signal.SIGKILL)
+    wait_until_none(third)
+    ray.start(third)
+    wait_until(lambda: states(ray)["host3"] == "alive", "its return")

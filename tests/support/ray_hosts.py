@@ -25,8 +25,9 @@ _SETTINGS = {
 
 def find_obstacle() -> str:
     """Return why Ray can't run here; "" where it can."""
-    if importlib.util.find_spec("ray") is None:
-        return f"Ray isn't installed: pip install 'insitu[ray]', or ray=={RAY_VERSION}"
+    missing = [name for name in ("ray", "pandas", "PIL") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{', '.join(missing)} isn't installed: pip install 'insitu[ray-data]' ray=={RAY_VERSION}"
     return ""
 
 
@@ -43,8 +44,9 @@ class RayLab:
     def address(self) -> str:
         return f"{self.hosts[0].address}:{PORT}"
 
-    def start(self, host: Host, *, alone: bool = False, **environment: str) -> None:
-        """Start Ray on a host: a head on the first one, or `alone`, else a node that joins."""
+    def start(self, host: Host, *, alone: bool = False, gpus: int = 0, **environment: str) -> None:
+        """Start Ray on a host: a head on the first one, or `alone`, else a node that joins. It believes that
+        there are so many GPUs."""
         folder = host.disk / "ray"
         folder.mkdir(exist_ok=True)
         Path("/tmp/ray").mkdir(exist_ok=True)
@@ -54,7 +56,7 @@ class RayLab:
         words = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
         options = (
             f"--node-ip-address {host.address} --num-cpus {self.processors} --object-store-memory 80000000 "
-            f"--disable-usage-stats"
+            f"--disable-usage-stats --num-gpus {gpus}"
         )
         done = self.run(
             host,
@@ -115,7 +117,8 @@ def wait_until_none(host: Host, seconds: float = 60) -> None:
 
 def main() -> None:
     if find_obstacle():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", f"ray=={RAY_VERSION}"]
+        wanted = [f"ray=={RAY_VERSION}", "pandas>=2,<4", "pillow>=11,<14"]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", *wanted]
         if subprocess.run(command).returncode:
             sys.exit(f"The tests on a Ray cluster can't run: {find_obstacle()}")
 

@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from insitu import processes
 
@@ -136,3 +139,13 @@ def test_the_processor_time_of_a_session_is_that_of_all_its_processes() -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert processes.read_cpu_seconds([]) == {}
+
+
+def test_a_raylet_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["python", None]
+    monkeypatch.setattr(
+        "psutil.process_iter", lambda attributes: [SimpleNamespace(info={"name": name}) for name in names]
+    )
+    assert not processes.runs_raylet()
+    names.append("raylet")
+    assert processes.runs_raylet()

@@ -16,12 +16,17 @@ from insitu.cli.ignite import (
     ArrowOption,
     ConfigOption,
     FillOption,
-    TensorOption,
-    WithoutOption,
     find_address,
     format_origin,
 )
 from insitu.cli.import_progress import shown_progress
+from insitu.cli.reader import (
+    ReaderOption,
+    ReaderSettingOption,
+    TensorOption,
+    WithoutOption,
+    find_reader,
+)
 from insitu.errors import GridError, InputError
 from insitu.paths import Paths
 from insitu.service import build_cache_report, describe_columns, summarize_cache
@@ -34,10 +39,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the for
 _IMPORT_HELP = """
 Reads SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
-A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines; a URL
-of these, such as s3://BUCKET/KEY; or a cache of Apache Ignite, as ignite://HOST[:PORT][,HOST...]/CACHE. The
-old version stands until the new one is whole. Options may also follow SOURCE. Caches lie in the folder
-$INSITU_HOME, by default ~/.insitu.
+A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines, or what
+a --reader of Ray Data reads; a URL of these, such as s3://BUCKET/KEY; or a cache of Apache Ignite, as
+ignite://HOST[:PORT][,HOST...]/CACHE. The old version stands until the new one is whole. Options may also
+follow SOURCE. Caches lie in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -49,6 +54,7 @@ Examples:
     insitu import photos photos-*.npy --resume     # again after a kill: goes on where it was
     insitu import photos today.npy --append        # the rows so far stay where they are
     insitu import clicks 's3://bucket/clicks/*.parquet'   # in a cluster its nodes read it
+    insitu import photos photos/ --reader images --reader-option size=64,64 --reader-option mode=RGB
     insitu import digits ignite://grid-1,grid-2/DIGITS --tensor image=uint8[28,28]
 """
 
@@ -124,6 +130,8 @@ def import_command(
             show_default="nodes for URLs, else here",
         ),
     ] = None,
+    reader: ReaderOption = None,
+    reader_option: ReaderSettingOption = None,
     as_json: JsonOption = False,
 ) -> None:
     from insitu.grid import import_cache, is_home_of_agent
@@ -159,6 +167,7 @@ def import_command(
             progress=progress.report,
             remote=remote,
             read_on=read_on,
+            reader=find_reader(reader, reader_option),
         )
     seconds = max(1e-9, time.monotonic() - started)
     speed = format_size(round(progress.bytes_read / seconds))

@@ -100,6 +100,8 @@ def fingerprint(plan: ImportPlan) -> str:
         described["reading"] = [plan.features, plan.render]
     if plan.codec is not None:
         described["codec"] = plan.codec
+    if plan.reader:
+        described["reader"] = plan.reader
     if plan.node_options is not None:  # places are numbers of units then
         described["read_on"] = "nodes"
     return f"{zlib.crc32(json.dumps(described).encode()):08x}"

@@ -18,6 +18,7 @@ from insitu.grid.ignite import FieldOptions, IgniteSource, is_ignite_address
 from insitu.grid.layout import owners_of_partition
 from insitu.grid.partition_builder import BUFFER_BYTES
 from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
+from insitu.grid.ray_data import RayReader, ReaderRequest
 from insitu.grid.source_blocks import FileState, read_blocks
 from insitu.grid.sources import Source, SourceOptions, describe_columns
 from insitu.paths import Paths
@@ -77,6 +78,8 @@ class ImportOptions:
     after: CacheSpec | None = None
     #: "nodes": those of the cluster read the sources; "here": this process does; None: nodes read URLs.
     read_on: str | None = None
+    #: The reader of Ray Data that reads the sources; None: insitu reads them.
+    reader: RayReader | None = None
 
     def __post_init__(self) -> None:
         if self.compress not in (None, *CODECS):
@@ -139,6 +142,8 @@ class ImportPlan:
     primaries: tuple[NodeId, ...] = ()
     #: How nodes read the sources; None: they are read here.
     node_options: SourceOptions | None = None
+    #: The reader of Ray Data that reads the sources, with its options; empty: insitu reads them.
+    reader: tuple[str, ...] = ()
 
     def owners_of(self, partition: int) -> tuple[NodeId, ...]:
         """Return the nodes that hold a partition, its primary owner first."""
@@ -179,12 +184,15 @@ class ImportPlan:
 
 
 def refuse_conflicts(sources: Sequence[str], options: ImportOptions) -> None:
-    """Raise InputError for options that a cache of Ignite excludes, or that are for such a cache alone."""
+    """Raise InputError for options that a cache of Ignite excludes, or that are for such a cache alone, and
+    for those that a reader of Ray Data excludes."""
     if not any(map(is_ignite_address, sources)):
-        if options.fields.given:
+        if options.reader is not None:
+            _refuse_beside_reader(options, options.reader.request)
+        elif options.fields.given:
             raise InputError(
-                f"{options.fields.given} is said of the columns of a cache of Ignite. Received: "
-                f"{', '.join(sources)}. Leave it out"
+                f"{options.fields.given} is said of the columns of a cache of Ignite, or with --reader. "
+                f"Received: {', '.join(sources)}. Leave it out"
             )
         return
     given = {
@@ -194,6 +202,7 @@ def refuse_conflicts(sources: Sequence[str], options: ImportOptions) -> None:
         "--column": options.column is not None,
         "--label-from-filename": options.label_from_filename,
         "--read-on": options.read_on is not None,
+        "--reader": options.reader is not None,
     }
     named = [option for option, is_given in given.items() if is_given]
     if named:
@@ -201,6 +210,30 @@ def refuse_conflicts(sources: Sequence[str], options: ImportOptions) -> None:
             f"A cache of Ignite is imported as a whole, in the order of its keys. Received: "
             f"{' and '.join(named)} for {', '.join(sources)}. Leave {'it' if len(named) == 1 else 'them'} "
             f"out; with --overwrite the rows of now make the next version"
+        )
+
+
+def _refuse_beside_reader(options: ImportOptions, request: ReaderRequest) -> None:
+    """Raise InputError for options that say how insitu reads files, which Ray reads now."""
+    given = {
+        "--format": options.format is not None,
+        "--column": options.column is not None,
+        "--features": options.features is not None,
+        "--render": options.render is not None,
+        "--fill": bool(options.fields.fills),
+        "--arrow": bool(options.fields.arrow),
+    }
+    named = [option for option, is_given in given.items() if is_given]
+    if named:
+        raise InputError(
+            f"--reader says how Ray Data reads the files. Received: {' and '.join(named)} beside it. Leave "
+            f"{'it' if len(named) == 1 else 'them'} out, or read the files without --reader"
+        )
+    if options.label_from_filename and request.reader.files_per_source > 1:
+        raise InputError(
+            f"--label-from-filename takes one file per class. Received: it beside --reader "
+            f"{request.name}, whose files have one row each. Keep the paths by --reader-option "
+            f"include_paths=true: their folders name the classes"
         )
 
 

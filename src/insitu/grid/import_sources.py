@@ -9,6 +9,7 @@ from insitu.errors import InputError
 from insitu.grid.appending import options_of_base
 from insitu.grid.ignite import is_ignite_address, open_ignite
 from insitu.grid.import_plan import ImportOptions
+from insitu.grid.ray_data import RayReader, open_ray_sources
 from insitu.grid.source_blocks import FileState
 from insitu.grid.sources import (
     Source,
@@ -38,10 +39,23 @@ def open_sources_of(
         reading = SourceOptions(ragged_columns=frozenset(options.ragged))
         source = open_ignite(sources, options.fields, reading)
         return [source], (FileState(source.expected_bytes, 0, 0),)
+    if options.reader is not None:
+        return _open_by_ray(options.reader, sources, options, base)
     files = find_sources(sources, options.format)
     states = tuple(FileState.of(path) for path, _ in files)
     read_by = _read_options(files, options, tuple(_MEANINGS))
     return open_sources(files, read_by if base is None else options_of_base(base, read_by)), states
+
+
+def _open_by_ray(
+    reader: RayReader, sources: Sequence[str], options: ImportOptions, base: CacheSpec | None
+) -> tuple[Sequence[Source], tuple[FileState, ...]]:
+    reading = SourceOptions(ragged_columns=frozenset(options.ragged))
+    if base is not None:
+        reading = options_of_base(base, reading)
+    fields = options.fields
+    opened = open_ray_sources(reader, sources, options.read_on, reading, fields.tensors, fields.without)
+    return opened, tuple(FileState.of(source.path) for source in opened)
 
 
 def options_for_nodes(
@@ -58,6 +72,8 @@ def options_for_nodes(
 
 def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_cluster: bool) -> bool:
     """Return whether nodes read the sources themselves. Raises InputError where they can't."""
+    if options.reader is not None:
+        return False  # nodes of Ray do, where `read_on` says so
     if options.read_on == "nodes" and not in_cluster:
         raise InputError(
             "--read-on nodes has the nodes of a cluster read the sources. Received: a home without one. "

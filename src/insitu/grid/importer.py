@@ -15,6 +15,7 @@ on the cache, which ends with its process.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import secrets
@@ -69,6 +70,7 @@ from insitu.grid.manifests import commit_manifests
 from insitu.grid.node_reading import NodeReading, check_seen
 from insitu.grid.partition_builder import TextsTooLong
 from insitu.grid.partitions import is_variable
+from insitu.grid.ray_data import RayReader
 from insitu.grid.row_intake import Finished
 from insitu.grid.row_plan import RowPlan
 from insitu.grid.row_routing import RowRouter
@@ -114,6 +116,7 @@ def import_cache(
     progress: ProgressCallback | None = None,
     remote: RemoteStores | None = None,
     read_on: str | None = None,
+    reader: RayReader | None = None,
 ) -> list[CacheSpec]:
     """Import `sources` as a new version of cache `name`; return what was published.
 
@@ -133,7 +136,9 @@ def import_cache(
     it lies in the version `after`, whose files are shared where rows are as they were.
     `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
     `read_on` is "nodes" where these agents read the sources themselves, which must be paths that all see, or
-    URLs; "here" where this process reads them; None: URLs are read by nodes, paths here.
+    URLs; "here" where this process reads them; None: URLs are read by nodes, paths here. `reader` is one of
+    Ray Data that reads them instead, on the nodes of a Ray cluster or here; `fields` says then which columns
+    of bytes are tensors, and which are left out.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
     into the cache, StorageFull, TransferError where an agent fails; after any of them all is as it was
@@ -153,9 +158,10 @@ def import_cache(
         ),
         read_on=read_on,
         after=after,
+        reader=reader,
     )
     refuse_copy(paths)
-    with home_errors(paths.home):
+    with home_errors(paths.home), reader or contextlib.nullcontext():
         catalog, owners = Catalog(paths), ImportOwners(paths, remote)
         plan = _make_plan(owners, catalog, name, sources, options)
         with cache_locks(paths, plan.names):
@@ -177,7 +183,6 @@ def _make_plan(
     if base is None:
         _refuse_existing(catalog, names, options.overwrite)
     opened, states = open_sources_of(sources, options, base)
-    topology = owners.topology
     on_nodes = reads_on_nodes(opened, options, in_cluster=owners.remote is not None)
     if on_nodes and owners.remote is not None:
         with failures_explained():
@@ -192,13 +197,13 @@ def _make_plan(
         check_columns(options.after, columns, "What a job reads again")
     check_key(options.key, columns)
     backups = options.backups if base is None else base.backups
-    check_owners(topology, backups)
+    check_owners(owners.topology, backups)
     sizes = measure_rows(opened, columns)
     least = LEAST_PARTITIONS if base is None else 1
     most = most_readable(read_max_mappings())
     size = sizes.bytes * max(fractions)
-    primaries = find_primaries(opened[0], topology, options.after) if options.beside_servers else ()
-    partitions = len(primaries) or choose_partitions(options.partitions, topology, size, least, most)
+    primaries = find_primaries(opened[0], owners.topology, options.after) if options.beside_servers else ()
+    partitions = len(primaries) or choose_partitions(options.partitions, owners.topology, size, least, most)
     like = base or options.after
     check_partitions_in_all(partitions, base)
     return ImportPlan(
@@ -211,7 +216,7 @@ def _make_plan(
         partitions=partitions,
         backups=backups,
         key=options.key,
-        topology=topology,
+        topology=owners.topology,
         block_rows=like.block_rows if like else choose_block_rows(columns, sizes, len(names) * partitions),
         sizes=sizes,
         base=base,
@@ -220,6 +225,7 @@ def _make_plan(
         render=options.render,
         primaries=primaries,
         node_options=options_for_nodes(opened, options, base) if on_nodes else None,
+        reader=tuple(options.reader.request.describe()) if options.reader else (),
     )
 
 

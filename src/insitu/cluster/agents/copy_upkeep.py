@@ -15,7 +15,14 @@ from typing import IO, Any
 
 from insitu.cluster.agents.detached import open_input
 from insitu.cluster.agents.options import choose_copy_rate
-from insitu.cluster.decide import CopyOrder, CopyOrders, Membership, find_copy_order, membership
+from insitu.cluster.decide import (
+    CopyOrder,
+    CopyOrders,
+    Membership,
+    find_copy_order,
+    find_departed,
+    membership,
+)
 from insitu.paths import Paths
 from insitu.spec import NodeId
 
@@ -54,7 +61,7 @@ class CopyUpkeep:
             if process.poll() is None:
                 return found
             self._process = None
-            found = self._note(process.returncode, said, now)
+            found = self._note(process.returncode, said, members, now)
         order = find_copy_order(members, grace, now)
         unfinished = any(not members.members[node].is_empty for node in order.leaving) if order else False
         before = self._orders.running
@@ -78,7 +85,7 @@ class CopyUpkeep:
             logger.warning("copies aren't made again: %s", error)
             self._orders = self._orders.end(now, failed=True)
 
-    def _note(self, code: int, said: IO[bytes], now: float) -> list[membership.Checked]:
+    def _note(self, code: int, said: IO[bytes], members: Membership, now: float) -> list[membership.Checked]:
         answer: dict[str, Any]
         with said:
             said.seek(0)
@@ -88,12 +95,13 @@ class CopyUpkeep:
                 answer = {"error": f"the process that does it ended with exit code {code}"}
         order = self._orders.running[0] if self._orders.running is not None else None
         problems = [answer["error"]] if "error" in answer else answer["failed"]
-        for why in problems:
+        outdated = order is not None and bool(find_departed(order, members))
+        for why in () if outdated else problems:
             logger.warning("copies aren't made again: %s", why)
         if answer.get("moved") and order is not None:
             causes = ", ".join([*order.lost, *order.leaving])
             logger.info("%d bytes were copied again for %s", answer["moved"], causes)
-        self._orders = self._orders.end(now, failed=bool(problems))
+        self._orders = self._orders.end(now, failed=bool(problems), outdated=outdated)
         left = answer.get("left", {})
         if (text := ", ".join(f"{n}: {c} copies, {t} tasks" for n, (c, t) in left.items())) != self._said:
             self._said = text

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from insitu.cluster.agents.connection import Acceptor, ask_head, open_listener
 from insitu.cluster.agents.file_pushes import push_files, push_statistics
+from insitu.cluster.agents.gpu_reservations import GpuReservations
 from insitu.cluster.agents.host_link import BEAT_SECONDS, HostLink
 from insitu.cluster.agents.job_code_copy import read_job_files
 from insitu.cluster.agents.job_supplies import JobSupplies
@@ -33,7 +34,7 @@ from insitu.cluster.engines import (
     SignalName,
     TaskFiles,
 )
-from insitu.cluster.job_files import MergedLog, read_placement
+from insitu.cluster.job_files import MergedLog, read_placement, read_spec
 from insitu.errors import ClusterError, InsituError
 from insitu.exchange import PeerInfo, connect_within, parse_address, read_host_timeout
 from insitu.paths import JobPaths, Paths
@@ -97,6 +98,8 @@ class HostsEngine(TaskFiles):
         own_info = {"role": "supervisor", "room": "agents", "job": job.root.name}
         self._acceptor = Acceptor(listener, read_token(self._paths), own_info)
         self._supplies = JobSupplies(job)
+        #: Those that Ray has given to the job.
+        self.gpus = GpuReservations(job.root.name, record.ray, record.cluster)
 
     # Servers on hosts
 
@@ -205,6 +208,7 @@ class HostsEngine(TaskFiles):
             self._happened += before.wait(0.0)  # the ends of its tasks
         self._links[node] = link
         self._lost.discard(node)
+        self.gpus.forget(node)
         return ""
 
     def _link_of(self, node: NodeId) -> HostLink:
@@ -222,6 +226,7 @@ class HostsEngine(TaskFiles):
     def launch(self, task: TaskSpec, command: Command) -> int:
         link = self._link_of(task.node)
         self.bring_partitions([task], _LAUNCH_SECONDS)
+        command = self.gpus.equip(task, command)
         push_files(self._job.root, link, whole=task.task.role != "worker" or task.task.index == 0)
         self._nodes[task.task] = task.node
         link.failures.pop(task.task, None)
@@ -474,6 +479,7 @@ def open_hosts_engine(job: JobPaths, wake: int | None) -> HostsEngine:
             f"from 15000 to 65000 between these hosts, or have their agents serve at other interfaces"
         )
     try:
+        engine.gpus.require(placement.tasks, read_spec(job).gpus_per_worker)
         engine.bring_partitions(placement.tasks, math.inf)
     except ClusterError:
         engine.close()

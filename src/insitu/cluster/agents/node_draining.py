@@ -17,12 +17,12 @@ def drain_node(paths: Paths, node: NodeId, seconds: float) -> None:
     Raises InputError where it isn't a node of the cluster or no other one stays, ClusterError where no head
     answers.
     """
-    _ask(paths, {"do": "drain", "node": node, "seconds": seconds})
+    _ask(paths, node, seconds)
 
 
 def cancel_draining(paths: Paths, node: NodeId) -> None:
     """Keep a node that was to leave. What has moved stays where it is. Raises as `drain_node`."""
-    _ask(paths, {"do": "drain", "node": node, "seconds": 0.0, "cancel": True})
+    _ask(paths, node, None)
 
 
 def find_own_node(paths: Paths) -> NodeId:
@@ -36,7 +36,16 @@ def find_own_node(paths: Paths) -> NodeId:
     return found[0]
 
 
-def _ask(paths: Paths, message: dict[str, object]) -> None:
+def ask_to_drain(address: str, token: str, node: NodeId, seconds: float | None) -> None:
+    """Have the head at this address drain a node within `seconds`, or keep it (None). Raises as
+    `drain_node`."""
+    message = {"do": "drain", "node": node, "seconds": seconds or 0.0, "cancel": seconds is None}
+    answer = ask_head(address, token, message, _ANSWER_SECONDS)
+    if "refused" in answer:
+        raise InputError(str(answer["refused"]))
+
+
+def _ask(paths: Paths, node: NodeId, seconds: float | None) -> None:
     record = read_head(paths)
     addresses = [record.address] if record is not None else [a.head for a in list_agents(paths).values()]
     if not addresses or not addresses[0]:
@@ -44,6 +53,4 @@ def _ask(paths: Paths, message: dict[str, object]) -> None:
             f"Nodes of a cluster of hosts can leave. Received: {paths.home}, which belongs to none. `insitu "
             f"up --hosts FILE` makes one"
         )
-    answer = ask_head(addresses[0], read_token(paths), message, _ANSWER_SECONDS)
-    if "refused" in answer:
-        raise InputError(str(answer["refused"]))
+    ask_to_drain(addresses[0], read_token(paths), node, seconds)

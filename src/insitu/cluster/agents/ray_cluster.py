@@ -1,4 +1,4 @@
-"""What is asked of Ray: its nodes, and the actors in one namespace. Ray is imported here alone."""
+"""What is asked of Ray: its nodes, and the actors in one namespace. Only actors import Ray elsewhere."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from insitu.cluster.agents.ray_holder import AgentHolder, HolderAnswer, HolderSettings
+from insitu.cluster.agents.ray_reservation import GpuReservation
 from insitu.errors import ClusterError, InputError
 from insitu.exchange import connect_within, parse_address
+from insitu.processes import runs_raylet
 
 CONNECT_SECONDS = 10.0
 _END_SECONDS = 20.0
-_HOLDER, _CONTROLLER = "agent-", "controller"
+_HOLDER, _CONTROLLER, _RESERVATION = "agent-", "controller", "gpus-"
 _CPUS = 0.001
 """What a holder takes of a node's processors: with nothing at all, an autoscaler would take the node away."""
 _MAX_SHOWN = 300
+_FRESH_SECONDS = 2.0
+"""Seconds after which Ray surely knows what was given back before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def connect_to_ray(address: str, namespace: str) -> Iterator[RayCluster]:
             "cluster has: pip install 'insitu[ray]'"
         ) from error
     _check_address(address)
-    if not _has_raylet():  # Ray itself would look for one for two minutes
+    if not runs_raylet():  # Ray itself would look for one for two minutes
         raise ClusterError(_describe_failure(address, ConnectionError("no raylet runs on this machine")))
     # Ray would print a notice about GPUs that its own tasks don't see.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -101,13 +105,6 @@ def _check_address(address: str) -> None:
             f"A Ray cluster must run at --address. Received: {address} ({reason.strerror or reason}). `ray "
             f"start --head` starts one; `ray status` on its machine shows its address"
         )
-
-
-def _has_raylet() -> bool:
-    """Return whether this machine is a node of some Ray cluster."""
-    import psutil
-
-    return any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"]))
 
 
 def find_gcs_obstacle(address: str) -> OSError | None:
@@ -167,6 +164,15 @@ class RayCluster:
             )
             for each in ray.nodes()
         ]
+
+    def list_draining(self) -> dict[str, float | None]:
+        """Return the nodes that Ray takes away, with the deadline of each in seconds since 1970; None: it
+        names none."""
+        from ray._private.state import state  # there is no public function; Ray Train asks this one, too
+
+        if not hasattr(state, "get_draining_nodes"):
+            return {}  # Ray knows no notices before 2.9
+        return {str(node): ms / 1000 or None for node, ms in state.get_draining_nodes().items()}
 
     def _get(self, name: str) -> Any:
         """Return an actor. Raises ValueError where there is none."""
@@ -247,6 +253,70 @@ class RayCluster:
         """Let a holder start an agent that has ended."""
         with contextlib.suppress(ValueError):
             self._get(f"{_HOLDER}{node}").start_again.remote()
+
+    # Reservations
+
+    def list_reservations(self) -> list[str]:
+        """Return the reservations of GPUs, as JOB/NODE/..."""
+        names = sorted(self._list_names())
+        return [name.removeprefix(_RESERVATION) for name in names if name.startswith(_RESERVATION)]
+
+    def list_reserved_gpus(self, name: str, seconds: float) -> list[str]:
+        """Return Ray's ids of the GPUs of a reservation; empty where it has none yet, or has ended."""
+        import ray
+
+        try:
+            actor = self._get(f"{_RESERVATION}{name}")
+            return list(ray.get(actor.list_gpus.remote(), timeout=seconds))
+        except (ValueError, ray.exceptions.RayError):
+            return []
+
+    def start_reservation(
+        self, name: str, node: str, job: str, job_node: str, count: int, seconds: float
+    ) -> list[str] | None:
+        """Reserve GPUs on a node. Returns Ray's ids of them; None where Ray hasn't so many free."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        until = time.monotonic() + _FRESH_SECONDS
+        while self.count_gpus(node)[0] < count:
+            if time.monotonic() > until:
+                return None
+            time.sleep(0.1)
+        actor = ray.remote(GpuReservation).options(
+            name=f"{_RESERVATION}{name}",
+            namespace=self._namespace,
+            lifetime="detached",
+            num_cpus=0,
+            num_gpus=count,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        found = self.list_gpus_of(actor.remote(job, job_node), seconds)
+        if found is None:
+            self.end_reservation(name)
+        return found
+
+    def list_gpus_of(self, actor: Any, seconds: float) -> list[str] | None:
+        """Return what a reservation has been given within `seconds`."""
+        import ray
+
+        try:
+            return list(ray.get(actor.list_gpus.remote(), timeout=seconds))
+        except ray.exceptions.RayError:
+            return None
+
+    def end_reservation(self, name: str) -> None:
+        """Give the GPUs of a reservation back."""
+        self._kill(f"{_RESERVATION}{name}")
+
+    def count_gpus(self, node: str) -> tuple[float, float]:
+        """Return how many GPUs of a node Ray has free, and how many it has in all."""
+        from ray._private.state import available_resources_per_node, total_resources_per_node
+
+        free, known = (
+            found().get(node, {}) for found in (available_resources_per_node, total_resources_per_node)
+        )
+        return float(free.get("GPU", 0)), float(known.get("GPU", 0))
 
     # The controller
 

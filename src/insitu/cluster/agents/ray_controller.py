@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from insitu._version import __version__
+from insitu.cluster.agents.node_draining import ask_to_drain
 from insitu.cluster.agents.ray_cluster import Died, RayCluster, RayNode
 from insitu.cluster.agents.ray_holder import HolderAnswer, HolderSettings
-from insitu.cluster.decide import holders
+from insitu.cluster.decide import DrainNode, KeepNode, holders, plan_drains
+from insitu.errors import ClusterError, InputError
+from insitu.spec import NodeId
 
 logger = logging.getLogger("insitu")
 PASS_SECONDS = 2.0
@@ -43,11 +46,50 @@ class NodeReport:
     problem: str
 
 
+AskToDrain = Callable[[NodeId, float | None], None]
+"""Has the head drain a node within so many seconds, or keep it (None)."""
+
+
+class DrainNotices:
+    """Passes on to the head that Ray is about to take nodes away, or that they are back."""
+
+    def __init__(self, ask: AskToDrain) -> None:
+        self._ask = ask
+        #: The nodes that the head was asked to drain, with the deadlines in seconds since 1970.
+        self._asked: dict[NodeId, float] = {}
+        #: Why the head couldn't be asked last, or has refused, by node.
+        self._problems: dict[NodeId, str] = {}
+
+    def advance(
+        self, draining: Mapping[str, float | None], joined: Mapping[str, NodeId], wall: float
+    ) -> None:
+        """Ask the head for what is missing. `draining` and `joined` are as of `plan_drains`."""
+        for action in plan_drains(draining, joined, self._asked, wall):
+            try:
+                match action:
+                    case DrainNode(node, until):
+                        self._ask(node, max(0.0, until - wall))
+                        logger.info("Ray takes %s away within %.0f s: it is drained", node, until - wall)
+                    case KeepNode(node):
+                        self._ask(node, None)
+            except (ClusterError, InputError) as error:
+                if self._problems.get(action.node) != str(error):  # each pass tries again
+                    self._problems[action.node] = str(error)
+                    logger.warning("the head doesn't let %s leave or stay: %s", action.node, error)
+                continue
+            self._problems.pop(action.node, None)
+            if isinstance(action, DrainNode):
+                self._asked[action.node] = action.until
+            else:
+                del self._asked[action.node]
+
+
 class HolderKeeper:
     """Brings holders into the state that they should be in, a pass at a time."""
 
-    def __init__(self, ray: RayCluster, settings: HolderSettings) -> None:
+    def __init__(self, ray: RayCluster, settings: HolderSettings, ask: AskToDrain) -> None:
         self._ray = ray
+        self._notices = DrainNotices(ask)
         self.settings = settings
         #: How many passes have been made. Read by `insitu up`, which waits for some.
         self.passes = 0
@@ -58,8 +100,9 @@ class HolderKeeper:
         #: What other threads read and write.
         self._lock = threading.Lock()
 
-    def advance(self, now: float) -> None:
-        """Look at the nodes and holders, and do what is missing."""
+    def advance(self, now: float, wall: float = 0.0) -> None:
+        """Look at the nodes and holders, and do what is missing. `now` is the monotonic clock, `wall` the
+        time since 1970."""
         nodes = {node.id: node for node in self._ray.list_nodes() if node.alive}
         there = self._ray.list_holders()
         answers = self._ray.ask_holders(nodes.keys(), _ASK_SECONDS)
@@ -75,8 +118,16 @@ class HolderKeeper:
                     self._ray.start_holder(nodes[node], self.settings)
                 case holders.EndHolder(node):
                     self._ray.end_holder(node)
+        self._notices.advance(self._ray.list_draining(), self._find_joined(), wall)
         with self._lock:
             self.passes += 1
+
+    def _find_joined(self) -> dict[str, NodeId]:
+        return {
+            node: NodeId(str(answer.joined["node"]))
+            for node, answer in self._answers.items()
+            if answer.state == "joined" and answer.joined is not None
+        }
 
     def _take(self, answers: Mapping[str, HolderAnswer | Died], there: set[str], now: float) -> None:
         for node, answer in answers.items():
@@ -130,13 +181,17 @@ class AgentController:
 
     def __init__(self, namespace: str, settings: HolderSettings) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        self._keeper = HolderKeeper(RayCluster(namespace), settings)
+
+        def ask(node: NodeId, seconds: float | None) -> None:
+            ask_to_drain(settings.head, settings.token, node, seconds)
+
+        self._keeper = HolderKeeper(RayCluster(namespace), settings, ask)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         while True:
             try:
-                self._keeper.advance(time.monotonic())
+                self._keeper.advance(time.monotonic(), time.time())
             except Exception:  # the next pass may see what this one couldn't
                 logger.exception("the nodes of Ray can't be looked at")
             time.sleep(PASS_SECONDS)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
         CopyOrder,
         CopyOrders,
         find_copy_order,
+        find_departed,
     )
+    from insitu.cluster.decide.drain_notices import DrainNode, KeepNode, plan_drains
     from insitu.cluster.decide.environment import (
         build_task_environment,
     )
@@ -212,6 +214,7 @@ __getattr__, __dir__ = lazy_door(
             "find_shard_holders",
             "find_successors",
         ),
+        "drain_notices": ("DrainNode", "KeepNode", "plan_drains"),
         "holders": ("holders",),
         "membership": (
             "AgentFacts",
@@ -249,6 +252,7 @@ __getattr__, __dir__ = lazy_door(
             "CopyOrder",
             "CopyOrders",
             "find_copy_order",
+            "find_departed",
         ),
         "stragglers": (
             "Straggler",
@@ -270,6 +274,7 @@ __all__ = [
     "CopyOrder",
     "CopyOrders",
     "DataMovedEvent",
+    "DrainNode",
     "EpochStep",
     "Event",
     "Failure",
@@ -277,6 +282,7 @@ __all__ = [
     "HostSigns",
     "HostWatch",
     "JobState",
+    "KeepNode",
     "Launch",
     "LaunchFailedEvent",
     "LaunchedEvent",
@@ -323,6 +329,7 @@ __all__ = [
     "encode_event",
     "encode_job",
     "find_copy_order",
+    "find_departed",
     "find_disconnected",
     "find_furthest",
     "find_left_alone",
@@ -341,6 +348,7 @@ __all__ = [
     "membership",
     "new_job",
     "place_tasks",
+    "plan_drains",
     "plan_moves",
     "plan_repair",
     "rank_nodes",

@@ -55,6 +55,17 @@ def find_copy_order(membership: Membership, grace: float | None, now: float) -> 
     return CopyOrder(tuple(lost), tuple(leaving), tuple(waiting), tuple(staying))
 
 
+def find_departed(order: CopyOrder, membership: Membership) -> tuple[NodeId, ...]:
+    """Return the nodes of an order that were there when it began, and whose agents have said since that they
+    end. What they held is found by the next order."""
+    known = membership.members
+    return tuple(
+        node
+        for node in (*order.leaving, *order.staying)
+        if (member := known.get(node)) is not None and member.state == "left"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CopyOrders:
     """What has been done so far."""
@@ -80,8 +91,11 @@ class CopyOrders:
             return self
         return replace(self, running=(order, change))
 
-    def end(self, now: float, *, failed: bool) -> CopyOrders:
-        """Return these orders after the one that was running has ended."""
+    def end(self, now: float, *, failed: bool, outdated: bool = False) -> CopyOrders:
+        """Return these orders after the one that was running has ended. What has failed in one that is
+        `outdated` says nothing: a node of it has left."""
+        if failed and outdated:
+            return CopyOrders(next_at=now + LOOK_SECONDS)
         if not failed:
             return CopyOrders(done=self.running, next_at=now + LOOK_SECONDS)
         first, longest = RETRY_SECONDS

@@ -14,6 +14,7 @@ from insitu.context import (
     ATTEMPT_ENV,
     CACHE_ENV,
     GENERATION_ENV,
+    GPU_NUMBERS_ENV,
     GPUS_ENV,
     JOB_ID_ENV,
     MEMORY_CHECKPOINT_ENV,
@@ -103,6 +104,7 @@ def build_task_environment(
         }
     )
     environment.pop(GPUS_ENV, None)
+    environment.pop(GPU_NUMBERS_ENV, None)
     if job.gpus_per_worker:
         trains = task.task.role in ("chief", "worker")
         environment[GPUS_ENV] = str(job.gpus_per_worker if trains else 0)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from insitu.cluster.engines.engine import Command
-from insitu.context import GPUS_ENV
+from insitu.context import GPU_NUMBERS_ENV, GPUS_ENV
 from insitu.errors import ClusterError
 from insitu.spec import TaskId
 
@@ -58,15 +58,18 @@ class GpuLeases:
         if not asked:
             return command
         self.give_back(task)
-        numbers = self._take(task, int(asked))
+        numbers = self._take(task, int(asked), command.environment.get(GPU_NUMBERS_ENV))
         visible = ",".join(map(str, numbers)) or _NONE
         given = {VISIBLE_ENV: visible, ORDER_ENV: "PCI_BUS_ID"}
         return replace(command, environment={**command.environment, **given})
 
-    def _take(self, task: TaskId, count: int) -> list[int]:
+    def _take(self, task: TaskId, count: int, among: str | None) -> list[int]:
+        """Lock so many devices out of those that are named; None: out of all."""
         taken: list[int] = []
         numbers: list[int] = []
         devices = list_devices(os.environ) if count else {}
+        if among is not None:
+            devices = {n: path for n, path in devices.items() if str(n) in among.split(",")}
         for number, path in devices.items():
             if len(numbers) == count:
                 break

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +42,7 @@ __all__ = [
     "SourceFile",
     "SourceOptions",
     "UrlFile",
+    "check_ragged",
     "check_reading",
     "columns_of_batch",
     "count_threads",
@@ -67,12 +68,14 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ndjson": ("ndjson", "NdjsonSource", (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")),
 }
 """Format -> (module, class, suffixes). A test checks it against the classes."""
+Suffixes = Mapping[str, tuple[str, ...]]
+_SUFFIXES: Suffixes = {kind: suffixes for kind, (*_, suffixes) in FORMATS.items()}
 SourceFile = Path | UrlFile
 _NUMBER_OF_SHARDS = re.compile(r"-[0-9]{5,}-of-[0-9]{5,}$")
 """Ends the name of a file that is one of several, behind the suffix, as in train.tfrecord-00000-of-00010."""
 _CONVERT = (
-    "Images and other formats aren't supported: convert them, such as images to one "
-    ".npy [rows, height, width, channels] per class, and tables to Parquet"
+    "Images and other formats aren't supported here: read images and WebDataset by Ray Data, such as "
+    "--reader images, or convert them, such as tables to Parquet"
 )
 
 
@@ -81,21 +84,25 @@ def parse_source_file(text: str) -> SourceFile:
     return UrlFile(text) if is_url(text) else Path(text)
 
 
-def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[SourceFile, str]]:
+def find_sources(
+    sources: Sequence[str], format: str | None, known: Suffixes = _SUFFIXES
+) -> list[tuple[SourceFile, str]]:
     """Return (file, format) of all files that `sources` name, each once, ordered by their absolute paths.
 
     A source is a file, a folder (all its files of a known format, at any depth, but those whose name or
     folder starts with `.` or `_`) or a glob, or a URL of one of these. `format` overrules the suffixes.
-    Raises SourceError.
+    `known`: format -> the suffixes of its files. Raises SourceError.
     """
-    if format is not None and format not in FORMATS:
-        raise InputError(f"--format must be one of {', '.join(FORMATS)}. Received: {format!r}")
+    if format is not None and format not in known:
+        raise InputError(f"--format must be one of {', '.join(known)}. Received: {format!r}")
     if not sources:
         raise SourceError("Name at least one SOURCE: a file, a folder or a glob")
     found: dict[SourceFile, tuple[SourceFile, str]] = {}
     for source in sources:
         expanded = (
-            _expand_url(source, format) if is_url(source) else _expand(os.path.expanduser(source), format)
+            _expand_url(source, format, known)
+            if is_url(source)
+            else _expand(os.path.expanduser(source), format, known)
         )
         for path, kind in expanded:
             found.setdefault(path.resolve(), (path.absolute(), kind))
@@ -114,32 +121,32 @@ def _is_url(pair: tuple[SourceFile, str]) -> bool:
     return isinstance(pair[0], UrlFile)
 
 
-def _expand_url(source: str, format: str | None) -> list[tuple[SourceFile, str]]:
+def _expand_url(source: str, format: str | None, suffixes: Suffixes) -> list[tuple[SourceFile, str]]:
     files, is_folder = expand_url(source)
     if not is_folder:
-        return [(file, _known_format(file, format)) for file in files]
+        return [(file, _known_format(file, format, suffixes)) for file in files]
     below = [f for f in files if not any(map(_is_hidden, str(f).removeprefix(source).split("/")))]
-    known = [(f, kind) for f in below if (kind := _format_of(f)) and format in (None, kind)]
+    known = [(f, kind) for f in below if (kind := _format_of(f, suffixes)) and format in (None, kind)]
     if not known:
         raise SourceError(
-            f"Folder {source} holds no file that ends in {_suffixes(format)}. Received: {len(below)} "
+            f"Folder {source} holds no file that ends in {_join(suffixes, format)}. Received: {len(below)} "
             f"file(s). {_CONVERT}"
         )
     return list(known)
 
 
-def _known_format(file: SourceFile, format: str | None) -> str:
+def _known_format(file: SourceFile, format: str | None, suffixes: Suffixes) -> str:
     """Return the format of a file. Raises SourceError where its name doesn't say it."""
-    kind = format or _format_of(file)
+    kind = format or _format_of(file, suffixes)
     if kind is None:
         raise SourceError(
-            f"The format of {file} is unknown: its name ends in none of {_suffixes(None)}. If it has one "
-            f"of these formats, name it with --format {'|'.join(FORMATS)}. {_CONVERT}"
+            f"The format of {file} is unknown: its name ends in none of {_join(suffixes, None)}. If it has "
+            f"one of these formats, name it with --format {'|'.join(suffixes)}. {_CONVERT}"
         )
     return kind
 
 
-def _expand(source: str, format: str | None) -> list[tuple[SourceFile, str]]:
+def _expand(source: str, format: str | None, suffixes: Suffixes) -> list[tuple[SourceFile, str]]:
     _refuse_nothing(source)
     path = Path(source)
     mode = _mode(path)
@@ -149,12 +156,13 @@ def _expand(source: str, format: str | None) -> list[tuple[SourceFile, str]]:
         matches = sorted(glob.glob(source, recursive=True))
         if not matches:
             raise SourceError(f"No file matches {source}")
-        return [pair for match in matches for pair in _expand(match, format)]
+        return [pair for match in matches for pair in _expand(match, format, suffixes)]
     if stat.S_ISDIR(mode):
-        known = [(p, kind) for p in _files_below(path) if (kind := _format_of(p)) and format in (None, kind)]
+        found = [(p, _format_of(p, suffixes)) for p in _files_below(path)]
+        known = [(p, kind) for p, kind in found if kind and format in (None, kind)]
         if not known:
             raise SourceError(
-                f"Folder {source} holds no file that ends in {_suffixes(format)}. Received: "
+                f"Folder {source} holds no file that ends in {_join(suffixes, format)}. Received: "
                 f"{_describe_files(_files_below(path))}. {_CONVERT}"
             )
         return list(known)
@@ -163,7 +171,7 @@ def _expand(source: str, format: str | None) -> list[tuple[SourceFile, str]]:
             f"{source} must be a file or a folder. Received: {_kind_of_file(mode)}. Write what comes from it "
             f"to a file first"
         )
-    return [(path, _known_format(path, format))]
+    return [(path, _known_format(path, format, suffixes))]
 
 
 def _refuse_nothing(source: str) -> None:
@@ -214,15 +222,13 @@ def _is_hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _format_of(path: SourceFile) -> str | None:
+def _format_of(path: SourceFile, known: Suffixes = _SUFFIXES) -> str | None:
     name = _NUMBER_OF_SHARDS.sub("", path.name.lower())
-    return next((kind for kind, (*_, suffixes) in FORMATS.items() if name.endswith(suffixes)), None)
+    return next((kind for kind, suffixes in known.items() if name.endswith(suffixes)), None)
 
 
-def _suffixes(format: str | None) -> str:
-    return ", ".join(
-        s for kind, (*_, suffixes) in FORMATS.items() if format in (None, kind) for s in suffixes
-    )
+def _join(known: Suffixes, format: str | None) -> str:
+    return ", ".join(s for kind, suffixes in known.items() if format in (None, kind) for s in suffixes)
 
 
 def stem(path: SourceFile) -> str:
@@ -240,7 +246,7 @@ def open_sources(files: Sequence[tuple[SourceFile, str]], options: SourceOptions
     if floats:
         options = replace(options, float_columns=floats)
         opened = [_open(path, kind, options) for path, kind in files]
-    _check_ragged(opened[0], options.ragged_columns)
+    check_ragged(opened[0], options.ragged_columns)
     for source in opened:
         if source.columns != opened[0].columns:
             raise SourceError(
@@ -264,7 +270,8 @@ def _open(file: SourceFile, kind: str, options: SourceOptions) -> Source:
         raise SourceError(f"{path} can't be read: {error.strerror or error}") from error
 
 
-def _check_ragged(source: Source, ragged: frozenset[str]) -> None:
+def check_ragged(source: Source, ragged: frozenset[str]) -> None:
+    """Raise InputError for names of other columns than lists."""
     lists = {column.name for column in source.columns if is_ragged(column)}
     if ragged - lists:
         raise InputError(

@@ -80,3 +80,22 @@ def test_what_fails_is_tried_again_later(
 def test_nothing_is_started_where_nothing_is_to_be_done(upkeep: CopyUpkeep, tmp_path: Path) -> None:
     stays = replace(LEAVING, members={A: LEAVING.members[A]})
     assert run(upkeep, stays, 0.0) == [] and not (tmp_path / "asked").exists()
+
+
+def test_a_node_that_leaves_well_in_the_middle_is_no_failure(
+    upkeep: CopyUpkeep, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "answer").write_text(json.dumps({"error": "b can't be asked: Connection refused"}))
+    left = Member(facts(B), LOAD, "left", WALL, 0.0, None, 0.0, leave_by=WALL + 60, is_empty=True)
+    gone = replace(LEAVING, members={**LEAVING.members, B: left})
+    upkeep.advance(LEAVING, None, 0.0)
+    deadline = time.monotonic() + 60
+    while upkeep.is_busy:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        assert upkeep.advance(gone, None, 0.0) == []
+    assert caplog.text == ""
+    # What it held, if anything, is looked after when the grace has passed.
+    later = 1000.0
+    upkeep.advance(gone, 60.0, later)
+    assert upkeep.is_busy

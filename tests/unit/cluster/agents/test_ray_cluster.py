@@ -60,7 +60,7 @@ def test_addresses_that_cannot_be_are_refused_before_ray_is_asked(
 
 def test_a_machine_that_is_no_node_of_ray_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", NoRay())
-    monkeypatch.setattr(ray_cluster, "_has_raylet", lambda: False)
+    monkeypatch.setattr(ray_cluster, "runs_raylet", lambda: False)
     with pytest.raises(ClusterError, match="no raylet runs on this machine"), connect_to_ray("auto", "n"):
         pass
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from insitu.cluster.agents.ray_cluster import Died, RayNode
-from insitu.cluster.agents.ray_controller import HolderKeeper
+from insitu.cluster.agents.ray_controller import AskToDrain, HolderKeeper
 from insitu.cluster.agents.ray_holder import HolderAnswer, HolderSettings
+from insitu.errors import ClusterError, InputError
+from insitu.spec import NodeId
 
 SETTINGS = HolderSettings("s1", "10.0.0.1:7070", "1.0", "t" * 32)
 JOINED = {"node": "a", "address": "h:1", "host": "h"}
@@ -25,9 +27,13 @@ class FakeRay:
         self.unnamed: dict[str, HolderAnswer | Died] = {}
         #: What the next holders answer.
         self.answer: HolderAnswer | Died | None = HolderAnswer("s1", "joined", JOINED)
+        self.draining: dict[str, float | None] = {}
 
     def list_nodes(self) -> list[RayNode]:
         return list(self.nodes.values())
+
+    def list_draining(self) -> dict[str, float | None]:
+        return self.draining
 
     def list_holders(self) -> set[str]:
         return set(self.holders)
@@ -49,8 +55,8 @@ class FakeRay:
         self.again.append(node)
 
 
-def keep(ray: FakeRay) -> HolderKeeper:
-    return HolderKeeper(ray, SETTINGS)  # type: ignore[arg-type]
+def keep(ray: FakeRay, ask: AskToDrain = lambda node, seconds: None) -> HolderKeeper:
+    return HolderKeeper(ray, SETTINGS, ask)  # type: ignore[arg-type]
 
 
 def states(keeper: HolderKeeper) -> dict[str, str]:
@@ -148,3 +154,32 @@ def test_who_brings_up_again_starts_what_has_ended_and_gets_no_old_report() -> N
     keeper.start_again()
     keeper.advance(2.1)  # at once
     assert ray.started.count("3") == 2
+
+
+def test_the_head_hears_that_ray_takes_a_node_away_and_that_it_is_back() -> None:
+    ray, asked = FakeRay("1"), []
+    problems: list[Exception] = [ClusterError("no head answers"), InputError("no other one stays")]
+
+    def ask(node: NodeId, seconds: float | None) -> None:
+        asked.append((node, seconds))
+        if problems:
+            raise problems.pop(0)
+
+    keeper = keep(ray, ask)
+    keeper.advance(0, 100)
+    keeper.advance(1, 101)
+    ray.draining["1"] = 160
+    keeper.advance(2, 102)
+    keeper.advance(3, 103)  # the head is there again, and refuses until another node is there
+    keeper.advance(4, 104)
+    keeper.advance(5, 105)
+    assert asked == [("a", 58), ("a", 57), ("a", 56)]
+    ray.draining["1"] = 150
+    keeper.advance(6, 106)
+    assert asked[3:] == [("a", 44)]
+    del ray.nodes["1"], ray.holders["1"]
+    ray.draining.clear()
+    ray.nodes["9"] = RayNode("9", "host-1", "10.0.0.1", True, True)
+    for now in (200, 201, 202, 203):
+        keeper.advance(now, now)
+    assert asked[4:] == [("a", None)]

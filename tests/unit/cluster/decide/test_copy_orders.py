@@ -17,6 +17,7 @@ from insitu.cluster.decide.copy_orders import (
     CopyOrder,
     CopyOrders,
     find_copy_order,
+    find_departed,
 )
 from insitu.cluster.decide.membership import Member
 from insitu.spec import NodeId
@@ -76,3 +77,16 @@ def test_pauses_after_failures_grow_and_end(failures: list[bool], change: int) -
     assert all(pause <= RETRY_SECONDS[1] for pause in pauses)
     for before, after in pairwise(pauses):
         assert not (before and after) or after >= before
+
+
+def test_an_order_whose_node_has_left_since_says_nothing() -> None:
+    order = CopyOrder((), (B,), (), (A,))
+    assert find_departed(order, cluster(member(A), member(B, leave_by=WALL))) == ()
+    assert find_departed(order, cluster(member(A), member(B, "lost"))) == ()
+    assert find_departed(order, cluster(member(A), member(B, "left"))) == (B,)
+    assert find_departed(order, cluster(member(A, "left"), member(B))) == (A,)
+    running = CopyOrders().begin(order, 1, 0.0, unfinished=True)
+    ended = running.end(10.0, failed=True, outdated=True)
+    assert (ended.failures, ended.done, ended.next_at) == (0, None, 10.0 + LOOK_SECONDS)
+    assert running.end(10.0, failed=True, outdated=False).failures == 1
+    assert running.end(10.0, failed=False, outdated=True).done == (order, 1)

@@ -20,7 +20,7 @@ from insitu.cluster.engines.gpu_leases import (
     lock_device,
 )
 from insitu.cluster.engines.local import LocalEngine
-from insitu.context import GPUS_ENV
+from insitu.context import GPU_NUMBERS_ENV, GPUS_ENV
 from insitu.errors import ClusterError
 from insitu.paths import Paths
 from insitu.spec import NodeId, TaskId, TaskSpec
@@ -127,3 +127,13 @@ def test_a_task_has_its_devices_until_it_ends(driver: Path, tmp_path: Path) -> N
         assert said.startswith(b"0,1\n") and count_free_gpus() == (3, 3)
     finally:
         engine.close()
+
+
+def test_a_task_gets_its_gpus_out_of_those_that_are_named(driver: Path) -> None:
+    leases = GpuLeases()
+    given = Command((sys.executable,), {GPUS_ENV: "1", GPU_NUMBERS_ENV: "2,1"})
+    assert leases.equip(W0, given).environment[VISIBLE_ENV] == "1"
+    assert leases.equip(W1, given).environment[VISIBLE_ENV] == "2"
+    with pytest.raises(ClusterError, match=r"needs 1 GPU\(s\).*0 of the 2 that may be used here"):
+        leases.equip(TaskId("worker", 2), given)
+    leases.close()

@@ -1,0 +1,115 @@
+"""Reserves GPUs with Ray on behalf of a job's supervisor, so that other work of Ray doesn't get them.
+
+`python -P -m insitu.cluster.agents.ray_reserving` reads {"address": RAY, "cluster": ID, "job": JOB, "gpus":
+{NODE: COUNT}} and writes {"gpus": {NODE: [ID]}, "failed": {NODE: WHY}}, or {"error": WHY}. It is a process of
+its own, since one that is connected to Ray ends where Ray's head is lost, and no job may.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from insitu.cluster.agents.ray_cluster import RayCluster, connect_to_ray, make_namespace
+from insitu.errors import ClusterError, InsituError
+from insitu.processes import die_with_parent
+
+_ANSWER_SECONDS = 20.0
+_GRANT_SECONDS = 10.0
+"""Seconds in which Ray gives GPUs that are free."""
+
+
+@dataclass(slots=True)
+class Reserved:
+    """What came of a request."""
+
+    #: Ray's ids of the GPUs that the job has, by node.
+    gpus: dict[str, list[str]] = field(default_factory=dict)
+    #: Why a node's weren't given.
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def reserve(ray: RayCluster, job: str, wanted: Mapping[str, int]) -> Reserved:
+    """Have so many GPUs of each node for a job, all of them or none that it hasn't had before.
+
+    Raises ClusterError where Ray doesn't answer.
+    """
+    found = Reserved()
+    ray_ids = _find_ray_ids(ray)
+    made: list[str] = []
+    for node, count in sorted(wanted.items()):
+        names = [name for name in ray.list_reservations() if name.startswith(_prefix(job, node))]
+        given = [gpu for name in names for gpu in ray.list_reserved_gpus(name, _ANSWER_SECONDS)]
+        missing = count - len(given)
+        if missing > 0 and node not in ray_ids:
+            found.failed[node] = "Ray has no such node, or insitu's agent there hasn't been started by Ray"
+            continue
+        if missing > 0:
+            name = f"{_prefix(job, node)}{secrets.token_hex(3)}"
+            new = ray.start_reservation(name, ray_ids[node], job, node, missing, _GRANT_SECONDS)
+            if new is None:
+                found.failed[node] = _describe_shortage(ray, ray_ids[node], job, node, missing)
+                continue
+            made.append(name)
+            given += new
+        found.gpus[node] = given
+    if found.failed:
+        for name in made:
+            ray.end_reservation(name)
+    return found
+
+
+def _prefix(job: str, node: str) -> str:
+    return f"{job}/{node}/"
+
+
+def _find_ray_ids(ray: RayCluster) -> dict[str, str]:
+    """Return Ray's id of each node whose agent Ray has started."""
+    controller = ray.find_controller()
+    if controller is None:
+        raise ClusterError(
+            "A job on nodes of Ray needs insitu's controller there. Received: none. Run `insitu up --engine "
+            "ray` again"
+        )
+    _, nodes = ray.call(controller.report, seconds=_ANSWER_SECONDS)
+    return {str(node.joined["node"]): node.id for node in nodes if node.joined is not None}
+
+
+def _describe_shortage(ray: RayCluster, ray_id: str, job: str, node: str, missing: int) -> str:
+    free, known = ray.count_gpus(ray_id)
+    held: dict[str, int] = {}
+    for name in ray.list_reservations():
+        other, _, rest = name.partition("/")
+        if other != job and rest.startswith(f"{node}/"):
+            held[other] = held.get(other, 0) + len(ray.list_reserved_gpus(name, _ANSWER_SECONDS))
+    jobs = [f"job {other} has {count}" for other, count in sorted(held.items())]
+    others = known - free - sum(held.values())
+    if others > 0:
+        jobs.append(f"other work of Ray has {others:g}")
+    return f"{missing} more needed, and Ray has {free:g} of {known:g} free" + (
+        f" ({', '.join(jobs)})" if jobs else ""
+    )
+
+
+def main() -> int:
+    die_with_parent(signal.SIGKILL, os.getppid())
+    answer: dict[str, Any]
+    try:
+        given = json.load(sys.stdin)
+        with connect_to_ray(str(given["address"]), make_namespace(str(given["cluster"]))) as ray:
+            found = reserve(ray, str(given["job"]), {str(n): int(c) for n, c in given["gpus"].items()})
+        answer = {"gpus": found.gpus, "failed": found.failed}
+    except (InsituError, OSError) as error:
+        answer = {"error": str(error)}
+    sys.stdout.write(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+"""Opens the files of a reader of Ray Data as sources of an import.
+
+One reading of Ray goes over all files, by as many tasks as there are processors. Rows come file by file, in
+the order of the files' names, and in the order of each file, however many nodes there are and whichever task
+ends first. That they do is checked by the file that each row names.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, cast
+
+from insitu.errors import InputError, SourceError
+from insitu.grid.ray_data.readers import ReaderRequest
+from insitu.grid.ray_data.session import RaySession, has_cluster
+from insitu.grid.ray_data.tables import PATH, Tensors, arrange, cut_by_file, make_plain_batches
+from insitu.grid.sources import (
+    Block,
+    SourceFile,
+    SourceOptions,
+    UrlFile,
+    check_ragged,
+    columns_of_batch,
+    find_sources,
+    malformed_as_error,
+    values_of_batch,
+)
+from insitu.spec import Column
+
+_SAMPLE_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """What is known of several files together, under the names of `os.stat_result`."""
+
+    #: Bytes of all.
+    st_size: int
+    #: When one of them changed last, in nanoseconds since 1970.
+    st_mtime_ns: int
+    #: A number that follows from the state of each.
+    st_ino: int
+
+
+class FileGroup:
+    """Files that follow each other. It has the part of the interface of `pathlib.Path` that imports use."""
+
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        self.files = tuple(files)
+        self.name, self.suffix = files[0].name, files[0].suffix
+
+    def __str__(self) -> str:
+        more = f" and the {len(self.files) - 1} file(s) behind it" if len(self.files) > 1 else ""
+        return f"{self.files[0]}{more}"
+
+    def stat(self) -> GroupState:
+        """Return the state of all files together. Raises OSError."""
+        found = [file.stat() for file in self.files]
+        each = str([(state.st_size, state.st_mtime_ns, state.st_ino) for state in found])
+        size, changed = sum(state.st_size for state in found), max(state.st_mtime_ns for state in found)
+        return GroupState(size, changed, zlib.crc32(each.encode()))
+
+
+def name_for_ray(file: SourceFile) -> str:
+    return file.url if isinstance(file, UrlFile) else str(file)
+
+
+def _names_by_ray(file: SourceFile) -> set[str]:
+    """Return how Ray may name a file that it has read: URLs lose their protocol."""
+    name = name_for_ray(file)
+    return {name, name.partition("://")[2] or name}
+
+
+class RayStream:
+    """The rows of groups of files, read once from one group on."""
+
+    def __init__(
+        self, session: RaySession, groups: Sequence[FileGroup], *, keeps_path: bool, without: Collection[str]
+    ) -> None:
+        self._session, self._groups = session, groups
+        self._keeps_path, self._without = keeps_path, without
+        self._number = {
+            name: number
+            for number, group in enumerate(groups)
+            for file in group.files
+            for name in _names_by_ray(file)
+        }
+        #: The group whose rows come next; None: nothing is being read.
+        self._next: int | None = None
+        self._rows: Iterator[tuple[int, Any]] = iter(())
+        self._ahead: tuple[int, Any] | None = None
+
+    def tables_of(self, number: int) -> Iterator[Any]:
+        """Yield the rows of a group as Arrow tables. Raises SourceError where Ray can't read them, or gives
+        them in another order."""
+        if self._next != number:
+            self.close()
+            self._rows = self._read(number)
+        self._next = None  # until all rows of this group have been taken
+        while True:
+            found, self._ahead = self._ahead or next(self._rows, None), None
+            if found is None or found[0] != number:
+                self._ahead, self._next = found, number + 1
+                return
+            yield found[1]
+
+    def close(self) -> None:
+        """End the reading."""
+        self._next = self._ahead = None
+        rows, self._rows = self._rows, iter(())
+        if hasattr(rows, "close"):
+            rows.close()
+
+    def _read(self, first: int) -> Iterator[tuple[int, Any]]:
+        files = [file for group in self._groups[first:] for file in group.files]
+        last = (first, "")
+        with closing(
+            cast("Any", self._session.read_tables(list(map(name_for_ray, files)), include_paths=True))
+        ) as tables:
+            for table in tables:
+                for name, rows in cut_by_file(table, keeps_path=self._keeps_path):
+                    number = self._number.get(name)
+                    if number is None or number < last[0]:
+                        raise SourceError(
+                            f"Ray must give rows file by file, in the order of their names. Received: rows "
+                            f"of {name} after those of {last[1] or 'no file'}. Read these files without "
+                            f"--reader, or one at a time"
+                        )
+                    last = (number, name)
+                    yield number, rows
+
+
+class RaySource:
+    """One file, or a group of small ones, that Ray reads."""
+
+    format: ClassVar[str] = "ray"
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        number: int,
+        stream: RayStream,
+        group: FileGroup,
+        *,
+        columns: tuple[Column, ...],
+        rows: int | None,
+        expected_rows: int,
+        tensors: Tensors,
+        without: Collection[str],
+        infers_types: bool,
+    ) -> None:
+        """`rows`: how many there must be; None: any number, about `expected_rows`."""
+        self._number, self._stream = number, stream
+        self.path = cast("Any", group.files[0] if len(group.files) == 1 else group)
+        self.columns = columns
+        self._rows, self.expected_rows = rows, expected_rows if rows is None else rows
+        self._tensors, self._without, self._infers_types = tensors, without, infers_types
+
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+        size = self.path.stat().st_size
+        done = 0
+        for table in self._stream.tables_of(self._number):
+            if done + table.num_rows <= start:
+                done += table.num_rows
+                continue
+            for batch in make_plain_batches(table, self.path, self._tensors, self._without):
+                rows = arrange(batch, self.columns, self.path, widens=self._infers_types)
+                count = max(1, rows.num_rows * block_bytes // max(1, rows.nbytes))
+                skipped = min(rows.num_rows, max(0, start - done))
+                done += skipped
+                for first in range(skipped, rows.num_rows, count):
+                    piece = rows.slice(first, count)
+                    done += piece.num_rows
+                    values = values_of_batch(piece, self.columns, self.path)
+                    yield Block(values, piece.num_rows, min(size, size * done // self.expected_rows), done)
+        if done != self._rows if self._rows is not None else not done:
+            raise SourceError(
+                f"{self.path} must have {'rows' if self._rows is None else f'{self._rows} row(s)'} for Ray's "
+                f"reader. Received: {done or 'none'}. Leave it out, or fetch it again"
+            )
+
+
+class RayReader:
+    """A reader of Ray Data during one import. Use it in a `with` statement, which ends its connection."""
+
+    def __init__(self, request: ReaderRequest, session: RaySession | None = None) -> None:
+        self.request = request
+        self._session = session or RaySession(request)
+        self._streams: list[RayStream] = []
+
+    def __enter__(self) -> RayReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for stream in self._streams:
+            stream.close()
+        self._session.close()
+
+    def open(
+        self,
+        files: Sequence[SourceFile],
+        read_on: str | None,
+        options: SourceOptions,
+        tensors: Tensors,
+        without: Collection[str],
+    ) -> list[RaySource]:
+        """Return the sources that the files make, whose columns are those of the first rows. `read_on` is as
+        of `import_cache`. Raises InputError and SourceError."""
+        behind_urls = isinstance(files[0], UrlFile)
+        to_cluster = read_on == "nodes" or (read_on is None and behind_urls and has_cluster())
+        self._session.connect(to_cluster=to_cluster)
+        if to_cluster and not behind_urls:
+            found = {name_for_ray(file): file.stat() for file in files}
+            self._session.check_seen({n: (each.st_size, each.st_mtime_ns) for n, each in found.items()})
+        reader = self.request.reader
+        dropped = {*without, *reader.added}
+        columns, bytes_per_row = self._look(files[0], options, tensors, dropped)
+        groups = [
+            FileGroup(files[first : first + reader.files_per_source])
+            for first in range(0, len(files), reader.files_per_source)
+        ]
+        keeps_path = bool(self.request.options.get("include_paths"))
+        stream = RayStream(self._session, groups, keeps_path=keeps_path, without=dropped)
+        self._streams.append(stream)
+        sources = [
+            RaySource(
+                *(number, stream, group),
+                columns=columns,
+                rows=self._count_rows(group),
+                expected_rows=max(1, int(group.stat().st_size / bytes_per_row)),
+                tensors=tensors,
+                without=dropped,
+                infers_types=reader.infers_types,
+            )
+            for number, group in enumerate(groups)
+        ]
+        check_ragged(sources[0], options.ragged_columns)
+        return sources
+
+    def _look(
+        self, file: SourceFile, options: SourceOptions, tensors: Tensors, without: Collection[str]
+    ) -> tuple[tuple[Column, ...], float]:
+        """Return the columns of a file's first rows, and about the bytes of each in the file."""
+        keeps_path = bool(self.request.options.get("include_paths"))
+        tables = self._session.read_tables([name_for_ray(file)], include_paths=keeps_path, rows=_SAMPLE_ROWS)
+        with closing(cast("Any", tables)):
+            table = next((each for each in tables if each.num_rows), None)
+        if table is None:
+            raise SourceError(f"{file} has no rows for Ray's reader. Leave it out")
+        if PATH in table.column_names and not keeps_path:
+            raise SourceError(
+                f"{file} has a column {PATH!r} of its own, by which Ray names the file of each row. Give it "
+                f"another name, or read the files without --reader"
+            )
+        missing = (tensors.keys() | without) - set(table.column_names) - set(self.request.reader.added)
+        if missing:
+            raise InputError(
+                f"--tensor and --without name columns that the files have: {', '.join(table.column_names)}. "
+                f"Received: {', '.join(sorted(missing))}"
+            )
+        batch = next(iter(make_plain_batches(table, file, tensors, without)))
+        if self.request.reader.orders_columns:
+            batch = batch.select(sorted(batch.schema.names))
+        columns = columns_of_batch(batch, cast("Any", file), options.ragged_columns)
+        widened = tuple(
+            Column(c.name, "float64") if c.name in options.float_columns and c.dtype == "int64" else c
+            for c in columns
+        )
+        return widened, max(1.0, batch.nbytes / batch.num_rows)
+
+    def _count_rows(self, group: FileGroup) -> int | None:
+        """Return the rows of a group's files where that is known before they are read."""
+        if self.request.name == "images":
+            return len(group.files)
+        if self.request.name == "parquet":
+            return sum(map(_count_parquet_rows, group.files))
+        return None
+
+
+def _count_parquet_rows(file: SourceFile) -> int:
+    """Return what the footer of a file says."""
+    import pyarrow.parquet as pq
+
+    try:
+        with malformed_as_error(file), file.open("rb") as opened:
+            return int(pq.read_metadata(opened).num_rows)
+    except OSError as error:
+        raise SourceError(f"{file} can't be read: {error.strerror or error}") from error
+
+
+def open_ray_sources(
+    reader: RayReader,
+    sources: Sequence[str],
+    read_on: str | None,
+    options: SourceOptions,
+    tensors: Tensors,
+    without: Collection[str],
+) -> list[RaySource]:
+    """Find the files that `sources` name, and open them by the reader. Raises InputError and SourceError."""
+    name = reader.request.name
+    found = find_sources(sources, name, {name: reader.request.reader.suffixes})
+    empty = next((file for file, _ in found if file.stat().st_size == 0), None)
+    if empty is not None:
+        raise SourceError(f"{empty} is empty (0 bytes). Leave it out, or fetch it again")
+    # Arrow orders files by their names as texts, whatever order they are given in.
+    files = sorted((file for file, _ in found), key=name_for_ray)
+    return reader.open(files, read_on, options, tensors, without)

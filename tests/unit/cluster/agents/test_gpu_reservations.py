@@ -1,0 +1,96 @@
+"""GPUs that Ray gives to a job, as its supervisor knows them. The process that asks Ray is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from insitu.cluster.agents.gpu_reservations import GpuReservations
+from insitu.cluster.engines import Command
+from insitu.context import GPU_NUMBERS_ENV, GPUS_ENV
+from insitu.errors import ClusterError
+from insitu.spec import NodeId, TaskId, TaskSpec
+
+A, B = NodeId("a"), NodeId("b")
+ASK = """
+import json, pathlib, sys
+folder = pathlib.Path({folder!r})
+with open(folder / "asked", "a") as file:
+    file.write(sys.stdin.read() + "\\n")
+print("a notice of Ray")
+print((folder / "answer").read_text())
+"""
+
+
+class Desk:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        command = (sys.executable, "-c", ASK.format(folder=str(folder)))
+        self.gpus = GpuReservations("job-1", "ray:6379", "c1", command)
+        self.answer({"gpus": {}, "failed": {}})
+
+    def answer(self, answer: Any) -> None:
+        (self._folder / "answer").write_text(answer if isinstance(answer, str) else json.dumps(answer))
+
+    @property
+    def asked(self) -> list[dict[str, int]]:
+        file = self._folder / "asked"
+        return [json.loads(line)["gpus"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def worker(index: int, node: NodeId = A) -> TaskSpec:
+    return TaskSpec(TaskId("worker", index), node)
+
+
+COMMAND = Command((sys.executable,), {GPUS_ENV: "2"})
+
+
+def test_a_node_is_asked_for_once_and_again_when_it_needs_more(desk: Desk) -> None:
+    desk.answer({"gpus": {"a": ["3", "1"], "b": ["0", "10", "2", "1"]}, "failed": {}})
+    desk.gpus.require([worker(0), worker(1, B), worker(2, B), TaskSpec(TaskId("ps", 0), A)], 2)
+    assert desk.asked == [{"a": 2, "b": 4}]
+    for task, numbers in ((worker(0), "1,3"), (worker(1, B), "0,1,2,10")):
+        assert desk.gpus.equip(task, COMMAND).environment[GPU_NUMBERS_ENV] == numbers
+    assert len(desk.asked) == 1
+    # A task that is started on another node, as after the loss of its own.
+    desk.answer({"gpus": {"a": ["0", "1", "2", "3"]}, "failed": {}})
+    assert desk.gpus.equip(worker(1), COMMAND).environment[GPU_NUMBERS_ENV] == "0,1,2,3"
+    assert desk.asked[1:] == [{"a": 4}]
+    desk.gpus.equip(worker(1), COMMAND)
+    desk.gpus.forget(A)
+    desk.gpus.equip(worker(0), COMMAND)
+    assert desk.asked[2:] == [{"a": 4}]
+
+
+def test_tasks_without_gpus_and_clusters_without_ray_ask_for_nothing(desk: Desk) -> None:
+    desk.gpus.require([worker(0)], 0)
+    bare = Command((sys.executable,), {GPUS_ENV: "0"})
+    assert desk.gpus.equip(worker(0), bare) == bare
+    elsewhere = GpuReservations("job-1", "", "c1", ("false",))
+    elsewhere.require([worker(0)], 2)
+    assert elsewhere.equip(worker(0), COMMAND) == COMMAND
+    assert desk.asked == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"gpus": {}, "failed": {"a": "2 more needed"}}, "Ray must have the GPUs free.*a: 2 more needed"),
+        ({"error": "no raylet runs"}, "can't be reserved with Ray: no raylet runs"),
+        ("nonsense", r"ended with exit code 0 \(nothing\)"),
+        ({"gpus": {"a": ["GPU-1", "GPU-2"]}, "failed": {}}, "by their numbers. Received: GPU-1, GPU-2 of a"),
+    ],
+)
+def test_what_ray_does_not_give_is_refused(desk: Desk, answer: Any, message: str) -> None:
+    desk.answer(answer)
+    with pytest.raises(ClusterError, match=message):
+        desk.gpus.equip(worker(0), COMMAND)
