@@ -156,6 +156,13 @@ class Context:
             return find_secret(os.environ, self.paths, self.workers)
         return self.shared_secret
 
+    def signing_secret(self) -> bytes | None:
+        """Return the secret that the job signs with what it reads back later; it stays the same where the job
+        goes on on another machine. Outside a job, and else, as `secret`."""
+        if self.job and self.job.signing_secret.exists():
+            return self.job.signing_secret.read_bytes()
+        return self.secret()
+
 
 def _are_shards(shards: tuple[int, ...], num_shards: int) -> bool:
     """Return whether a task can have `shards` out of `num_shards`."""

@@ -35,6 +35,7 @@
         placement.json                  tasks, nodes and shards, and the cache as it was then
         journal.sqlite  controller.json controller.log
         engine-NODE.lock                on another host: held by what runs the tasks there, see cluster/agents
+        term.json  signing-secret       of a job that was brought to another machine; see cluster/agents
         requests.sock                   where the controller takes requests to stop or scale the job
         output.log                      all tasks' output, merged, each line with its task
         shards/CACHE.json               the pinned shard map of each cache that the job has opened
@@ -49,6 +50,9 @@
         export/NAME/                    models that an exporter has published
         summaries/ROLE-INDEX/           event files for TensorBoard
         ledger/                         rows that have entered the model, by epoch and shard
+      job-copies/JOB/                   what another machine goes on from, if that of the job is lost
+        code.tar                        JOB_DIR, packed; all else is named as above
+      job-copies/JOB.term               the highest term of the job that this host has seen
 
 Three things lie elsewhere. Checkpoints that a host keeps in memory are in
 /dev/shm/insitu-JOB-HASH/ROLE-INDEX/; the hash is that of the job's folder. Blocks of files that are in memory
@@ -260,6 +264,19 @@ class Paths:
     def jobs(self) -> Path:
         return self.home / "jobs"
 
+    @property
+    def job_copies(self) -> Path:
+        return self.home / "job-copies"
+
+    def job_copy(self, job_id: str) -> JobPaths:
+        """Return the copy of a job of another machine, which is laid out as a job."""
+        return JobPaths(self.job_copies / check_simple_name("A job's id", job_id))
+
+    def job_term(self, job_id: str) -> Path:
+        """Return the file with the highest term of a job that a server on this host has seen."""
+        name = check_simple_name("A job's id", job_id)
+        return self.job_copies / f"{name}.term"
+
     def job(self, job_id: str) -> JobPaths:
         return JobPaths(self.jobs / check_simple_name("A job's id", job_id))
 
@@ -336,6 +353,21 @@ class JobPaths:
     @property
     def secret(self) -> Path:
         return self.root / "secret"
+
+    @property
+    def signing_secret(self) -> Path:
+        """Return the file with the secret that the job signs with what it writes, where that isn't the one
+        that its tasks prove to each other: in a copy, and in a job that was brought to another machine."""
+        return self.root / "signing-secret"
+
+    @property
+    def term(self) -> Path:
+        return self.root / "term.json"
+
+    @property
+    def code_archive(self) -> Path:
+        """Return the file that has `code` packed, in a copy of the job."""
+        return self.root / "code.tar"
 
     @property
     def code(self) -> Path:

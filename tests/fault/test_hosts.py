@@ -400,6 +400,40 @@ def test_stop_and_the_end_of_a_supervisor_leave_nothing_on_hosts(cluster: Cluste
     assert_no_job_left(cluster.lab.hosts)
 
 
+def test_the_host_of_head_and_supervisor_loses_its_power_and_the_job_goes_on_elsewhere(
+    cluster: Cluster, tmp_path: Path, undisturbed: set[str]
+) -> None:
+    """From the newest copy on a host, with the bits of an undisturbed run. The chief is lost, too."""
+    first, second, third = cluster.lab.hosts
+    cluster.write_hosts(f"{first.address} name=host1 home={first.disk / 'agent'}")
+    launcher = f"--launcher 'env HOST={{host}} sh -c' --insitu '{INSITU}'"
+    assert cluster.on(first, f"up --hosts {cluster.file} {launcher}").returncode == 0
+    head, token = (Paths(first.home).head, Paths(first.home).token)
+    address = json.loads(head.read_text())["address"]
+    for host in (second, third):
+        joined = cluster.run_on(host, f"{INSITU} agent --detach --token-stdin --head {address} < {token}")
+        assert joined.returncode == 0, joined.stderr
+    jobs = HostJobs(first.home, tmp_path / "job")
+    script = f"--workers 3 --threads 1 --standby 0 - {jobs.code} train.py {jobs.meeting}"
+    started = cluster.run_on(first, f"KERAS_BACKEND=jax NO_COLOR=1 {INSITU} start --detach {script}")
+    job = started.stderr.split()[0]
+    wait_until(lambda: len(list(jobs.meeting.glob("worker-*"))) == 3, "the middle")
+    copies = [Paths(host.home).job_copy(job) for host in (second, third)]
+    wait_until(lambda: all(list(c.checkpoints.rglob("state.json")) for c in copies), "the copies")
+    first.kill()
+    jobs.let_go()
+    taken = cluster.on(second, "up --take-over")
+    assert taken.returncode == 0 and "2 of 3 agent(s) obey" in taken.stderr, taken.stderr
+    resumed = cluster.run_on(second, f"KERAS_BACKEND=jax {INSITU} resume {job}")
+    assert resumed.returncode == 0, (resumed.stdout, resumed.stderr)
+    output = Paths(second.home).job(job).output.read_text()
+    assert "continues from the checkpoint of epoch 1" in output
+    weights = {line.split("RESULT ")[1] for line in output.splitlines() if "] RESULT " in line}
+    assert weights == undisturbed
+    assert list(Paths(third.home).jobs.iterdir()) == []
+    cluster.on(second, "down")
+
+
 def read_rows(cluster: Cluster, host: Host, cache: str) -> str:
     """The digest of all rows of a cache, read by a process on a host after it has fetched what it lacks."""
     cluster.on(host, "fetch", cache)

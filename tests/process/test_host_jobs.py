@@ -13,8 +13,9 @@ import pytest
 from agent_hosts import LoopbackHosts, insitu, is_running, wait_until
 from host_jobs import CACHE_SCRIPT, HostJobs, make_images, run_undisturbed
 
-from insitu.cluster.agents.records import read_holder
+from insitu.cluster.agents.records import is_locked, read_head, read_holder
 from insitu.cluster.chaos.injector import Fault, FaultInjector
+from insitu.cluster.job_files import read_controller, read_supervisor
 from insitu.paths import Paths
 from insitu.service import JobIndex, list_nodes
 from insitu.spec import TaskId
@@ -94,6 +95,10 @@ def test_agents_head_and_controller_may_die_and_a_server_is_started_again(
     jobs.wait_in_the_middle(job, 2)
     os.kill(hosts.agent_pid("a"), signal.SIGKILL)
     wait_until(lambda: hosts.states() == {"a": "lost", "b": "alive"}, "the loss of the agent")
+    head = read_head(Paths(hosts.head))
+    assert head is not None
+    os.kill(head.pid, signal.SIGKILL)
+    wait_until(lambda: not is_locked(Paths(hosts.head).head_lock), "the end of the head")
     hosts.up()
     faults = [Fault("delay", TaskId("worker", 0), steps=0), Fault("drop", TaskId("worker", 0), steps=0)]
     paths = Paths(hosts.head)
@@ -148,3 +153,44 @@ def test_partitions_that_other_nodes_hold_are_brought_and_other_caches_are_agree
                 assert "a reads 2 partition(s) of images/test that other nodes hold: " in said
                 assert found["engine"] == "hosts"
     assert len(set(map(frozenset, results.values()))) == 1 and len(results["alone", 1]) == 1, results
+
+
+@pytest.mark.hosts
+def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_more(
+    hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path
+) -> None:
+    """The head is killed and the supervisor suspended. Another home takes over; then the supervisor goes on,
+    and knows nothing of that."""
+    job = jobs.start(workers=2)
+    jobs.wait_in_the_middle(job, 2)
+    copies = [Paths(home).job_copy(job) for home in hosts.homes.values()]
+    wait_until(lambda: all(list(c.checkpoints.rglob("state.json")) for c in copies), "the copies")
+    assert "which answers" in " ".join(insitu(hosts.homes["a"], "up", "--take-over", code=2).stderr.split())
+    head, lock = read_head(Paths(hosts.head)), Paths(hosts.head).job(job).controller
+    controller, supervisor = read_controller(lock), read_supervisor(lock)
+    assert head is not None and controller is not None and supervisor is not None
+    for pid in (controller.pid, supervisor.pid):
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(head.pid, signal.SIGKILL)
+    here = hosts.homes["a"]
+    try:
+        wait_until(lambda: not is_locked(Paths(hosts.head).head_lock), "the end of the head")
+        said = insitu(here, "up", "--take-over").stderr
+        assert "2 of 2 agent(s) obey" in said and f"`insitu resume {job}` goes on with it here" in said
+        assert "Another home than that of the head" in insitu(here, "up", "--take-over", code=2).stderr
+        jobs.let_go()
+        insitu(here, "resume", "--detach", job, KERAS_BACKEND="jax")
+        for pid in (supervisor.pid, controller.pid):
+            os.kill(pid, signal.SIGCONT)
+        taken = HostJobs(here, tmp_path / "taken")
+        found, weights = taken.finish(job)
+        assert weights == run_undisturbed(tmp_path / "alone", 2) and found["attempt"] == 2
+        assert "continues from the checkpoint of epoch 1" in taken.output(job)
+        wait_until(lambda: not is_locked(lock), "the end of the former supervisor")
+        assert jobs.describe(job)["state"] == "failed"
+        assert jobs.output(job).count("] WHERE ") == 2 and "] RESULT " not in jobs.output(job)
+        assert list_left(hosts, job) == [str(Paths(here).job(job).root)]
+        assert not any(Paths(home).job_copy(job).root.exists() for home in hosts.homes.values())
+        assert not any(Paths(home).job_term(job).exists() for home in hosts.homes.values())
+    finally:
+        insitu(here, "down", code=None)

@@ -80,6 +80,9 @@ def test_a_task_of_a_job_finds_its_files_and_secret(tmp_path: Path) -> None:
     environment = {"INSITU_HOME": str(tmp_path), "INSITU_JOB_ID": "j-1", "INSITU_TASK": "worker:1"}
     context = read_context(environment)
     assert context.job == job and context.secret() == b"s" and context.task == TaskId("worker", 1)
+    assert context.signing_secret() == b"s"
+    job.signing_secret.write_bytes(b"of before")  # the job was brought to another machine
+    assert (context.secret(), context.signing_secret()) == (b"s", b"of before")
     assert context.memory_checkpoint_dir is None
     kept = read_context({**environment, "INSITU_MEMORY_CHECKPOINT": "1"}).memory_checkpoint_dir
     assert kept == job.memory_of(TaskId("worker", 1))

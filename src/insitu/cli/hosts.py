@@ -126,3 +126,15 @@ def down_hosts(paths: Paths, delete: bool) -> bool:
             f"down` again once they are there"
         )
     return bool(report.ended or (before and (before.hosts or before.pid or before.ray)))
+
+
+def take_over(interface: str, port: int) -> None:
+    """Make this home of an agent that of the head, which is lost. Raises ClusterError, InputError."""
+    from insitu.cluster import list_copied_jobs, take_over_head
+
+    paths = Paths.default()
+    address, outcomes = take_over_head(paths, interface, port, _report_start)
+    joined = sum(outcome.answer is not None for outcome in outcomes)
+    print_notice(f"{joined} of {len(outcomes)} agent(s) obey. The head is at {address}.")
+    for job in list_copied_jobs(paths):
+        print_notice(f"Hosts keep a copy of {job}: `insitu resume {job}` goes on with it here.")

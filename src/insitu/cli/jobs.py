@@ -309,16 +309,17 @@ def resume(
 ) -> None:
     """Let a job that was stopped, has failed or lost its machine go on from its last checkpoint.
 
-    Shards and seed stay the same, so it ends with the weights of a job that was never interrupted. Exits with
-    3 if the job has finished, with 2 if it runs.
+    Shards and seed stay the same, so it ends with the weights of a job that was never interrupted. Where the
+    machine of the job is lost, its hosts keep copies: after `insitu up --take-over` the newest one is brought
+    to this machine. Exits with 3 if the job has finished, with 2 if it runs.
 
     Example:
 
         insitu resume digits-3fa9c1
     """
-    from insitu.cluster import find_job, resume_job
+    from insitu.cluster import find_or_bring_job, resume_job
 
-    job = find_job(Paths.default(), job_id)
+    job = find_or_bring_job(Paths.default(), job_id, print_notice)
     start = resume_job(job)
     print_notice(job.root.name)
     if not detach:

@@ -20,6 +20,7 @@ from insitu.cli.hosts import (
     down_hosts,
     refuse_options,
     require_hosts,
+    take_over,
     up_hosts,
     up_ray,
 )
@@ -46,6 +47,9 @@ again from backups to others.
 Ray: --engine ray starts an agent on each node of the Ray cluster that this machine is a node of, also on
 nodes that join it later. An agent's $INSITU_HOME is that of `ray start` there.
 
+Where the machine of the head is lost: --take-over, on the host of an agent, makes a head there, which most
+agents must be there to obey. Jobs go on by `insitu resume`.
+
 Examples:
 
     insitu up --nodes 3
@@ -54,6 +58,7 @@ Examples:
     insitu up --hosts hosts.txt
     insitu up --hosts hosts.txt --interface eth1
     insitu up --engine ray
+    insitu up --take-over
 """
 
 _AGENT_HELP = """
@@ -130,6 +135,9 @@ def up(
             show_default="10m",
         ),
     ] = None,
+    take_over_here: Annotated[
+        bool, typer.Option("--take-over", help="Make this agent's home the head's, which is lost.")
+    ] = False,
     engine: Annotated[
         str | None, typer.Option(metavar="ray", help="Start an agent on each node of a Ray cluster.")
     ] = None,
@@ -151,7 +159,11 @@ def up(
     local |= {"--quota": quota, "--tier": tier}
     of_hosts = {"--launcher": launcher, "--insitu": insitu}
     of_head: dict[str, object] = {"--interface": interface, "--port": port}
-    if hosts is not None:
+    if take_over_here:
+        others = {**local, **of_hosts, "--hosts": hosts, "--engine": engine, "--address": address}
+        refuse_options("--take-over", {**others, "--copy-lost-after": copy_lost_after})
+        take_over(interface or "", port or 0)
+    elif hosts is not None:
         refuse_options("--hosts", {**local, "--engine": engine, "--address": address})
         started = (hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0)
         up_hosts(*started, copy_lost_after)

@@ -11,7 +11,12 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.grid.catalog import Catalog
-    from insitu.grid.catalog_copy import CatalogWatch, install_catalog_copy, is_catalog_copy
+    from insitu.grid.catalog_copy import (
+        CatalogWatch,
+        adopt_catalog_copy,
+        install_catalog_copy,
+        is_catalog_copy,
+    )
     from insitu.grid.conversion import register_converter
     from insitu.grid.copies_here import check_here, find_missing_here
     from insitu.grid.dataset_opening import dataset
@@ -67,7 +72,12 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "catalog": ("Catalog",),
-        "catalog_copy": ("CatalogWatch", "install_catalog_copy", "is_catalog_copy"),
+        "catalog_copy": (
+            "CatalogWatch",
+            "adopt_catalog_copy",
+            "install_catalog_copy",
+            "is_catalog_copy",
+        ),
         "copies_here": ("check_here", "find_missing_here"),
         "conversion": ("register_converter",),
         "dataset_opening": ("dataset",),
@@ -139,6 +149,7 @@ __all__ = [
     "StoreRoom",
     "Tier",
     "TierMove",
+    "adopt_catalog_copy",
     "agree_on_shards",
     "apply_tier_modes",
     "audit",

@@ -63,6 +63,16 @@ def install_catalog_copy(paths: Paths, data: bytes) -> None:
     replace_file(paths.catalog, marked, sync=True, mode=file_mode(paths.home))
 
 
+def adopt_catalog_copy(paths: Paths) -> None:
+    """Make the copy in this home a catalogue of its own: the home is that of the head now. Raises OSError."""
+    if not is_catalog_copy(paths):
+        return
+    data = paths.catalog.read_bytes()
+    unmarked = data[:_MARK_AT] + bytes(len(_MARK)) + data[_MARK_AT + len(_MARK) :]
+    paths.catalog_journal.unlink(missing_ok=True)
+    replace_file(paths.catalog, unmarked, sync=True, mode=file_mode(paths.home))
+
+
 class CatalogWatch:
     """Reads the catalogue of this home after each change."""
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         stop_report,
     )
     from insitu.cluster.agents.hosts_engine import open_hosts_engine
+    from insitu.cluster.agents.job_code_copy import unpack_code
+    from insitu.cluster.agents.job_copy_reading import open_copy_reader
+    from insitu.cluster.agents.job_terms import draw_term, write_term
     from insitu.cluster.agents.launching import SSH, Outcome
     from insitu.cluster.agents.node_draining import cancel_draining, drain_node, find_own_node
     from insitu.cluster.agents.node_list import ask_for_nodes, read_nodes
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from insitu.cluster.agents.remote import run_at_head
     from insitu.cluster.agents.saved_members import read_kept_members, read_saved_members
     from insitu.cluster.agents.stores import find_owners, find_stores
+    from insitu.cluster.agents.take_over import take_over_head
     from insitu.cluster.agents.tied import identify_parent
 
 __getattr__, __dir__ = lazy_door(
@@ -58,6 +62,9 @@ __getattr__, __dir__ = lazy_door(
             "stop_report",
         ),
         "hosts_engine": ("open_hosts_engine",),
+        "job_code_copy": ("unpack_code",),
+        "job_copy_reading": ("open_copy_reader",),
+        "job_terms": ("draw_term", "write_term"),
         "launching": ("SSH", "Outcome"),
         "node_draining": ("cancel_draining", "drain_node", "find_own_node"),
         "node_list": ("ask_for_nodes", "read_nodes"),
@@ -68,6 +75,7 @@ __getattr__, __dir__ = lazy_door(
         "records": ("change_head", "find_head_of_agents", "read_head", "read_token", "read_token_file"),
         "relays": ("CLUSTER_ENV", "RELAYED", "TOKEN_FILE_ENV"),
         "remote": ("run_at_head",),
+        "take_over": ("take_over_head",),
         "tied": ("identify_parent",),
     },
 )
@@ -91,6 +99,7 @@ __all__ = [
     "choose_copy_rate",
     "delete_store",
     "drain_node",
+    "draw_term",
     "find_head_of_agents",
     "find_own_node",
     "find_owners",
@@ -98,6 +107,7 @@ __all__ = [
     "find_stores",
     "identify_parent",
     "make_file_view",
+    "open_copy_reader",
     "open_hosts_engine",
     "read_head",
     "read_hosts_file",
@@ -112,4 +122,7 @@ __all__ = [
     "stop_agents",
     "stop_report",
     "take_down_cluster",
+    "take_over_head",
+    "unpack_code",
+    "write_term",
 ]

@@ -23,18 +23,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from insitu.access import make_folder
 from insitu.certificates import make_certificate
 from insitu.cluster.agents.addresses import family_of, resolve_interface
+from insitu.cluster.agents.agent_answers import AgentAnswers
 from insitu.cluster.agents.agent_files import AgentFiles
 from insitu.cluster.agents.connection import HeadConnection, dial_head
 from insitu.cluster.agents.detached import report_ready
 from insitu.cluster.agents.drain_on_term import DrainOnTerm
 from insitu.cluster.agents.facts import gather_facts, measure_load
+from insitu.cluster.agents.head_change import HeadChange
 from insitu.cluster.agents.home import check_home, choose_node, remove_new_store, set_aside_store
 from insitu.cluster.agents.messages import (
     CatalogParts,
@@ -48,11 +50,9 @@ from insitu.cluster.agents.options import JOIN_SECONDS, AgentOptions
 from insitu.cluster.agents.process_log import keep_log_bounded
 from insitu.cluster.agents.reachability import find_unreachable
 from insitu.cluster.agents.records import (
-    AgentRecord,
     check_token,
     read_agent,
     take_process_lock,
-    write_agent,
     write_token,
 )
 from insitu.cluster.agents.task_servers import TaskServers, sweep_jobs
@@ -65,7 +65,7 @@ from insitu.grid import find_unknown_versions, install_catalog_copy, list_held
 from insitu.grid.transfer import PartitionServer
 from insitu.paths import Paths
 from insitu.ports import format_address
-from insitu.processes import ProcessIdentity, identify_process
+from insitu.processes import ProcessIdentity
 from insitu.spec import NodeId
 from insitu.unauthenticated import is_loopback
 
@@ -117,6 +117,8 @@ class Agent:
         self._server: PartitionServer | None = None
         self._connection: HeadConnection | None = None
         self._files = AgentFiles(paths, self.node, self._token, lambda: self._connection is not None)
+        self._head_change = HeadChange(paths, self.node)
+        self._answers = AgentAnswers(paths, self._head_change, self._files)
         self._catalog = CatalogParts()
         self._upkeep = StoreUpkeep(paths, self.node)
         #: Set by the server: the head is to hear what the store holds.
@@ -199,6 +201,7 @@ class Agent:
     def _pause(self, seconds: float) -> None:
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._head_change, select.POLLIN)
         poll.poll(seconds * 1000)
         self._wakeup.take_signals()
 
@@ -210,18 +213,21 @@ class Agent:
         try:
             if self._stopping:
                 raise _Stopped
+            self._options = replace(self._options, head=self._head_change.take_address(self._options.head))
             connection = dial_head(self._options.head, self._token, "agent")
             try:
                 check_home(self._paths, self.node, connection.head, self._options.head)
                 self._serve_at(self._choose_host(connection.own_host))
                 self._ask_to_join(connection)
+                self._head_change.note_joined(connection.head, self._options.head)
             except BaseException:
                 connection.channel.close()
                 raise
         finally:
             self._is_waiting = False
         self._connection = connection
-        self._note_head(connection)
+        if not self._paths.head.exists():
+            write_token(self._paths, self._token)  # for commands in this home
 
     def _choose_host(self, routed: str) -> str:
         if not self._options.interface:
@@ -257,7 +263,7 @@ class Agent:
                 host=host,
                 port=self._options.port,
                 on_change=self._store_changed.set,
-                files=self._files.answer,
+                files=self._answers.answer,
             )
         except OSError as error:
             raise ClusterError(
@@ -307,23 +313,6 @@ class Agent:
             connection.channel.send(encode_inventory(cache, version, partitions))
         connection.channel.send({"do": "inventory_end"})
 
-    def _note_head(self, connection: HeadConnection) -> None:
-        """Keep for the next agent of this store, and for commands in this home, whom this one obeys."""
-        own = identify_process(os.getpid())
-        head = connection.head
-        record = AgentRecord(
-            str(head["cluster"]),
-            self._options.head,
-            int(head["epoch"]),
-            str(head["instance"]),
-            socket.gethostname(),
-            os.getpid(),
-            own.start if own else 0,
-        )
-        write_agent(self._paths, self.node, record)
-        if not self._paths.head.exists():
-            write_token(self._paths, self._token)
-
     # Serving
 
     def _serve_head(self) -> None:
@@ -369,6 +358,7 @@ class Agent:
             logger.warning("the connection to the head is closed: %s%s", kind, error)
         channel.close()
         self._connection = None
+        self._head_change.note_lost()
 
     def _obey(self, message: Message) -> None:
         match message.get("do"):

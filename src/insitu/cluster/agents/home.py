@@ -118,6 +118,7 @@ def set_aside_store(paths: Paths, node: NodeId) -> Path:
             paths.catalog.unlink(missing_ok=True)
         paths.token.unlink(missing_ok=True)
         paths.members.unlink(missing_ok=True)
+        shutil.rmtree(paths.job_copies, ignore_errors=True)
     remove_file_memory(paths.file_memory(node))
     return dropped
 

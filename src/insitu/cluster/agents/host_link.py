@@ -53,6 +53,8 @@ class HostLink(RemoteEngine):
         self.shares_folder = shares_folder
         #: Where other hosts try to reach it; see `HostWitness`.
         self.door = door
+        #: True where it is this machine, with which a copy there would be lost.
+        self.is_near = _is_near(channel)
         #: Other hosts that this one has been asked about and has reached.
         self.seen: list[NodeId] = []
         #: True once its loss has been logged.
@@ -71,6 +73,8 @@ class HostLink(RemoteEngine):
         self.opened = time.monotonic()
         #: What tasks wrote about their ends.
         self.failures: dict[TaskId, Failure] = {}
+        #: Why the host can't keep a copy of the job, as it has said; "" where it can.
+        self.copy_failed = ""
         #: Other caches whose shards tasks there want to know.
         self.wanted: list[str] = []
         #: The files of the job's folder here that the host has as well, as they were then.
@@ -108,6 +112,11 @@ class HostLink(RemoteEngine):
     def events(self) -> int:
         """What to wait for."""
         return select.POLLIN | (select.POLLOUT if self._channel.unsent_bytes else 0)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of what was sent waits for the host to take it."""
+        return self._channel.unsent_bytes
 
     @property
     def has_news(self) -> bool:
@@ -205,6 +214,9 @@ class HostLink(RemoteEngine):
             self._take_file(message)
         elif "wanted" in message:
             self.wanted.append(_text(message["wanted"]))
+        elif "copy_failed" in message:
+            self.copy_failed = _text(message["copy_failed"]) or "unknown"
+            logger.warning("%s keeps no copy of the job: %s", self.node, self.copy_failed)
         elif "seen" in message:
             self.seen.append(NodeId(_text(message["seen"])))
         elif "removed" in message:
@@ -249,6 +261,14 @@ class HostLink(RemoteEngine):
             if path not in self._unwritten:
                 logger.warning("%s from %s can't be written here yet: %s", path, self.node, error)
             self._unwritten[path] = time.monotonic() + _RETRY_SECONDS
+
+
+def _is_near(channel: Channel) -> bool:
+    """Return whether both ends of a connection have one address."""
+    try:
+        return bool(channel.connection.getpeername()[0] == channel.connection.getsockname()[0])
+    except (OSError, IndexError):
+        return False
 
 
 def _parse_progress(values: Sequence[Any]) -> Progress:

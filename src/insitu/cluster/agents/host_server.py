@@ -17,7 +17,6 @@ import os
 import select
 import shutil
 import signal
-import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +29,9 @@ from insitu.cluster.agents.folder_copies import FolderCopy, Mark, list_changes, 
 from insitu.cluster.agents.host_environment import adapt_environment
 from insitu.cluster.agents.host_witness import HostWitness
 from insitu.cluster.agents.job_code_copy import JobFilesCopy
+from insitu.cluster.agents.job_copy_folder import JobCopyFolder
+from insitu.cluster.agents.job_terms import obey_term, parse_term
+from insitu.cluster.agents.own_folders import is_own_folder
 from insitu.cluster.agents.port_probe import PortProbe
 from insitu.cluster.agents.records import open_holder, read_holder, take_process_lock
 from insitu.cluster.engines import (
@@ -45,7 +47,6 @@ from insitu.cluster.engines import (
 )
 from insitu.errors import ClusterError, InsituError
 from insitu.grid import Catalog
-from insitu.guarded_paths import WRITABLE_BY_OTHERS
 from insitu.paths import HOME_ENV, JobPaths, Paths
 from insitu.processes import (
     adopt_orphans,
@@ -97,6 +98,8 @@ class HostServer(EngineServer):
         """The tasks launched here, with the last record that was reported."""
         self._files = JobFilesCopy(job)
         self._copy = FolderCopy(job.root)
+        self._job_copy = JobCopyFolder(paths, job.root.name)
+        self._copy_failed = False
         self._known: dict[str, Mark] = {} if self._shares_folder else scan_folder(job.root, {})
         self._sending: Iterator[Message] = iter(())
         self._unpublished: Roster | None = None
@@ -118,6 +121,7 @@ class HostServer(EngineServer):
             pass
         finally:
             self._engine.close()
+            self._job_copy.drop()
 
     def _serve_once(self) -> None:
         self._wakeup.watch(self._channel, writable=self._channel.unsent_bytes > 0)
@@ -245,7 +249,7 @@ class HostServer(EngineServer):
         match message["do"]:
             case "beat":
                 pass
-            case "secret" | "shards" | "refused" | "code":
+            case "secret" | "signing_secret" | "shards" | "refused" | "code":
                 self._files.take(message)
             case "file":
                 path = self._copy.take(message)
@@ -257,6 +261,12 @@ class HostServer(EngineServer):
                     self._known.pop(path, None)
             case "again":
                 self._known.pop(str(message["path"]), None)
+            case "copy":
+                self._keep_copy(message)
+            case "close":  # the job is over
+                self._job_copy.remove()
+                self._paths.job_term(self._job.root.name).unlink(missing_ok=True)
+                super()._perform(message)
             case "begin":
                 self._channel.send(self._begin(message))
             case "look":
@@ -272,6 +282,17 @@ class HostServer(EngineServer):
                 self._engine.keep_standby(int(message["count"]), self._adapt(message))
             case _:
                 super()._perform(message)
+
+    def _keep_copy(self, message: Message) -> None:
+        """Keep what another machine would go on from. A host that can't, as with a full disk, says so."""
+        if self._copy_failed:
+            return
+        try:
+            self._job_copy.take(message)
+        except (ClusterError, OSError, KeyError, TypeError, ValueError) as error:
+            self._copy_failed = True
+            self._job_copy.remove()
+            self._channel.send({"copy_failed": f"{type(error).__name__}: {error}"})
 
     def _note_copied(self, path: str) -> None:
         """Remember that this file needn't be sent back."""
@@ -365,20 +386,6 @@ def take_engine_lock(paths: Paths, node: NodeId, job: JobPaths) -> int:
     return lock
 
 
-def is_own_folder(folder: Path) -> bool:
-    """Return whether a folder is this user's, who alone may write there. In a shared home others can make
-    one, or a link, before this process does."""
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and not found.st_mode & WRITABLE_BY_OTHERS
-    )
-
-
 def is_whole_job(paths: Paths, job: JobPaths) -> bool:
     """Return whether a job's folder is the supervisor's own: no copy, and nothing to be removed. A home that
     had a head has such folders, too, after `insitu down --force`."""
@@ -418,32 +425,34 @@ def run(paths: Paths, node: NodeId, job_id: str, address: str, host: str, token:
     """Serve until the job's supervisor ends it, or is lost. Raises InsituError."""
     job = paths.job(job_id)
     wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM)
-    lock = take_engine_lock(paths, node, job)
+    witness = HostWitness(host)
+    info: dict[str, Any] = {
+        "role": "engine",
+        "node": node,
+        "job": job_id,
+        "shares_folder": is_whole_job(paths, job),
+        "door": witness.address,
+    }
+    connection = dial(address, token, info, "supervisor")
     try:
-        witness = HostWitness(host)
-        info: dict[str, Any] = {
-            "role": "engine",
-            "node": node,
-            "job": job_id,
-            "shares_folder": is_whole_job(paths, job),
-            "door": witness.address,
-        }
-        connection = dial(address, token, info, "supervisor")
-        for folder in (job.code, job.checkpoints, job.ledger):
-            folder.mkdir(exist_ok=True)
-        engine = LocalEngine(job, wakeup.fileno(), reap_orphans=True, host=host)
+        # Before the server of another supervisor is ended here, which may be the one to be obeyed.
+        make_sticky_folder(paths.home, paths.job_copies)
+        obey_term(paths.job_term(job_id), parse_term(connection.head.get("term")), job_id)
+        lock = take_engine_lock(paths, node, job)
         try:
+            for folder in (job.code, job.checkpoints, job.ledger):
+                folder.mkdir(exist_ok=True)
+            engine = LocalEngine(job, wakeup.fileno(), reap_orphans=True, host=host)
             HostServer(paths, node, host, job, engine, connection.channel, wakeup, witness).serve()
         finally:
-            witness.close()
             end_all_children()
             remove_copy(paths, node, job)
-            # The other end learns by this that nothing is left.
-            connection.channel.shut_down()
-            connection.channel.close()
+            os.close(lock)
     finally:
-        remove_copy(paths, node, job)
-        os.close(lock)
+        witness.close()
+        # The other end learns by this that nothing is left.
+        connection.channel.shut_down()
+        connection.channel.close()
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,9 @@ from insitu.cluster.agents.file_pushes import push_files, push_statistics
 from insitu.cluster.agents.gpu_reservations import GpuReservations
 from insitu.cluster.agents.host_link import BEAT_SECONDS, HostLink
 from insitu.cluster.agents.job_code_copy import read_job_files
+from insitu.cluster.agents.job_copying import JobCopying
 from insitu.cluster.agents.job_supplies import JobSupplies
+from insitu.cluster.agents.job_terms import encode_term, read_term
 from insitu.cluster.agents.messages import parse_members
 from insitu.cluster.agents.records import read_head, read_token
 from insitu.cluster.decide import SILENT_SECONDS, VANISHED_SECONDS, Failure, HostWatch
@@ -95,11 +97,13 @@ class HostsEngine(TaskFiles):
         host = parse_address(record.address)[0]
         listener = open_listener(host, 0)
         self._address = format_address(host, listener.getsockname()[1])
-        own_info = {"role": "supervisor", "room": "agents", "job": job.root.name}
+        term = encode_term(read_term(job.term))
+        own_info = {"role": "supervisor", "room": "agents", "job": job.root.name, "term": term}
         self._acceptor = Acceptor(listener, read_token(self._paths), own_info)
         self._supplies = JobSupplies(job)
         #: Those that Ray has given to the job.
         self.gpus = GpuReservations(job.root.name, record.ray, record.cluster)
+        self._copying = JobCopying(job)
 
     # Servers on hosts
 
@@ -246,6 +250,7 @@ class HostsEngine(TaskFiles):
 
     def wait(self, timeout: float | None) -> list[Output | Ended]:
         self._beat()
+        self._copying.advance(self._links.values())
         patience = _SUSPECTING_SECONDS if self._watch.is_suspecting else BEAT_SECONDS
         patience = patience if timeout is None else min(timeout, patience)
         news = bool(self._happened) or any(link.has_news for link in self._links.values())
@@ -470,7 +475,8 @@ def open_hosts_engine(job: JobPaths, wake: int | None) -> HostsEngine:
     """Return the engine with servers on all hosts of the job, as far as they can be reached."""
     engine = HostsEngine(job, wake)
     placement, _ = read_placement(job)
-    for node, why in engine.open_nodes(task.node for task in placement.tasks).items():
+    failed = engine.open_nodes(task.node for task in placement.tasks)
+    for node, why in failed.items():
         MergedLog(job).log(f"no task can run on {node}: {why}")
     if separated := engine.find_separated():
         engine.close()
@@ -479,8 +485,10 @@ def open_hosts_engine(job: JobPaths, wake: int | None) -> HostsEngine:
             f"from 15000 to 65000 between these hosts, or have their agents serve at other interfaces"
         )
     try:
-        engine.gpus.require(placement.tasks, read_spec(job).gpus_per_worker)
-        engine.bring_partitions(placement.tasks, math.inf)
+        # Tasks of the others find another node, as after any loss of a host.
+        reached = [task for task in placement.tasks if task.node not in failed]
+        engine.gpus.require(reached, read_spec(job).gpus_per_worker)
+        engine.bring_partitions(reached, math.inf)
     except ClusterError:
         engine.close()
         raise

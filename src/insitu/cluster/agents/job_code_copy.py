@@ -21,8 +21,9 @@ from insitu.paths import JobPaths
 
 
 def read_job_files(job: JobPaths) -> Iterator[Message]:
-    """Yield the messages that carry what tasks read: secret, shard maps, code. Raises OSError."""
+    """Yield the messages that carry what tasks read: secrets, shard maps, code. Raises OSError."""
     yield {"do": "secret", "data": base64.b64encode(job.secret.read_bytes()).decode()}
+    yield {"do": "signing_secret", "data": base64.b64encode(read_signing_secret(job)).decode()}
     for path in sorted(job.shard_maps.glob("*.json")):
         yield encode_shards(path.read_text())
     with tempfile.TemporaryFile() as packed:
@@ -35,6 +36,11 @@ def read_job_files(job: JobPaths) -> Iterator[Message]:
             yield {"do": "code", "part": base64.b64encode(data).decode(), "last": last}
             if last:
                 return
+
+
+def read_signing_secret(job: JobPaths) -> bytes:
+    """Return the secret that a job signs with what it writes. Raises OSError."""
+    return (job.signing_secret if job.signing_secret.exists() else job.secret).read_bytes()
 
 
 def encode_shards(text: str) -> Message:
@@ -52,9 +58,10 @@ class JobFilesCopy:
     def take(self, message: Message) -> None:
         """Take in one message. Raises OSError, ClusterError."""
         match message["do"]:
-            case "secret":
-                self._job.secret.unlink(missing_ok=True)
-                write_synced(self._job.secret, base64.b64decode(message["data"]), PRIVATE_FILE, sync=False)
+            case "secret" | "signing_secret":
+                path = self._job.secret if message["do"] == "secret" else self._job.signing_secret
+                path.unlink(missing_ok=True)
+                write_synced(path, base64.b64decode(message["data"]), PRIVATE_FILE, sync=False)
             case "shards":
                 self._job.shard_maps.mkdir(exist_ok=True)
                 replace_file(self._job.shard_map(str(message["cache"])), str(message["text"]).encode())
@@ -72,12 +79,17 @@ class JobFilesCopy:
         packed, self._packed = self._packed, None
         with packed:
             packed.seek(0)
-            shutil.rmtree(self._job.code, ignore_errors=True)
-            try:
-                with tarfile.open(fileobj=packed) as archive:
-                    _extract(archive, self._job.code)
-            except tarfile.TarError as error:
-                raise ClusterError(f"The copy of JOB_DIR can't be unpacked: {error}. Try again") from error
+            unpack_code(packed, self._job.code)
+
+
+def unpack_code(packed: IO[bytes], target: Path) -> None:
+    """Unpack a copy of JOB_DIR into a folder, in the place of what is there. Raises ClusterError, OSError."""
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        with tarfile.open(fileobj=packed) as archive:
+            _extract(archive, target)
+    except tarfile.TarError as error:
+        raise ClusterError(f"The copy of JOB_DIR can't be unpacked: {error}. Try again") from error
 
 
 def _extract(archive: tarfile.TarFile, target: Path) -> None:

@@ -12,8 +12,10 @@ import threading
 import time
 
 from insitu.cluster.agents.detached import open_input
-from insitu.cluster.agents.host_server import end_server, is_own_folder, is_whole_job
+from insitu.cluster.agents.host_server import end_server, is_whole_job
+from insitu.cluster.agents.job_copy_folder import drop_old_copies
 from insitu.cluster.agents.messages import Message, parse_job_order
+from insitu.cluster.agents.own_folders import is_own_folder
 from insitu.cluster.agents.records import is_locked
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths, Paths
@@ -91,6 +93,7 @@ def end_servers(paths: Paths, node: NodeId) -> None:
 
 def sweep_jobs(paths: Paths, node: NodeId) -> None:
     """Remove what servers that were killed have left on this host."""
+    drop_old_copies(paths)
     for job in list_engine_jobs(paths, node):
         if is_locked(job.engine_lock(node)):
             continue

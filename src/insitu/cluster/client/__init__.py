@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from insitu.cluster.client.deletion import delete_job
     from insitu.cluster.client.exports import ExportedModel, copy_export, find_export
     from insitu.cluster.client.file_system import InsituFileSystem
+    from insitu.cluster.client.job_bringing import find_or_bring_job, list_copied_jobs
     from insitu.cluster.client.job_code import pack_code
     from insitu.cluster.client.job_requests import end_job, resume_job, scale_job, signal_task, stop_job
     from insitu.cluster.client.numbers import (
@@ -44,6 +45,7 @@ __getattr__, __dir__ = lazy_door(
         "deletion": ("delete_job",),
         "exports": ("ExportedModel", "copy_export", "find_export"),
         "file_system": ("InsituFileSystem",),
+        "job_bringing": ("find_or_bring_job", "list_copied_jobs"),
         "job_code": ("pack_code",),
         "job_requests": ("end_job", "resume_job", "scale_job", "signal_task", "stop_job"),
         "numbers": (
@@ -87,7 +89,9 @@ __all__ = [
     "find_inherited_settings",
     "find_job",
     "find_newest",
+    "find_or_bring_job",
     "is_running",
+    "list_copied_jobs",
     "list_job_ids",
     "list_jobs",
     "measure_goodput",

@@ -49,6 +49,14 @@ if TYPE_CHECKING:
         TaskExitedEvent,
         TickEvent,
     )
+    from insitu.cluster.decide.fencing import (
+        AgentView,
+        Claim,
+        choose_next_epoch,
+        find_missing_majority,
+        find_obstacle_to_taking_over,
+        may_obey,
+    )
     from insitu.cluster.decide.file_placement import (
         RepairPlan,
         choose_holders,
@@ -74,6 +82,11 @@ if TYPE_CHECKING:
     from insitu.cluster.decide.job import (
         advance,
         new_job,
+    )
+    from insitu.cluster.decide.job_copies import (
+        CopyVersion,
+        choose_copy_holders,
+        choose_newest_copy,
     )
     from insitu.cluster.decide.job_json import (
         decode_job,
@@ -179,6 +192,11 @@ __getattr__, __dir__ = lazy_door(
             "advance",
             "new_job",
         ),
+        "job_copies": (
+            "CopyVersion",
+            "choose_copy_holders",
+            "choose_newest_copy",
+        ),
         "job_json": (
             "decode_job",
             "encode_action",
@@ -192,6 +210,14 @@ __getattr__, __dir__ = lazy_door(
             "Failure",
             "JobState",
             "TaskState",
+        ),
+        "fencing": (
+            "AgentView",
+            "Claim",
+            "choose_next_epoch",
+            "find_missing_majority",
+            "find_obstacle_to_taking_over",
+            "may_obey",
         ),
         "file_placement": (
             "RepairPlan",
@@ -270,9 +296,12 @@ __all__ = [
     "Action",
     "AgentFacts",
     "AgentLoad",
+    "AgentView",
+    "Claim",
     "ControllerLostEvent",
     "CopyOrder",
     "CopyOrders",
+    "CopyVersion",
     "DataMovedEvent",
     "DrainNode",
     "EpochStep",
@@ -319,7 +348,10 @@ __all__ = [
     "assign_contiguous_shards",
     "average",
     "build_task_environment",
+    "choose_copy_holders",
     "choose_holders",
+    "choose_newest_copy",
+    "choose_next_epoch",
     "choose_thread_count",
     "choose_worker_count",
     "count_name_copies",
@@ -335,6 +367,8 @@ __all__ = [
     "find_left_alone",
     "find_lives",
     "find_losses",
+    "find_missing_majority",
+    "find_obstacle_to_taking_over",
     "find_ownership",
     "find_ready_to_join",
     "find_resumes",
@@ -344,6 +378,7 @@ __all__ = [
     "find_waiting_for_ended",
     "has_recovered",
     "holders",
+    "may_obey",
     "may_write",
     "membership",
     "new_job",

@@ -6,7 +6,7 @@ Begin reading with `service.py`, which runs on the nodes, then `client.py`.
 """
 
 from insitu.cluster.files.client import FileClient
-from insitu.cluster.files.peers import LocalPeers, Peer, Peers, RemotePeers, View
+from insitu.cluster.files.peers import LocalPeers, Peer, Peers, RemotePeers, View, describe_error
 from insitu.cluster.files.repairing import RepairReport, repair_volume
 from insitu.cluster.files.service import FileService
 
@@ -19,5 +19,6 @@ __all__ = [
     "RemotePeers",
     "RepairReport",
     "View",
+    "describe_error",
     "repair_volume",
 ]

@@ -103,7 +103,7 @@ class Journal:
         with connection:
             connection.execute("INSERT INTO entries (at, event, actions, state) VALUES (?, ?, ?, ?)", values)
 
-    def _select(self, query: str, *parameters: str) -> list[Any]:
+    def _select(self, query: str, *parameters: str | int) -> list[Any]:
         try:
             with self._open("ro") as connection:
                 return connection.execute(query, parameters).fetchall()
@@ -140,6 +140,36 @@ class Journal:
             return next((a for a in actions if a["action"] == "Reply" and a["token"] == token), None)
         except _DAMAGED as error:
             raise self._make_damaged_error(error) from error
+
+    def last_sequence(self) -> int:
+        """Return the number of the last entry, counted from 1."""
+        ((found,),) = self._select("SELECT coalesce(max(sequence), 0) FROM entries")
+        return int(found)
+
+    def rows_after(self, sequence: int, most: int) -> list[list[Any]]:
+        """Return the rows of at most so many entries after the one with this number, for `append_rows`."""
+        query = "SELECT sequence, at, event, actions, state FROM entries WHERE sequence > ? ORDER BY sequence"
+        return [list(row) for row in self._select(f"{query} LIMIT ?", sequence, most)]
+
+    def append_rows(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Append entries of another journal to this one, which is its copy and is made on first use.
+
+        Entries that are here already are left as they are. Raises ClusterError for what is no row, or doesn't
+        follow the last entry.
+        """
+        for row in rows:
+            if [type(each) for each in row] != [int, float, str, str, str]:
+                raise ClusterError(f"An entry of a journal has five values. Received: {row!r:.100}")
+        with self._open("rwc") as connection:
+            connection.executescript(_SCHEMA)
+            with connection:
+                for row in rows:
+                    ((last,),) = connection.execute("SELECT coalesce(max(sequence), 0) FROM entries")
+                    if row[0] > last + 1:
+                        raise ClusterError(
+                            f"Entry {row[0]} of a journal follows {row[0] - 1}. Received: {last}"
+                        )
+                    connection.execute("INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?)", tuple(row))
 
     def entries(self) -> list[Entry]:
         """Return everything that happened, in order."""

@@ -24,7 +24,7 @@ _LOG = logging.getLogger("insitu")
 
 def checkpoint_key(context: Context) -> bytes:
     """Return the key that checkpoints in the job's own folders are signed with; outside a job, the user's."""
-    return derive_key(context.secret() or read_user_key(context.paths), "checkpoints")
+    return derive_key(context.signing_secret() or read_user_key(context.paths), "checkpoints")
 
 
 def memory_store(context: Context, fit: int) -> CheckpointStore | None:

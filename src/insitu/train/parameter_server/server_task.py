@@ -35,11 +35,11 @@ class ServerConfig:
 
     def server(self, address: str, context: Context, **places: Any) -> ParameterServer:
         """Return a server for `address` that doesn't serve yet."""
-        rules, secret = self.rules, context.secret()
+        rules, signing = self.rules, context.signing_secret()
         return ParameterServer(
             address,
-            secret=secret,
-            checkpoint_key=None if secret is None else derive_key(secret, "server checkpoints"),
+            secret=context.secret(),
+            checkpoint_key=None if signing is None else derive_key(signing, "server checkpoints"),
             mode=rules.mode,
             total_replicas=rules.total_replicas,
             replicas_to_aggregate=rules.replicas_to_aggregate,

@@ -45,7 +45,7 @@ def test_a_host_gets_code_secret_and_shards(
     found = {str(p.relative_to(there.code)): p.read_bytes() for p in there.code.rglob("*") if p.is_file()}
     assert found == {"train.py": b"print(1)\n" * 1000, "parts/run.sh": b"#!/bin/sh\n"}
     assert os.access(there.code / "parts" / "run.sh", os.X_OK)
-    assert there.secret.read_bytes() == job.secret.read_bytes()
+    assert there.secret.read_bytes() == there.signing_secret.read_bytes() == job.secret.read_bytes()
     assert stat.S_IMODE(there.secret.stat().st_mode) == 0o600
     assert there.shard_map("data/train").read_text() == '{"cache": "data/train"}'
     copy.take({"do": "refused", "cache": "data/test", "text": "no room"})

@@ -98,3 +98,30 @@ def test_an_entry_is_on_disk_before_it_counts(tmp_path: Path) -> None:
     with journal._open("rw") as connection:
         # EXTRA: the end of the transaction itself is synced, too.
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)
+
+
+def test_a_copy_gets_the_entries_that_it_lacks_and_has_the_same_state(tmp_path: Path) -> None:
+    journal, copy = Journal(tmp_path / "journal.sqlite"), Journal(tmp_path / "copy.sqlite")
+    state = new_job([TaskSpec(W0, NodeId("node-0"))], 1)
+    journal.create(state)
+    copy.append_rows(journal.rows_after(0, 10))
+    for at, event in enumerate((SubmittedEvent(), TaskExitedEvent(W0, -9, progress=(0, 1)))):
+        state, actions = advance(state, event, float(at))
+        journal.record(float(at), event, actions, state)
+    assert copy.last_sequence() == 1 and journal.last_sequence() == 3
+    assert len(journal.rows_after(1, 1)) == 1
+    with pytest.raises(ClusterError, match=r"Entry 3 of a journal follows 2\. Received: 1"):
+        copy.append_rows(journal.rows_after(2, 10))
+    copy.append_rows(journal.rows_after(0, 10))  # what it has is left as it is
+    copy.append_rows([])
+    assert copy.state() == state and copy.entries() == journal.entries()
+
+
+@pytest.mark.parametrize(
+    "row", [[1, 0.0, "{}", "[]"], ["1", 0.0, "{}", "[]", "{}"], [1, 0, "{}", "[]", None]]
+)
+def test_what_is_no_entry_is_not_appended(tmp_path: Path, row: list[object]) -> None:
+    copy = Journal(tmp_path / "copy.sqlite")
+    with pytest.raises(ClusterError, match="An entry of a journal has five values"):
+        copy.append_rows([row])
+    assert not copy.path.exists()

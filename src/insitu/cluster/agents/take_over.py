@@ -1,0 +1,211 @@
+"""Makes the home of an agent that of the head, where the machine of the head is lost.
+
+Agents are asked by the servers of their stores, so nothing has to be started on their hosts. Most of them
+must obey, so that two can't take over at the same time; see `decide/fencing.py`. The new head has the
+cluster's identity, the token and the catalogue that this agent has a copy of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from insitu.cluster.agents.addresses import choose_head_address, resolve_interface
+from insitu.cluster.agents.connection import ask_head
+from insitu.cluster.agents.hosts import start_head
+from insitu.cluster.agents.launching import Outcome
+from insitu.cluster.agents.node_list import ask_for_nodes
+from insitu.cluster.agents.records import (
+    AgentRecord,
+    change_head,
+    check_record_owner,
+    is_locked,
+    list_agents,
+    read_head,
+    read_token,
+)
+from insitu.cluster.agents.saved_members import read_kept_members
+from insitu.cluster.agents.task_servers import end_servers
+from insitu.cluster.decide import (
+    AgentView,
+    Member,
+    choose_next_epoch,
+    find_missing_majority,
+    find_obstacle_to_taking_over,
+    membership,
+)
+from insitu.errors import ClusterError, InputError, InsituError
+from insitu.grid import adopt_catalog_copy
+from insitu.paths import Paths
+from insitu.ports import format_address, hold_port
+from insitu.spec import NodeId
+
+if TYPE_CHECKING:
+    from insitu.cluster.files import RemotePeers, View
+
+_ASK_SECONDS = 5.0
+_LOST_SECONDS = membership.LOST_SECONDS + 5.0
+"""Seconds in which agents notice that their head has lost its power."""
+_JOIN_SECONDS = 30.0
+_AT_ONCE = 16
+_POLL_SECONDS = 0.5
+
+Report = Callable[[Outcome], None]
+Fields = dict[str, Any]
+
+
+class _Agents:
+    """The agents of the cluster that this home belongs to, as the head has said last."""
+
+    def __init__(
+        self, members: Mapping[NodeId, Member], cluster: str, peers: RemotePeers, view: View
+    ) -> None:
+        self.members = members
+        self._cluster = cluster
+        self._peers = peers
+        self._view = view
+        #: Why the last question to an agent failed.
+        self.problems: dict[NodeId, str] = {}
+
+    def ask(self, kind: str, **fields: Any) -> dict[NodeId, Fields]:
+        """Return the answers of those that give one, asked at the same time."""
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            found = threads.map(lambda node: self._ask(node, kind, fields), self.members)
+            return {n: answer for n, answer in zip(self.members, found, strict=True) if answer is not None}
+
+    def _ask(self, node: NodeId, kind: str, fields: Fields) -> Fields | None:
+        try:
+            peer = self._peers.find(node, self._view)
+            answer, _ = peer.act(kind, {"cluster": self._cluster, **fields})
+        except (InsituError, OSError) as error:
+            self.problems[node] = error.message if isinstance(error, InsituError) else str(error)
+            return None
+        self.problems.pop(node, None)
+        return answer
+
+
+@contextlib.contextmanager
+def _open_agents(paths: Paths, record: AgentRecord) -> Iterator[_Agents]:
+    from insitu.cluster.files import RemotePeers, View  # loads Flight
+    from insitu.grid.transfer import ServerAddress
+
+    known = {n: m for n, m in read_kept_members(paths).items() if m.state != "left"}
+    if not known:
+        raise ClusterError(
+            f"An agent keeps the list of all agents, which is needed to take over. Received: none in "
+            f"{paths.members}. Run the command on the host of another agent"
+        )
+    addresses = {
+        n: ServerAddress(m.facts.address, m.facts.port, m.facts.certificate) for n, m in known.items()
+    }
+    peers = RemotePeers(read_token(paths).encode(), silence=_ASK_SECONDS)
+    with contextlib.closing(peers):
+        yield _Agents(known, record.cluster, peers, View(addresses, len(known)))
+
+
+def take_over_head(paths: Paths, interface: str, port: int, report: Report) -> tuple[str, list[Outcome]]:
+    """Start a head in this home of an agent, which the others obey from now on.
+
+    Returns its address, and what came of each agent that is known. `interface` and `port` as for
+    `bring_up_hosts`. Raises InputError where this home or the cluster has a head that lives, ClusterError
+    where most agents can't be reached.
+    """
+    check_record_owner(paths)
+    node, record = _find_agent(paths)
+    _check_head_is_lost(paths, record)
+    with _open_agents(paths, record) as agents:
+        views = _wait_until_lost(agents)
+        epoch = choose_next_epoch(max([record.epoch, *(view.epoch for view in views.values())]))
+        own = [member.facts.address for n, member in agents.members.items() if n == node]
+        others = [m.facts.address for n, m in agents.members.items() if n != node and n in views]
+        host = resolve_interface(interface) if interface else choose_head_address(others or own)
+        port = port or _find_port(host)
+        instance = os.urandom(16).hex()
+        address = format_address(host, port)
+        obeying = agents.ask("obey_head", address=address, epoch=epoch, instance=instance)
+        if why := find_missing_majority(agents.members, obeying):
+            raise ClusterError(
+                f"Most agents must obey a head that takes over. Received: {why}. "
+                f"{'; '.join(agents.problems.values())}. Then run the same command again"
+            )
+        end_servers(paths, node)  # of jobs whose supervisor is lost; their folders here would look like jobs
+        adopt_catalog_copy(paths)
+        change_head(paths, cluster=record.cluster, epoch=epoch, instance=instance, address=address)
+        address = start_head(paths, host, port, [])
+        return address, _report(agents, _wait_for_agents(paths, address, set(obeying)), report)
+
+
+def _find_agent(paths: Paths) -> tuple[NodeId, AgentRecord]:
+    if read_head(paths) is not None:
+        raise InputError(
+            f"Another home than that of the head takes over. Received: {paths.home}, which is the head's. "
+            f"`insitu up` with --hosts or --engine, as before, starts it again"
+        )
+    found = list_agents(paths)
+    running = [node for node in found if is_locked(paths.agent_lock(node))]
+    if len(running) != 1:
+        raise InputError(
+            f"The home of one agent that runs becomes the head's. Received: {paths.home} with "
+            f"{len(running)} agent(s) that run. Run the command on the host of one, with its INSITU_HOME"
+        )
+    return running[0], found[running[0]]
+
+
+def _check_head_is_lost(paths: Paths, record: AgentRecord) -> None:
+    """Raise InputError where the head answers."""
+    try:
+        ask_head(record.head, read_token(paths), {"do": "nodes"}, _ASK_SECONDS, connect_seconds=_ASK_SECONDS)
+    except ClusterError:
+        return
+    raise InputError(
+        f"Another head takes over where the cluster has lost its own. Received: the head at {record.head}, "
+        f"which answers. `insitu down` on its machine ends it, and all agents"
+    )
+
+
+def _wait_until_lost(agents: _Agents) -> dict[NodeId, AgentView]:
+    """Return what agents have seen, once none of them is led. Raises ClusterError."""
+    deadline = time.monotonic() + _LOST_SECONDS
+    while True:
+        answers = agents.ask("head_view")
+        views = {n: AgentView(int(a["epoch"]), a["is_led"] is True) for n, a in answers.items()}
+        why = find_obstacle_to_taking_over(agents.members, views)
+        if not why:
+            return views
+        if time.monotonic() > deadline or not any(view.is_led for view in views.values()):
+            raise ClusterError(f"Another head can't take over now. Received: {why}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _find_port(host: str) -> int:
+    """Return a port of this machine that is free now."""
+    with contextlib.closing(hold_port(host)) as held:
+        return int(held.getsockname()[1])
+
+
+def _wait_for_agents(paths: Paths, address: str, nodes: set[NodeId]) -> set[NodeId]:
+    """Return those of these nodes that have joined the new head, all of them or after a while."""
+    deadline = time.monotonic() + _JOIN_SECONDS
+    joined: set[NodeId] = set()
+    while not nodes <= joined and time.monotonic() < deadline:
+        with contextlib.suppress(ClusterError):
+            members = ask_for_nodes(address, read_token(paths))
+            joined = {m.facts.node for m in members if m.state == "alive" and m.connection is not None}
+        time.sleep(_POLL_SECONDS / 5)
+    return joined
+
+
+def _report(agents: _Agents, joined: set[NodeId], report: Report) -> list[Outcome]:
+    outcomes = []
+    for node, member in sorted(agents.members.items()):
+        facts = member.facts
+        serves = {"node": node, "address": format_address(facts.address, facts.port)}
+        why = agents.problems.get(node, "it hasn't joined yet; `insitu nodes` shows when it does")
+        found = Outcome(facts.host, serves) if node in joined else Outcome(facts.host, None, why)
+        outcomes.append(found)
+        report(outcomes[-1])
+    return outcomes
