@@ -51,8 +51,7 @@
         summaries/ROLE-INDEX/           event files for TensorBoard
         ledger/                         rows that have entered the model, by epoch and shard
       job-copies/JOB/                   what another machine goes on from, if that of the job is lost
-        code.tar                        JOB_DIR, packed; all else is named as above
-      job-copies/JOB.term               the highest term of the job that this host has seen
+        code.tar                        JOB_DIR, packed; beside JOB/, JOB.term has the highest term seen here
 
 Three things lie elsewhere. Checkpoints that a host keeps in memory are in
 /dev/shm/insitu-JOB-HASH/ROLE-INDEX/; the hash is that of the job's folder. Blocks of files that are in memory
@@ -270,12 +269,11 @@ class Paths:
 
     def job_copy(self, job_id: str) -> JobPaths:
         """Return the copy of a job of another machine, which is laid out as a job."""
-        return JobPaths(self.job_copies / check_simple_name("A job's id", job_id))
+        return JobPaths(self.job_copies / self.job(job_id).root.name)
 
     def job_term(self, job_id: str) -> Path:
-        """Return the file with the highest term of a job that a server on this host has seen."""
-        name = check_simple_name("A job's id", job_id)
-        return self.job_copies / f"{name}.term"
+        """Return the file with the highest term of a job that a server of this host has seen."""
+        return self.job_copies / f"{self.job(job_id).root.name}.term"
 
     def job(self, job_id: str) -> JobPaths:
         return JobPaths(self.jobs / check_simple_name("A job's id", job_id))
@@ -356,8 +354,7 @@ class JobPaths:
 
     @property
     def signing_secret(self) -> Path:
-        """Return the file with the secret that the job signs with what it writes, where that isn't the one
-        that its tasks prove to each other: in a copy, and in a job that was brought to another machine."""
+        """Return the secret that a job signs with, where it has another one than its tasks."""
         return self.root / "signing-secret"
 
     @property
@@ -366,7 +363,6 @@ class JobPaths:
 
     @property
     def code_archive(self) -> Path:
-        """Return the file that has `code` packed, in a copy of the job."""
         return self.root / "code.tar"
 
     @property

@@ -400,6 +400,7 @@ def test_stop_and_the_end_of_a_supervisor_leave_nothing_on_hosts(cluster: Cluste
     assert_no_job_left(cluster.lab.hosts)
 
 
+@pytest.mark.timeout(300)
 def test_the_host_of_head_and_supervisor_loses_its_power_and_the_job_goes_on_elsewhere(
     cluster: Cluster, tmp_path: Path, undisturbed: set[str]
 ) -> None:

@@ -17,6 +17,7 @@ from insitu.cluster.agents.records import is_locked, read_head, read_holder
 from insitu.cluster.chaos.injector import Fault, FaultInjector
 from insitu.cluster.job_files import read_controller, read_supervisor
 from insitu.paths import Paths
+from insitu.processes import open_process
 from insitu.service import JobIndex, list_nodes
 from insitu.spec import TaskId
 from insitu.ui.job_view import render_fragments
@@ -156,6 +157,7 @@ def test_partitions_that_other_nodes_hold_are_brought_and_other_caches_are_agree
 
 
 @pytest.mark.hosts
+@pytest.mark.timeout(300)
 def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_more(
     hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path
 ) -> None:
@@ -169,6 +171,8 @@ def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_mo
     head, lock = read_head(Paths(hosts.head)), Paths(hosts.head).job(job).controller
     controller, supervisor = read_controller(lock), read_supervisor(lock)
     assert head is not None and controller is not None and supervisor is not None
+    former = open_process(supervisor)
+    assert former is not None
     for pid in (controller.pid, supervisor.pid):
         os.kill(pid, signal.SIGSTOP)
     os.kill(head.pid, signal.SIGKILL)
@@ -193,4 +197,7 @@ def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_mo
         assert not any(Paths(home).job_copy(job).root.exists() for home in hosts.homes.values())
         assert not any(Paths(home).job_term(job).exists() for home in hosts.homes.values())
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(former, signal.SIGKILL)
+        os.close(former)
         insitu(here, "down", code=None)

@@ -1,9 +1,8 @@
 """The copy of a job that a host keeps while the job runs, for the day on which the job's machine is lost.
 
 It has what another supervisor needs: specification, placement, shards, JOB_DIR, the journal, and what tasks
-have written, such as checkpoints and the ledger, with the secret that these are signed with. Who goes on draws
-another secret that tasks prove to each other, so that tasks of before can't join those of after. It lacks the
-logs.
+have written, such as checkpoints and the ledger, with the secret that signs these. It lacks the logs.
+Who goes on draws another secret that tasks prove to each other, so tasks of before can't join those of after.
 
 The supervisor sends it, see `job_copying.py`, a second late at most, and nothing waits for it: a job that
 goes on from a copy starts all of its tasks again from the last checkpoint in there, in a new attempt. So

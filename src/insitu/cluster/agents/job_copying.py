@@ -90,10 +90,10 @@ class _Holder:
 
     def _list_changes(self) -> Iterator[Message]:
         """Yield what the copy lacks."""
-        for path in sorted(self._job.shard_maps.glob("*.json")):
-            if path.name not in self._shard_maps:
-                self._shard_maps.add(path.name)
-                text = path.read_text()
+        for file in sorted(self._job.shard_maps.glob("*.json")):
+            if file.name not in self._shard_maps:
+                self._shard_maps.add(file.name)
+                text = file.read_text()
                 yield {"of": "shards", "cache": json.loads(text)["cache"], "text": text}
         found = scan_folder(self._job.root, self._known)
         changed, removed = list_changes(found, self._known)
