@@ -189,7 +189,7 @@ def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_mo
         taken = HostJobs(here, tmp_path / "taken")
         found, weights = taken.finish(job)
         assert weights == run_undisturbed(tmp_path / "alone", 2) and found["attempt"] == 2
-        assert "continues from the checkpoint of epoch 1" in taken.output(job)
+        assert "Training continues from the checkpoint of epoch" in taken.output(job)
         wait_until(lambda: not is_locked(lock), "the end of the former supervisor")
         assert jobs.describe(job)["state"] == "failed"
         assert jobs.output(job).count("] WHERE ") == 2 and "] RESULT " not in jobs.output(job)
