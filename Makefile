@@ -103,7 +103,7 @@ ready-ignite: $(STAMP)
 	$(IGNITE_SERVERS) fetch
 
 test-ignite: ready-ignite ## Run the tests with real servers of Apache Ignite (needs Java and Maven)
-	$(BIN)/python -m pytest -m ignite --timeout 300 tests/process/test_ignite.py
+	$(BIN)/python -m pytest -m ignite --timeout 300 tests/process/test_ignite.py tests/fault/test_hosts_ignite.py
 
 check: $(STAMP) ## Lint, types, layering, words, commit subjects
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import random
 import socket
@@ -24,6 +25,8 @@ from insitu.errors import ClusterError
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST, _HIGHEST = 15_000, 65_000
 _TRIES = 200
+_BRIDGES = ("docker", "br-", "virbr", "cni", "podman", "lxc", "lxd")
+"""How the names of bridges begin that programs make for their containers."""
 LISTENER_ENV = "INSITU_LISTENER"
 """`DESCRIPTOR:HOST:PORT` of a bound socket that a process was given. Without the descriptor once it has been
 taken over: processes that this one starts don't get it."""
@@ -161,3 +164,21 @@ def _bind_beside(host: str, port: int) -> socket.socket:
         beside.close()
         raise
     return beside
+
+
+def list_host_addresses() -> list[str]:
+    """Return the addresses of this host's interfaces, and its name: those by which others may know it.
+
+    Loopback and link-local addresses are left out, and those of bridges for containers: many hosts have the
+    same.
+    """
+    import psutil
+
+    found = {socket.gethostname()}
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in () if name.startswith(_BRIDGES) else addresses:
+            if each.family in (socket.AF_INET, socket.AF_INET6):
+                number = ipaddress.ip_address(each.address.partition("%")[0])
+                if not (number.is_loopback or number.is_link_local):
+                    found.add(str(number))
+    return sorted(found)

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 from free_ports import free_addresses
+from hosts_lab import Host
 
 from insitu.grid.ignite.address import ConnectionSettings, read_settings
 from insitu.grid.ignite.connection import Connection, ConnectionFailed, ServerFailure
@@ -104,8 +105,11 @@ class IgniteServers:
         region_mib: int = 128,
         heap_mib: int = 512,
         outlive: bool = False,
+        hosts: Mapping[int, Host] | None = None,
     ) -> None:
-        """With `outlive` the servers run on after this process, else they end with it."""
+        """With `outlive` the servers run on after this process, else they end with it. `hosts`: where each of
+        them runs; None: all on this one, on loopback."""
+        self._hosts = hosts or {}
         self.folder = folder
         self._tls, self._authentication, self._region_mib = tls, authentication, region_mib
         self._client_certificates, self._heap_mib = client_certificates, heap_mib
@@ -172,11 +176,14 @@ class IgniteServers:
     def _launch(self, number: int) -> None:
         thin, communication = find_ports(2)
         work = self.folder / f"work-{number}"
+        addresses = sorted({host.address for host in self._hosts.values()}) or ["127.0.0.1"]
+        ports = f"{self._discovery}..{self._discovery + 20}"
         properties = {
             "node.id": f"node-{number}",
             "thin.port": thin,
             "discovery.port": self._discovery,
-            "discovery.addresses": f"127.0.0.1:{self._discovery}..{self._discovery + 20}",
+            "discovery.addresses": ",".join(f"{each}:{ports}" for each in addresses),
+            "local.host": self.host(number),
             "communication.port": communication,
             "region.bytes": self._region_mib << 20,
             "tls": str(self._tls).lower(),
@@ -199,13 +206,23 @@ class IgniteServers:
         command += ["-cp", fetch_jars(), "org.apache.ignite.startup.cmdline.CommandLineStartup"]
         with (self.folder / f"server-{number}.log").open("ab") as log:
             self.processes[number] = subprocess.Popen(
-                [*self._prefix, *command, str(FILES / "server.xml")],
+                [*self._prefix, *self._enter(number), *command, str(FILES / "server.xml")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         self.ports[number] = thin
+
+    def host(self, number: int) -> str:
+        """Return the address of the host of a server."""
+        return self._hosts[number].address if number in self._hosts else "127.0.0.1"
+
+    def _enter(self, number: int) -> list[str]:
+        """Return the command that runs another one on the host of a server."""
+        if number not in self._hosts:
+            return []
+        return ["nsenter", "-t", str(self._hosts[number].pid), *["-m", "-p", "-u", "-i", "-n"], *self._prefix]
 
     def settings(self) -> ConnectionSettings:
         return read_settings(self.environment())
@@ -226,9 +243,9 @@ class IgniteServers:
         # A client that comes during its first exchange of partitions may end a server of Ignite.
         if not all("Node started :" in self.log(number) for number in self.ports):
             return False
-        for port in self.ports.values():
+        for number, port in self.ports.items():
             try:
-                connection = Connection(("127.0.0.1", port), self.settings())
+                connection = Connection((self.host(number), port), self.settings())
             except ConnectionFailed:
                 return False
             try:
@@ -254,8 +271,8 @@ class IgniteServers:
 
     def address(self, cache: str, *numbers: int) -> str:
         """Return the address of a cache, by these servers or all of them."""
-        ports = [self.ports[number] for number in numbers or sorted(self.ports)]
-        return f"ignite://{','.join(f'127.0.0.1:{port}' for port in ports)}/{cache}"
+        chosen = numbers or sorted(self.ports)
+        return f"ignite://{','.join(f'{self.host(n)}:{self.ports[n]}' for n in chosen)}/{cache}"
 
 
 def _up(options: argparse.Namespace) -> None:

@@ -129,14 +129,17 @@ class FakeCluster:
     page_rows: int | None = None
     created: str = ""
 
-    def add(self, behave: Behaviour | None = None, tls: ssl.SSLContext | None = None) -> FakeServer:
-        server = FakeServer(self, len(self.servers), behave, tls)
+    def add(
+        self, behave: Behaviour | None = None, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    ) -> FakeServer:
+        server = FakeServer(self, len(self.servers), behave, tls, host)
         self.servers.append(server)
         return server
 
     def address(self, *numbers: int) -> str:
         chosen = [self.servers[n] for n in numbers] if numbers else self.servers
-        return f"ignite://{','.join(f'127.0.0.1:{server.port}' for server in chosen)}/{self.cache.name}"
+        named = ",".join(f"{server.host}:{server.port}" for server in chosen)
+        return f"ignite://{named}/{self.cache.name}"
 
     def __enter__(self) -> FakeCluster:
         return self
@@ -156,10 +159,16 @@ class FakeServer:
     """Answers requests of the thin protocol in threads."""
 
     def __init__(
-        self, cluster: FakeCluster, number: int, behave: Behaviour | None, tls: ssl.SSLContext | None
+        self,
+        cluster: FakeCluster,
+        number: int,
+        behave: Behaviour | None,
+        tls: ssl.SSLContext | None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.cluster, self.number, self._behave, self._tls = cluster, number, behave, tls
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.host = host
+        self._listener = socket.create_server((host, 0))
         self.port = int(self._listener.getsockname()[1])
         self.requests: dict[int, int] = {}
         self.scanned: list[int] = []
@@ -290,7 +299,7 @@ class FakeServer:
         found = pack_long(self.cluster.topology[0]) + pack_int(len(alive))
         for server in alive:
             found += _uuid(node_name(server.number)) + pack_int(server.port) + pack_int(1)
-            found += pack_string("127.0.0.1")
+            found += pack_string(server.host)
         return found + pack_int(0)
 
 

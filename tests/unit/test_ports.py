@@ -11,7 +11,7 @@ import pytest
 
 from insitu import ports
 from insitu.errors import ClusterError
-from insitu.ports import candidate_ports, hold_port
+from insitu.ports import candidate_ports, hold_port, list_host_addresses
 from tests.support.foreign_user import needs_root, run_as
 
 
@@ -147,3 +147,11 @@ def test_what_is_no_bound_socket_is_left_alone(monkeypatch: pytest.MonkeyPatch, 
             assert ports.take_inherited("127.0.0.1", 2) is None
         file.write(b"still open")
         assert somebodys.getsockname()[1] > 0 and not ports._inherited
+
+
+def test_a_host_has_addresses_that_others_may_know() -> None:
+    found = list_host_addresses()
+    assert socket.gethostname() in found and found == sorted(set(found))
+    assert (
+        not [each for each in found if each.startswith(("127.", "fe80", "169.254."))] and "::1" not in found
+    )

@@ -17,6 +17,7 @@ from insitu.cli.ignite import (
     ConfigOption,
     FillOption,
     find_address,
+    find_agents,
     format_origin,
 )
 from insitu.cli.import_progress import shown_progress
@@ -134,16 +135,12 @@ def import_command(
     reader_option: ReaderSettingOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    from insitu.grid import import_cache, is_home_of_agent
+    from insitu.grid import import_cache
     from insitu.grid.ignite import parse_field_options
 
     paths = Paths.default()
     started = time.monotonic()
-    remote = None
-    if paths.head.exists() or is_home_of_agent(paths):
-        from insitu.cluster import find_owners
-
-        remote = find_owners(paths)
+    remote = find_agents(paths)
     with _interruption_explained(paths, resume), shown_progress(cache) as progress:
         published = import_cache(
             paths,

@@ -12,7 +12,7 @@ from insitu.errors import InputError, JobSpecError
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
-    pass
+    from insitu.grid.transfer import RemoteStores
 
 _SHOWN_REFRESHES = 10
 
@@ -52,6 +52,20 @@ def find_refresh(text: str) -> int:
     return parse_refresh(text)
 
 
+def find_agents(paths: Paths) -> RemoteStores | None:
+    """Return the stores that an import in this home writes to; None: those of this machine alone.
+
+    Raises ClusterError where another machine has the head, and where no head answers.
+    """
+    from insitu.grid import is_home_of_agent
+
+    if not (paths.head.exists() or is_home_of_agent(paths)):
+        return None
+    from insitu.cluster import find_owners
+
+    return find_owners(paths)
+
+
 def read_cache_of_ignite(
     cache: str,
     job_dir: Path,
@@ -61,6 +75,8 @@ def read_cache_of_ignite(
     without: list[str] | None,
     ragged: list[str] | None,
     config: Path | None,
+    engine: str,
+    refresh: int,
 ) -> str:
     """Return the cache to train on: `cache`, or the snapshot of the cache of Ignite that it names, which is
     read now.
@@ -88,8 +104,15 @@ def read_cache_of_ignite(
     from insitu.cli.import_progress import shown_progress
     from insitu.grid import read_snapshot
 
+    paths = Paths.default()
+    remote = None if engine == "local" else find_agents(paths)
+    if refresh and remote is not None:
+        raise JobSpecError(
+            "--refresh is for workers on one machine that train in step. Received: hosts of agents. Give "
+            "--engine local, or start a job for the rows of now"
+        )
     with shown_progress(cache) as progress:
-        found = read_snapshot(Paths.default(), cache, fields, ragged or (), progress.report)
+        found = read_snapshot(paths, cache, fields, ragged or (), progress.report, remote=remote)
     print_notice(
         f"Read {found.rows:,} rows: version {found.version} of {found.name}, "
         f"{format_origin(dict(found.origin or {}))}"
@@ -206,8 +229,11 @@ def _format_topology(version: list[int]) -> str:
 def format_origin(origin: dict[str, Any]) -> str:
     """Return what `describe CACHE` says of where the rows come from."""
     first, last = origin["topology"]
-    # Versions that were read by an insitu before it counted them have no local bytes.
-    local = f"{format_size(origin['local_bytes'])} from primary servers, " if "local_bytes" in origin else ""
+    local = ""  # versions that were read by an insitu before it counted them have no local bytes
+    if "local_bytes" in origin:
+        # Of hosts: a server that is primary, but runs beside no node, is another one.
+        by = "primary servers on the nodes' hosts" if "nodes" in origin else "primary servers"
+        local = f"{format_size(origin['local_bytes'])} from {by}, "
     read = f"{local}{format_size(origin['remote_bytes'])} from others"
     versions = _format_topology(first) + (f" to {_format_topology(last)}" if last != first else "")
     return (

@@ -201,7 +201,9 @@ def start(
 
     every = find_refresh(refresh)
     request = Request(
-        cache=read_cache_of_ignite(cache, job_dir, tensor, fill, arrow, without, ragged, config),
+        cache=read_cache_of_ignite(
+            cache, job_dir, tensor, fill, arrow, without, ragged, config, engine, every
+        ),
         job_dir=job_dir,
         command=tuple(command),
         nodes=tuple(node or ()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from insitu.context import Context
 from insitu.errors import InputError
@@ -29,6 +29,9 @@ from insitu.grid.shards import resolve
 from insitu.paths import Paths
 from insitu.spec import CacheSpec
 
+if TYPE_CHECKING:
+    from insitu.grid.transfer import RemoteStores
+
 _read: dict[tuple[str, str], tuple[int, Mapping[str, Sequence[str]]]] = {}
 """(home, cache) -> the version that this process has read, and the options that it was read with."""
 
@@ -40,10 +43,13 @@ def read_snapshot(
     ragged: Sequence[str] = (),
     progress: Callable[[int, int, int | None], None] | None = None,
     after: CacheSpec | None = None,
+    remote: RemoteStores | None = None,
 ) -> CacheSpec:
     """Read a cache of Ignite into a new version of its snapshots. Raises what `import_cache` does.
 
-    `after`: the version whose columns, partitions and nodes it keeps, for a job that trains on that.
+    `after`: the version whose columns, partitions and nodes it keeps, for a job that trains on that. `remote`
+    are the agents of the cluster whose head has this home, if it has one: each reads from the servers on its
+    host into its own store.
     """
     (cache,) = import_cache(
         paths,
@@ -55,6 +61,7 @@ def read_snapshot(
         beside_servers=True,
         after=after,
         progress=progress,
+        remote=remote,
     )
     return cache
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from insitu.errors import InputError, SourceError, StorageFull
-from insitu.grid.ignite import FieldOptions, IgniteSource, is_ignite_address
+from insitu.grid.ignite import FieldOptions, HostPlaces, IgniteSource, is_ignite_address
 from insitu.grid.layout import owners_of_partition
 from insitu.grid.partition_builder import BUFFER_BYTES
 from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
@@ -144,6 +144,13 @@ class ImportPlan:
     node_options: SourceOptions | None = None
     #: The reader of Ray Data that reads the sources, with its options; empty: insitu reads them.
     reader: tuple[str, ...] = ()
+    #: Which node reads which partition of a cache of Ignite; None: nodes don't.
+    hosts: HostPlaces | None = None
+
+    @property
+    def is_read_by_nodes(self) -> bool:
+        """Whether nodes read the sources, and not this process."""
+        return self.node_options is not None or self.hosts is not None
 
     def owners_of(self, partition: int) -> tuple[NodeId, ...]:
         """Return the nodes that hold a partition, its primary owner first."""
@@ -389,7 +396,7 @@ def describe_origin(plan: ImportPlan) -> Mapping[str, Any] | None:
     source = next((source for source in plan.sources if isinstance(source, IgniteSource)), None)
     if source is None or source.origin is None:
         return None
-    places = source.places if plan.primaries else None
+    places = plan.hosts.places if plan.hosts else source.places if plan.primaries else None
     if places is None:
         return source.origin
     return source.origin | {"servers": list(places.servers), "primaries": list(places.primaries)}

@@ -56,7 +56,6 @@ from insitu.grid.import_plan import (
     choose_partitions,
     columns_of_caches,
     describe_origin,
-    find_primaries,
     measure_rows,
     most_readable,
     read_max_mappings,
@@ -74,6 +73,7 @@ from insitu.grid.ray_data import RayReader
 from insitu.grid.row_intake import Finished
 from insitu.grid.row_plan import RowPlan
 from insitu.grid.row_routing import RowRouter
+from insitu.grid.server_reading import place_rows, read_on_hosts
 from insitu.grid.source_blocks import SourceBlocks
 from insitu.grid.tiering import QuotaWatch, make_room
 from insitu.paths import Paths
@@ -193,8 +193,6 @@ def _make_plan(
     if base is not None:
         check_columns(base, columns)
         owners.check_base(base)
-    if options.after is not None:
-        check_columns(options.after, columns, "What a job reads again")
     check_key(options.key, columns)
     backups = options.backups if base is None else base.backups
     check_owners(owners.topology, backups)
@@ -202,7 +200,7 @@ def _make_plan(
     least = LEAST_PARTITIONS if base is None else 1
     most = most_readable(read_max_mappings())
     size = sizes.bytes * max(fractions)
-    primaries = find_primaries(opened[0], owners.topology, options.after) if options.beside_servers else ()
+    primaries, hosts = place_rows(opened[0], owners, options)
     partitions = len(primaries) or choose_partitions(options.partitions, owners.topology, size, least, most)
     like = base or options.after
     check_partitions_in_all(partitions, base)
@@ -224,6 +222,7 @@ def _make_plan(
         features=options.features,
         render=options.render,
         primaries=primaries,
+        hosts=hosts,
         node_options=options_for_nodes(opened, options, base) if on_nodes else None,
         reader=tuple(options.reader.request.describe()) if options.reader else (),
     )
@@ -377,7 +376,7 @@ def _write_partitions(
         paths.staged(name, token).root.mkdir(exist_ok=True)
     journal = ImportJournal(paths, plan, token) if resume else None
     rows, remote = RowPlan.of(plan, token), owners.remote
-    on_nodes = plan.node_options is not None
+    on_nodes = plan.is_read_by_nodes
     here = [] if on_nodes else owners.keep_here(plan.topology.nodes)
     readers = remote.all_nodes if remote is not None and on_nodes else ()
     router = RowRouter(paths, rows, here, remote, readers)
@@ -385,7 +384,9 @@ def _write_partitions(
         with failures_explained():
             adopted = router.open(adopt=journal is not None)
             place = Place(0, 0, 0, 0, (0,) * len(adopted)) if journal is None else journal.find_place(adopted)
-            if remote is not None and on_nodes:
+            if remote is not None and plan.hosts is not None:
+                units = read_on_hosts(remote, plan, plan.hosts, rows, router, progress)
+            elif remote is not None and on_nodes:
                 units = _build_on_nodes(plan, rows, remote, router, journal, place, progress)
             else:
                 router.begin(0, place.counts)

@@ -111,6 +111,8 @@ class RowIntake:
         )
         self._adopted: Counts = np.zeros(len(self._targets), np.int64)
         self._changed = threading.Condition()
+        #: Held while rows are added by `append`, so that `stop` waits for that.
+        self._appending = threading.Lock()
         #: The unit whose rows enter the partitions. Written by the thread.
         self._unit = 0
         #: The next message of each unit that has begun, by number; absent: 0.
@@ -171,6 +173,25 @@ class RowIntake:
                 self._whole.add(message.unit)
             self._changed.notify_all()
         return True
+
+    def append(self, block: Block, destinations: Counts) -> None:
+        """Add rows that were read on this host, row i to the `destinations[i]`-th file of this owner.
+
+        They come in their order from one thread, between `begin` and `end_unit`, and nothing by `take`.
+        Raises GridError, TextsTooLong, OSError.
+        """
+        with self._appending:
+            self._raise()
+            if self._thread is None:
+                raise InputError("An intake takes rows once it has begun. Received: some before")
+            self._builders.append(block, destinations)
+
+    def end_unit(self) -> None:
+        """Note that all rows of a unit have been added by `append`."""
+        with self._changed:
+            self._raise()
+            self._whole.add(self._unit)
+            self._changed.notify_all()
 
     def _has_room(self) -> bool:
         return len(self._queue) < _QUEUED or self._stopped or self._error is not None
@@ -276,7 +297,8 @@ class RowIntake:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        self._builders.stop()
+        with self._appending:
+            self._builders.stop()
         for files in self._files.values():
             for file in files:
                 file.remove()

@@ -15,6 +15,7 @@ from insitu.errors import GridError, InputError
 from insitu.grid.partitions import make_batch
 from insitu.grid.row_intake import Finished, RowIntake, RowMessage, check_same
 from insitu.grid.row_plan import Destination, RowPlan
+from insitu.grid.sources import Block
 from insitu.paths import Paths
 from insitu.spec import Column, NodeId
 
@@ -87,6 +88,22 @@ def test_rows_enter_in_the_order_of_units_if_they_come_in_another(
     assert read(paths, 0, first) == expected
     assert read(paths, 2, second) == [-row for row in expected if row % 10 < 3]
     assert not list(paths.staged("d", PLAN.token).root.glob("ahead-a/*"))
+
+
+def test_rows_that_are_read_on_this_host_enter_without_messages(paths: Paths, intake: RowIntake) -> None:
+    values = np.arange(95, dtype=np.int64)
+    with pytest.raises(InputError, match="takes rows once it has begun"):
+        intake.append(Block({"x": values}, 95, 0, 0), values % 2)
+    intake.begin(0, [0, 0])
+    for first in range(0, 95, 19):
+        some = values[first : first + 19]
+        intake.append(Block({"x": some}, 19, 0, 0), some % 2)
+    intake.end_unit()
+    even, odd = intake.finish(1)
+    assert read(paths, 0, even) == list(range(0, 95, 2)) and read(paths, 2, odd) == list(range(1, 95, 2))
+    intake.stop()
+    with pytest.raises(GridError, match="has ended on this host"):
+        intake.append(Block({"x": values}, 95, 0, 0), values % 2)
 
 
 def test_what_does_not_follow_is_refused(intake: RowIntake) -> None:

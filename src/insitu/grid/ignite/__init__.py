@@ -21,13 +21,22 @@ if TYPE_CHECKING:
         parse_address,
         read_settings,
     )
+    from insitu.grid.ignite.carried_settings import carry_settings, take_settings
     from insitu.grid.ignite.client_configuration import address_by_configuration
     from insitu.grid.ignite.cluster import Cluster
     from insitu.grid.ignite.debounce import wait_until_stable
     from insitu.grid.ignite.description import describe_ignite, describe_moves
     from insitu.grid.ignite.fields import FieldOptions, parse_field_options
-    from insitu.grid.ignite.placing import ServerPlaces, count_moved
-    from insitu.grid.ignite.source import IgniteSource, open_ignite
+    from insitu.grid.ignite.placing import (
+        HostAddresses,
+        HostPlaces,
+        ServerPlaces,
+        count_moved,
+        find_host_places,
+        find_ways,
+        normalize_address,
+    )
+    from insitu.grid.ignite.source import IgniteSource, ReadAccount, open_ignite
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -40,14 +49,23 @@ __getattr__, __dir__ = lazy_door(
             "parse_address",
             "read_settings",
         ),
+        "carried_settings": ("carry_settings", "take_settings"),
         "client_configuration": ("address_by_configuration",),
         "cluster": ("Cluster",),
         "encoding": ("encoding",),
         "description": ("describe_ignite", "describe_moves"),
         "fields": ("FieldOptions", "parse_field_options"),
-        "placing": ("ServerPlaces", "count_moved"),
+        "placing": (
+            "HostAddresses",
+            "HostPlaces",
+            "ServerPlaces",
+            "count_moved",
+            "find_host_places",
+            "find_ways",
+            "normalize_address",
+        ),
         "debounce": ("wait_until_stable",),
-        "source": ("IgniteSource", "open_ignite"),
+        "source": ("IgniteSource", "ReadAccount", "open_ignite"),
     },
 )
 
@@ -56,18 +74,26 @@ __all__ = [
     "Address",
     "Cluster",
     "FieldOptions",
+    "HostAddresses",
+    "HostPlaces",
     "IgniteSource",
+    "ReadAccount",
     "ServerPlaces",
     "address_by_configuration",
     "cache_name_of",
+    "carry_settings",
     "count_moved",
     "describe_ignite",
     "describe_moves",
     "encoding",
+    "find_host_places",
+    "find_ways",
     "is_ignite_address",
+    "normalize_address",
     "open_ignite",
     "parse_address",
     "parse_field_options",
     "read_settings",
+    "take_settings",
     "wait_until_stable",
 ]

@@ -101,7 +101,7 @@ class ConnectionSettings:
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> ConnectionSettings:
     """Return the settings that the environment has. Raises InputError and SourceError."""
-    user, password = _read_credentials(environment)
+    user, password = read_credentials(environment)
     return ConnectionSettings(
         user,
         password,
@@ -122,7 +122,7 @@ def _read_timeout(environment: Mapping[str, str]) -> float:
     return seconds
 
 
-def _read_credentials(environment: Mapping[str, str]) -> tuple[str, str]:
+def read_credentials(environment: Mapping[str, str]) -> tuple[str, str]:
     file = environment.get("INSITU_IGNITE_CREDENTIALS")
     if file:
         return _read_credentials_file(Path(file).expanduser())

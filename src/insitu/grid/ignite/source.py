@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -90,7 +90,7 @@ class _Part:
     rows: int
     #: Their bytes, as Ignite sent them.
     bytes: int
-    #: Of these, those that came from another server than the one that was primary when the reading began.
+    #: Of these, those that count as remote, such as from a server that wasn't primary at the beginning.
     remote_bytes: int
     #: The partition of each row.
     partitions: Positions
@@ -99,6 +99,20 @@ class _Part:
 
 
 _EMPTY = _Part({}, 0, 0, 0, np.zeros(0, np.int64))
+
+
+@dataclass(slots=True)
+class ReadAccount:
+    """What has been read of a cache."""
+
+    #: (partition, rows in Ignite, digest) of each partition that has rows.
+    digests: list[tuple[int, int, str]] = field(default_factory=list)
+    #: Bytes, as Ignite sent them, that count as local.
+    local_bytes: int = 0
+    #: The others.
+    remote_bytes: int = 0
+    #: Node -> what it has read, as JSON; empty: this process has read all.
+    nodes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class IgniteSource:
@@ -121,13 +135,15 @@ class IgniteSource:
     ) -> None:
         """With `partly` columns are left out that can't be imported: `fields.problems` names them."""
         self._settings = settings
-        self._options = options.to_json() | {"ragged": sorted(reading.ragged_columns)}
+        #: What was said of the columns, as the command line takes it.
+        self.options = options.to_json() | {"ragged": sorted(reading.ragged_columns)}
         self.origin: dict[str, Any] | None = None
         """What was read, after all blocks were: when, which topology version, a digest of each partition."""
         with Cluster(address, settings) as cluster:
             self.configuration: CacheConfiguration = cluster.find_cache()
-            self._address = cluster.address
-            self.path = str(self._address)
+            #: By which it is read, with the full name of the cache.
+            self.address = cluster.address
+            self.path = str(self.address)
             self.ignite_rows = cluster.count_rows()
             if not self.ignite_rows:
                 raise SourceError(f"{self.path} has no rows. Load the cache first")
@@ -197,33 +213,70 @@ class IgniteSource:
             raise InputError("Rows of Ignite are read from the first one. Received: a place in their middle")
         self.origin = None
         began = time.time()
-        with Cluster(self._address, self._settings) as cluster:
-            before = cluster.find_layout()
-            if len(before.primaries) != len(self.layout.primaries):
-                raise SourceError(
-                    f"{self.path} must keep its partitions while it is read. Received: "
-                    f"{len(self.layout.primaries)} and then {len(before.primaries)}"
-                )
-            reader = _PartitionReader(self, cluster, TypeBook(cluster, self._types))
-            digests: list[tuple[int, int, str]] = []
-            done = sent = remote = 0
-            with contextlib.closing(map_ordered(reader.read, self._groups(block_bytes))) as parts:
-                for part in parts:
-                    digests += part.digests
-                    sent, remote = sent + part.bytes, remote + part.remote_bytes
-                    pieces = max(1, part.bytes // block_bytes)
-                    for rows in np.array_split(np.arange(part.rows), pieces):
-                        if len(rows):
-                            done += len(rows)
-                            cut = slice(int(rows[0]), int(rows[-1]) + 1)
-                            columns, at = _cut(part.columns, cut), part.partitions[cut]
-                            yield Block(columns, len(rows), min(sent, self.expected_bytes), done, at)
-            after = cluster.find_layout()
-            self._check_loss(before, after, sum(rows for _, rows, _ in digests))
-            self.origin = self._describe_origin(before, after, began, digests)
-            self.origin |= {"local_bytes": sent - remote, "remote_bytes": remote}
+        with Cluster(self.address, self._settings) as cluster:
+            before, account = self._find_layout(cluster), ReadAccount()
+            yield from self._read(cluster, self.partitions, block_bytes, account)
+            self._note_origin(before, cluster.find_layout(), began, account)
 
-    def _groups(self, block_bytes: int) -> Iterator[Sequence[int]]:
+    @contextlib.contextmanager
+    def read_elsewhere(self) -> Iterator[ReadAccount]:
+        """Yield an account that the caller fills with what others read of all partitions (`blocks_of`).
+
+        Makes `origin` at the end. Raises SourceError where rows are missing.
+        """
+        self.origin = None
+        began = time.time()
+        with Cluster(self.address, self._settings) as cluster:
+            before, account = self._find_layout(cluster), ReadAccount()
+            yield account
+            self._note_origin(before, cluster.find_layout(), began, account)
+
+    def blocks_of(
+        self, partitions: Sequence[int], block_bytes: int, account: ReadAccount, near: Collection[str]
+    ) -> Iterator[Block]:
+        """Yield the rows of some partitions, and fill `account`. Raises SourceError.
+
+        Bytes are local that come from the primary node of their partition, if that is one of `near`.
+        """
+        with Cluster(self.address, self._settings) as cluster:
+            self._find_layout(cluster)
+            yield from self._read(cluster, partitions, block_bytes, account, near)
+
+    def _find_layout(self, cluster: Cluster) -> Layout:
+        layout = cluster.find_layout()
+        if len(layout.primaries) != len(self.layout.primaries):
+            raise SourceError(
+                f"{self.path} must keep its partitions while it is read. Received: "
+                f"{len(self.layout.primaries)} and then {len(layout.primaries)}"
+            )
+        return layout
+
+    def _read(
+        self,
+        cluster: Cluster,
+        partitions: Sequence[int],
+        block_bytes: int,
+        account: ReadAccount,
+        near: Collection[str] | None = None,
+    ) -> Iterator[Block]:
+        reader = _PartitionReader(self, cluster, TypeBook(cluster, self._types), near)
+        done = sent = 0
+        groups = self._groups(partitions, block_bytes)
+        with contextlib.closing(map_ordered(reader.read, groups)) as parts:
+            for part in parts:
+                account.digests += part.digests
+                account.remote_bytes += part.remote_bytes
+                account.local_bytes += part.bytes - part.remote_bytes
+                sent += part.bytes
+                pieces = max(1, part.bytes // block_bytes)
+                for rows in np.array_split(np.arange(part.rows), pieces):
+                    if len(rows):
+                        done += len(rows)
+                        cut = slice(int(rows[0]), int(rows[-1]) + 1)
+                        columns, at = _cut(part.columns, cut), part.partitions[cut]
+                        yield Block(columns, len(rows), min(sent, self.expected_bytes), done, at)
+
+    def _groups(self, partitions: Sequence[int], block_bytes: int) -> Iterator[Sequence[int]]:
         """Yield partitions that follow each other, of about `block_bytes` together."""
         each = self.expected_bytes / len(self.partitions)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -234,9 +287,17 @@ class IgniteSource:
                 f"partition. Give the cache more partitions; of a replicated cache, read a partitioned copy"
             )
         # Few rows are read by several threads, too.
-        count = max(1, min(int(block_bytes / max(1.0, each)), len(self.partitions) // _LEAST_GROUPS))
-        for first in range(0, len(self.partitions), count):
-            yield self.partitions[first : first + count]
+        count = max(1, min(int(block_bytes / max(1.0, each)), len(partitions) // _LEAST_GROUPS))
+        for first in range(0, len(partitions), count):
+            yield partitions[first : first + count]
+
+    def _note_origin(self, before: Layout, after: Layout, began: float, account: ReadAccount) -> None:
+        account.digests.sort()
+        self._check_loss(before, after, sum(rows for _, rows, _ in account.digests))
+        self.origin = self._describe_origin(before, after, began, account.digests)
+        self.origin |= {"local_bytes": account.local_bytes, "remote_bytes": account.remote_bytes}
+        if account.nodes:
+            self.origin["nodes"] = dict(account.nodes)
 
     def _check_loss(self, before: Layout, after: Layout, rows: int) -> None:
         """Raise SourceError where rows are missing after a server has left."""
@@ -263,15 +324,19 @@ class IgniteSource:
             "rows": sum(rows for _, rows, _ in digests),
             "digest": whole.hexdigest(),
             "partitions": [list(entry) for entry in digests],
-            "options": self._options,
+            "options": dict(self.options),
         }
 
 
 class _PartitionReader:
     """Reads partitions into columns. Several threads may use it."""
 
-    def __init__(self, source: IgniteSource, cluster: Cluster, types: TypeBook) -> None:
+    def __init__(
+        self, source: IgniteSource, cluster: Cluster, types: TypeBook, near: Collection[str] | None
+    ) -> None:
+        """`near` are the nodes of Ignite whose bytes are local; None: all are."""
         self._source, self._cluster, self._types = source, cluster, types
+        self._near = near
         self._page_rows = rows_of_page(source.row_bytes)
 
     def read(self, partitions: Sequence[int]) -> _Part:
@@ -297,7 +362,8 @@ class _PartitionReader:
 
     def _is_remote(self, partition: int, node: str) -> bool:
         primaries = self._source.layout.primaries
-        return bool(primaries) and node != primaries[partition]
+        is_far = self._near is not None and node not in self._near
+        return bool(primaries) and (is_far or node != primaries[partition])
 
     def _decode(self, rows: Rows) -> dict[str, Any]:
         while True:

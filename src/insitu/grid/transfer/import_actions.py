@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from insitu.errors import GridError, InputError, SourceError, StorageFull, TransferError
@@ -16,8 +17,9 @@ from insitu.grid.partitions import check_rows
 from insitu.grid.quotas import check_quota
 from insitu.grid.row_intake import RowIntake, RowMessage
 from insitu.grid.row_plan import RowPlan
+from insitu.grid.server_reading import ServerRequest, read_servers
 from insitu.grid.source_blocks import FileState
-from insitu.grid.sources import parse_source_file
+from insitu.grid.sources import Block, parse_source_file
 from insitu.grid.store_settings import read_settings
 from insitu.grid.transfer.background import Task
 from insitu.grid.transfer.client import ServerAddress
@@ -25,6 +27,7 @@ from insitu.grid.transfer.requests import RowsRequest, check_number, check_text
 from insitu.grid.transfer.row_sending import BUSY, TEXTS_TOO_LONG, RowSender
 from insitu.grid.unit_reading import Unit, count_rows, decode_options, read_unit
 from insitu.paths import Paths
+from insitu.ports import list_host_addresses
 from insitu.spec import NodeId, check_simple_name
 
 QUOTA_BYTES = 64 << 20
@@ -58,6 +61,8 @@ class ImportActions:
         self._intakes: dict[str, RowIntake] = {}
         #: Bytes of rows since the quota was looked at, by import.
         self._unchecked: dict[str, int] = {}
+        #: The answers that name the tasks which read servers, by import.
+        self._readings: dict[str, Any] = {}
         #: By action.
         self.actions: Mapping[str, Callable[[Fields], Any]] = {
             "open_rows": self._open,
@@ -67,6 +72,8 @@ class ImportActions:
             "see_files": self._see_files,
             "count_rows": self._count,
             "read_rows": self._read,
+            "list_addresses": self._list_addresses,
+            "read_servers": self._read_servers,
         }
 
     # Rows that come
@@ -155,6 +162,7 @@ class ImportActions:
             intake = self._intakes.pop(token, None)
             self._plans.pop(token, None)
             self._unchecked.pop(token, None)
+            self._readings.pop(token, None)
         if intake is not None:
             intake.stop()
 
@@ -209,6 +217,34 @@ class ImportActions:
                 task.results.append(counts.tolist())
 
         return self._start(unit.state.size, read)
+
+    # Servers of Ignite that are read here
+
+    def _list_addresses(self, fields: Fields) -> Any:
+        return list_host_addresses()
+
+    def _read_servers(self, fields: Fields) -> Any:
+        """Read the partitions that this node holds from Ignite. The task's result: that of `read_servers`."""
+        token, request = _token(fields), ServerRequest.from_json(fields.get("request"))
+        intake = self._find(token)
+        with self._lock:
+            plan = self._plans[token]
+
+        def append(block: Block, files: npt.NDArray[np.int64]) -> None:
+            self._check_quota(token, sum(values.nbytes for values in block.columns.values()))
+            intake.append(block, files)
+
+        def read(task: Task) -> None:
+            with _reading_explained(), _long_texts_noted(task):
+                found = read_servers(plan, self._node, request, append, task.add)
+                intake.end_unit()
+                task.results.append(found)
+
+        with self._lock:
+            if token in self._readings:
+                return self._readings[token]  # the answer to the first request was lost
+            self._readings[token] = answer = self._start(0, read)
+        return answer
 
 
 def _list_counts(intake: RowIntake, adopt: bool) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.errors import TransferError
+from insitu.grid.ignite import normalize_address
 from insitu.grid.partition_builder import TextsTooLong
 from insitu.grid.row_intake import Finished
 from insitu.grid.row_plan import RowPlan
@@ -22,6 +23,8 @@ from insitu.grid.unit_reading import Unit, encode_options
 from insitu.spec import NodeId
 
 Counts = npt.NDArray[np.int64]
+Progress = Callable[[NodeId, int, int], None]
+"""Called with (node, bytes done there, all of them)."""
 
 
 class Agents(Protocol):
@@ -34,12 +37,12 @@ class Agents(Protocol):
         node: NodeId,
         kind: str,
         fields: Mapping[str, Any],
-        progress: Callable[[NodeId, int, int], None],
+        progress: Progress,
         stopped: threading.Event,
     ) -> Mapping[str, Any]: ...
 
     def run_tasks(
-        self, requests: Mapping[NodeId, Mapping[str, Any]], kind: str
+        self, requests: Mapping[NodeId, Mapping[str, Any]], kind: str, progress: Progress = ...
     ) -> dict[NodeId, Mapping[str, Any]]: ...
 
 
@@ -123,6 +126,22 @@ class RemoteImport:
             "silence": max(1, round(self._silence)),
         }
         return np.array(self._run(node, "read_rows", fields, on_read)[0], np.int64)
+
+    def list_addresses(self, nodes: Collection[NodeId]) -> dict[NodeId, frozenset[str]]:
+        """Return the addresses and the name of each node's host, normalized."""
+        answers = {node: self._agents.ask(node, "list_addresses", {}) for node in nodes}
+        return {node: frozenset(map(normalize_address, found)) for node, found in answers.items()}
+
+    def read_servers(
+        self, requests: Mapping[NodeId, Mapping[str, Any]], token: str, progress: Progress
+    ) -> dict[NodeId, Mapping[str, Any]]:
+        """Have nodes read what they hold of a cache of Ignite. Returns what each has read (`read_servers`).
+
+        `requests` are those of `ServerRequest`, as JSON.
+        """
+        fields = {node: {"token": token, "request": request} for node, request in requests.items()}
+        answers = self._agents.run_tasks(fields, "read_servers", progress)
+        return {node: _results(answer)[0] for node, answer in answers.items()}
 
     def _run(
         self, node: NodeId, kind: str, fields: Mapping[str, Any], on_read: Callable[[int], None]

@@ -7,7 +7,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.grid.ignite.placing import count_moved, find_places
+from insitu.grid.ignite.address import parse_address
+from insitu.grid.ignite.placing import (
+    HostAddresses,
+    HostPlaces,
+    count_moved,
+    find_host_places,
+    find_places,
+    find_ways,
+)
 from insitu.grid.ignite.protocol import Endpoint
 from insitu.spec import NodeId
 
@@ -51,3 +59,89 @@ def test_partitions_that_have_moved_are_counted():
 
 def test_a_server_without_an_address_is_named_by_its_uuid():
     assert find_places([uuid(0, 0)], {}).servers == (uuid(0, 0),)
+
+
+BRIDGE = "172.17.0.1"
+"""An address that each host has, of a bridge for containers."""
+
+
+def cluster(hosts: int, agents: int = 1, here: str = "gateway") -> HostAddresses:
+    """Some hosts with as many agents each."""
+    nodes = {
+        NodeId(f"host{host}-{agent}"): frozenset({f"10.0.0.{host}", f"fd00::{host}", f"host{host}", BRIDGE})
+        for host in range(hosts)
+        for agent in range(agents)
+    }
+    return HostAddresses(nodes, nodes.get(NodeId(f"{here}-0"), frozenset({"10.0.0.254"})))
+
+
+def server_on(host: int, server: int = 0) -> Endpoint:
+    return Endpoint(uuid(server, 0), 10800 + server, (f"10.0.0.{host}", "127.0.0.1", BRIDGE))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(2, 4), st.integers(1, 2))
+def test_a_node_on_the_host_of_a_server_holds_its_rows(primaries: list[int], count: int, agents: int):
+    """Servers 0 to 3 are on hosts 0 to 3, of which the cluster has `count`."""
+    nodes = cluster(count, agents)
+    named = [uuid(server, 0) for server in primaries]
+    found = find_host_places(named, {uuid(s, 0): server_on(s, s) for s in range(4)}, nodes)
+    for partition, (server, owner) in enumerate(zip(primaries, found.owners, strict=True)):
+        if server < count:
+            assert owner.startswith(f"host{server}-") and uuid(server, 0) in found.near[owner]
+        else:
+            assert owner == sorted(nodes.nodes)[partition % len(nodes.nodes)]
+            assert all(uuid(server, 0) not in near for near in found.near.values())
+    assert [found.nodes[s] for s in found.places.primaries] == list(found.owners)
+    assert set(found.places.primaries) == set(range(len(found.places.servers))), "each is of use"
+    if max(primaries) < count:
+        assert found.places == find_places(named, {uuid(s, 0): server_on(s, s) for s in range(4)})
+
+
+def test_servers_on_one_host_are_shared_by_its_nodes():
+    endpoints = {uuid(s, 0): server_on(0, s) for s in range(5)}
+    found = find_host_places([uuid(s, 0) for s in range(5)], endpoints, cluster(2, 2))
+    assert found.owners == tuple(f"host0-{s % 2}" for s in range(5))
+    assert len(found.near["host0-1"]) == 5 and found.near["host1-0"] == ()
+
+
+def place(hosts: HostAddresses, *endpoints: Endpoint) -> HostPlaces:
+    return find_host_places([e.node for e in endpoints], {e.node: e for e in endpoints}, hosts)
+
+
+def test_hosts_are_known_by_names_and_by_any_form_of_an_address():
+    long = Endpoint(uuid(0, 0), 10800, ("0:0:0:0:0:0:0:1%lo", "FD00:0:0:0:0:0:0:1%eth0"))
+    name = Endpoint(uuid(1, 0), 10800, ("localhost", "HOST1"))
+    assert place(cluster(3), long, name).owners == ("host1-0", "host1-0")
+
+
+def test_what_several_hosts_have_says_nothing():
+    bridge = Endpoint(uuid(0, 0), 10800, (BRIDGE, "127.0.0.1"))
+    both = Endpoint(uuid(1, 0), 10800, ("10.0.0.0", "10.0.0.1"))
+    for endpoint in (bridge, both, Endpoint(uuid(2, 0), 10800, ())):
+        assert place(cluster(2), endpoint).near == {"host0-0": (), "host1-0": ()}
+
+
+def test_a_server_on_loopback_alone_is_on_the_host_that_asks():
+    loopback = Endpoint(uuid(0, 0), 10800, ("127.0.0.1", "::1"))
+    assert place(cluster(2, here="host1"), loopback).owners == ("host1-0",)
+    elsewhere = place(cluster(2), loopback)
+    assert elsewhere.near == {"host0-0": (), "host1-0": ()}
+    address = parse_address("ignite://localhost:10800/C")
+    assert find_ways(address, {loopback.node: loopback}, NodeId("host0-0"), elsewhere) is None
+
+
+def test_a_node_goes_the_ways_that_mean_the_same_on_its_host():
+    endpoints = {uuid(s, 0): server_on(s, s) for s in range(2)}
+    places = place(cluster(2, here="host0"), *endpoints.values())
+    named = parse_address("ignite://grid-1,127.0.0.1:10800/C%2FD")
+
+    def ways(text: str, node: str) -> list[tuple[str, int]]:
+        found = find_ways(parse_address(text), endpoints, NodeId(node), places)
+        assert found is not None and found.cache == named.cache == "C/D"
+        return list(found.servers)
+
+    assert ways("ignite://grid-1,127.0.0.1:10800/C%2FD", "host0-0") == list(named.servers)
+    assert ways("ignite://grid-1,127.0.0.1:10800/C%2FD", "host1-0") == [("grid-1", 10800)]
+    # Its own server first, by the address that is its own.
+    found = ways("ignite://127.0.0.1/C%2FD", "host1-0")
+    assert found[0] == ("10.0.0.1", 10801) and ("127.0.0.1", 10801) not in found

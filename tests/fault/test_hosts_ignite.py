@@ -1,0 +1,110 @@
+"""Servers of Apache Ignite on hosts of agents: each agent reads its own. Run by `make test-ignite`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_hosts import INSITU, insitu
+from hosts_lab import HostsLab, find_obstacle
+from ignite_servers import FILES, IgniteServers, find_missing, run_java
+
+from insitu.cluster import find_owners
+from insitu.grid import bring_up, read_snapshot
+from insitu.grid.ignite import FieldOptions
+from insitu.paths import Paths
+from insitu.spec import CacheSpec
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.ignite,
+    pytest.mark.skipif(bool(find_missing() or find_obstacle()), reason=find_missing() or find_obstacle()),
+]
+ROWS = 3000
+JOB = """
+import sys
+import insitu
+
+me = insitu.context()
+rows = insitu.dataset(sys.argv[1], label=None).batch(600)
+for shard in rows.shards:
+    for batch in rows.shard_batches(shard, 0):
+        if batch.rows:
+            print("KEYS", me.node, *batch.data["key"].tolist())
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[HostsLab]:
+    with HostsLab(tmp_path / "lab", 2) as found:
+        yield found
+
+
+def checksums(cache: CacheSpec) -> list[tuple[int, str]]:
+    return [(info.rows, info.checksum) for info in cache.partitions]
+
+
+def up(lab: HostsLab, head: Path) -> None:
+    file = head.with_name("hosts.txt")
+    file.write_text("".join(f"{host.address}\n" for host in lab.hosts))
+    insitu(head, "up", "--hosts", str(file), "--launcher", lab.launcher, "--insitu", INSITU)
+
+
+def test_each_host_reads_and_trains_on_the_rows_of_its_own_server(
+    lab: HostsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the rows goes over the network. A server that dies is read from the next one."""
+    head = tmp_path / "head"
+    hosts = dict(enumerate(lab.hosts))
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "read.py").write_text(JOB)
+    with IgniteServers(tmp_path / "ignite", hosts=hosts) as servers:
+        servers.start(0, 1)
+        addresses = ",".join(f"{servers.host(n)}:{port}" for n, port in servers.ports.items())
+        run_java(FILES / "Load.java", addresses, "", "", "plain", f"numbers:grid16_numbers:0:{ROWS}")
+        monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "20")
+        address = servers.address("grid16_numbers", 0)
+        try:
+            up(lab, head)
+            started = insitu(head, "start", "--no-prefix", address, str(folder), "read.py", address)
+            assert_in_place(head, started.stdout)
+            local = Paths(tmp_path / "local")
+            bring_up(local, 2)
+            plain = read_snapshot(local, address, FieldOptions())
+            killed = []
+
+            def kill_one(rows: int, done: int, total: int | None) -> None:
+                if not killed:
+                    killed.append(1)
+                    servers.kill(1)
+
+            remote = find_owners(Paths(head))
+            again = read_snapshot(Paths(head), address, FieldOptions(), progress=kill_one, remote=remote)
+        finally:
+            insitu(head, "down", code=None)
+    assert checksums(again) == checksums(plain)
+    first, last = dict(plain.origin or {}), dict(again.origin or {})
+    assert first["digest"] == last["digest"] and first["primaries"] == last["primaries"]
+    assert last["nodes"]["host1"]["remote_bytes"] == 0 < last["nodes"]["host2"]["remote_bytes"]
+
+
+def assert_in_place(head: Path, printed: str) -> None:
+    """Each of two workers has read the rows of the server on its host, and nothing else."""
+    found: dict[str, set[int]] = {}
+    for words in (line.split() for line in printed.splitlines() if line.startswith("KEYS")):
+        found.setdefault(words[1], set()).update(map(int, words[2:]))
+    assert found.keys() == {"host1", "host2"} and found["host1"] | found["host2"] == set(range(ROWS))
+    (listed,) = json.loads(insitu(head, "ps", "--all", "--json").stdout)
+    job: dict[str, Any] = json.loads(insitu(head, "describe", listed["job_id"], "--json").stdout)
+    snapshot = job["snapshot"]
+    assert snapshot["remote_bytes"] == 0 and snapshot["rows"] == ROWS
+    assert {node: read["rows"] for node, read in snapshot["nodes"].items()} == {
+        node: len(keys) for node, keys in found.items()
+    }
+    assert all(task["reads"]["remote_bytes"] == 0 for task in job["task_list"])
+    text = insitu(head, "describe", listed["job_id"]).stdout
+    assert "from primary servers on the nodes' hosts, 0 B from others" in " ".join(text.split())
