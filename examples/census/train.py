@@ -1,6 +1,7 @@
 """Learns who earns much with a wide and a deep part: see README.md.
 
 insitu start --workers 2 --evaluator people/train examples/census train.py
+insitu start --workers 2 --ps 1 --evaluator people/train examples/census train.py --servers async
 """
 
 import argparse
@@ -15,6 +16,7 @@ from insitu import estimator
 parser = argparse.ArgumentParser()
 parser.add_argument("--parts", choices=("wide", "deep", "both"), default="both")
 parser.add_argument("--steps", type=int, default=800, help="updates of the model, counted over all workers")
+parser.add_argument("--servers", choices=("sync", "async", "bounded"), help="keep the variables on ps tasks")
 parser.add_argument("--batch", type=int, default=256, help="rows of a step, over all workers")
 chosen = parser.parse_args()
 
@@ -34,7 +36,11 @@ model = estimator.DNNLinearCombinedClassifier(
     dnn_optimizer=lambda: keras.optimizers.Adagrad(0.1),
     dnn_hidden_units=[32, 16],
     label_vocabulary=INCOMES,
-    config=estimator.RunConfig(save_checkpoints_steps=max(1, chosen.steps // 4)),
+    config=estimator.RunConfig(
+        save_checkpoints_steps=max(1, chosen.steps // 4),
+        # Not given: all workers hold the variables.
+        train_distribute=insitu.ParameterServerStrategy(mode=chosen.servers) if chosen.servers else None,
+    ),
 )
 
 scores, exports = estimator.train_and_evaluate(

@@ -26,20 +26,23 @@ class OptimizerSettings:
     """The settings of one optimizer that is None in a step without training.
 
     `tables` are the names of the tables that the servers update by the same optimizer. With `any_worker` all
-    send what they set: they run the same script in step, so it is the same.
+    send what they set: they run the same script in step, so it is the same. `members` are the optimizers of a
+    MultiOptimizer, whose learning rates stay as they are too.
     """
 
     def __init__(
         self,
         optimizer: Any,
         client: Any,
-        *,
         tables: Sequence[str] = (),
+        *,
         dense: bool = True,
         any_worker: bool = False,
+        members: Sequence[Any] = (),
     ) -> None:
         self._optimizer = inner_optimizer(optimizer)
         self._client = client
+        self._members = members
         self._sends = any_worker or client.is_chief
         self._tables = [*([""] if dense else []), *tables]
         #: The learning rate's variable, or a schedule; None without an optimizer.
@@ -54,11 +57,13 @@ class OptimizerSettings:
     def _read_fixed(self) -> dict[str, Any]:
         if self._optimizer is None:
             return {}
-        return {
-            name: value
-            for name, value in vars(self._optimizer).items()
-            if type(value) in _PLAIN and not name.startswith("_") and name != "built"
-        }
+        found = _read_plain(self._optimizer)
+        for number, member in enumerate(self._members):
+            prefix = f"optimizers[{number}]."
+            found.update({prefix + name: value for name, value in _read_plain(member).items()})
+            if isinstance(member._learning_rate, keras.Variable):
+                found[f"{prefix}learning_rate"] = to_float(member._learning_rate)
+        return found
 
     def _read_rate(self) -> float | None:
         return to_float(self._rate) if isinstance(self._rate, keras.Variable) else None
@@ -118,8 +123,20 @@ class OptimizerSettings:
             received = f"{name} = {now.get(name)!r} instead of {self._fixed.get(name)!r}"
         else:
             return
+        later = "Only a number for learning_rate may be set later"
+        if self._members:
+            later = "With several optimizers nothing may be set later"
         raise TrainingError(
             "On parameter servers an optimizer keeps the settings that it had when training began: the "
             f"servers have made their update from them. Received: {type(optimizer).__name__}.{received}. "
-            "Set it before the first fit. Only a number for learning_rate may be set later."
+            f"Set it before the first fit. {later}."
         )
+
+
+def _read_plain(optimizer: Any) -> dict[str, Any]:
+    """Return the settings of an optimizer that are plain values."""
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if type(value) in _PLAIN and not name.startswith("_") and name != "built"
+    }

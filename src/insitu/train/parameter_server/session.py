@@ -26,20 +26,18 @@ from insitu.train.parameter_server.lookup import IndexedBatch, Keys, find_key_in
 from insitu.train.parameter_server.loss_scale import inner_optimizer
 from insitu.train.parameter_server.model_spec import (
     STATE_PREFIX,
-    can_be_split,
     check_norms_of_rows,
     check_parts,
     initializer_config,
     name_variables,
-    needs_one_server,
     table_updater,
-    updater_config,
 )
 from insitu.train.parameter_server.optimizer_settings import OptimizerSettings
 from insitu.train.parameter_server.partitioners import count_parts
 from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.parameter_server.server_table import ServerTable
 from insitu.train.parameter_server.server_task import ServerConfig
+from insitu.train.parameter_server.several_optimizers import describe_update
 from insitu.train.replica import Replica, holds_table_rows
 
 _LOG = logging.getLogger("insitu")
@@ -187,30 +185,31 @@ class ParameterServerSession:
             counts = [count_parts(partitioner, v.shape, v.dtype) for v, _ in dense]
             parts = dict(zip(names, counts, strict=True))
             check_parts(parts, optimizer)
-        updater = updater_config(optimizer, exact=exact, jit=bool(model.jit_compile))
+        named = {name: variable for name, (variable, _) in zip(names, dense, strict=True)}
+        update = describe_update(optimizer, named, exact=exact, jit=bool(model.jit_compile))
         self._client.define(
             {
                 name: (span.shape, dtype, variable.numpy().astype(dtype).reshape(span.shape))
                 for name, (variable, span) in zip(names, dense, strict=True)
             },
-            updater={**updater, "has_state": any(prefixes)},
-            min_piece_bytes=min_piece_bytes if can_be_split(optimizer) else NEVER_SPLIT,
-            together=needs_one_server(optimizer, exact=exact),
+            updater={**update.config, "has_state": any(prefixes)},
+            min_piece_bytes=min_piece_bytes if update.can_be_split else NEVER_SPLIT,
+            together=update.together,
             parts=parts,
         )
         self._names, self._variables = names, [v for v, _ in dense]
-        self._finalizes = bool(optimizer.use_ema)
+        self._finalizes = update.finalizes
         self._lay_out(replica, spans)
-        self.follow_settings(optimizer)
+        self.follow_settings(optimizer, members=update.members)
         replica.assign(self.pull())
 
-    def follow_settings(self, optimizer: Any, *, dense: bool = True) -> None:
+    def follow_settings(self, optimizer: Any, *, dense: bool = True, members: Sequence[Any] = ()) -> None:
         """Send the servers what changes of `optimizer` from now on; see `OptimizerSettings`. `dense`: it
-        updates the dense variables there."""
+        updates the dense variables there; `members`: those of a MultiOptimizer."""
         if self._settings is None:
             tables = self._tables if self._tables_follow_model else ()
             self._settings = OptimizerSettings(
-                optimizer, self._client, tables=tables, dense=dense, any_worker=self.coordinated
+                optimizer, self._client, tables, dense=dense, any_worker=self.coordinated, members=members
             )
 
     def replace_values(self, replica: Replica) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from insitu.parameters import FinalizingUpdater, Updater, make_updater, set_learning_rate
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, make_optimizer
 from insitu.train.parameter_server.model_spec import STATE_PREFIX, strip_worker_settings, to_float
+from insitu.train.parameter_server.several_optimizers import SeveralUpdaters
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -22,7 +23,10 @@ def make_model_updater(config: Mapping[str, Any] | str) -> Updater:
     if isinstance(config, str) or "state" not in config:
         return make_updater(config)
     inner: Updater
-    if "built_in" in config:
+    if "several" in config:
+        members = [make_model_updater({**member, "has_state": False}) for member in config["several"]]
+        inner = SeveralUpdaters(members, config["of"])
+    elif "built_in" in config:
         inner = make_updater(_with_schedule(config))
     else:
         optimizer_config = strip_worker_settings(

@@ -15,6 +15,7 @@ import insitu
 from insitu.errors import CheckpointError, TrainingError
 from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.estimator import (
+    DNNLinearCombinedClassifier,
     Estimator,
     EstimatorSpec,
     EvalSpec,
@@ -187,3 +188,23 @@ def test_tables_are_evaluated_in_turn_alone(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="another model_dir"):
         train_and_evaluate(again, spec, eval_spec, config=config)
     assert open_store(trainer, tmp_path, 0, 5) is not None
+
+
+def test_a_wide_and_deep_estimator_has_each_parts_optimizer_on_servers(tmp_path: Path) -> None:
+    age = insitu.feature_column.numeric_column("age")
+    ages = {"age": np.linspace(-1, 1, 64, dtype="float32")}, (np.arange(64) % 3 == 0).astype("int64")
+    found = []
+    for name, strategy in (("sync", on_servers("sync")), ("held", held_by_workers())):
+        keras.utils.set_random_seed(7)
+        trained = DNNLinearCombinedClassifier(
+            linear_feature_columns=[age],
+            dnn_feature_columns=[age],
+            dnn_hidden_units=[4],
+            config=RunConfig(tmp_path / name, train_distribute=strategy),
+        )
+        trained.train(lambda: ages, max_steps=5)
+        found.append({n: trained.get_variable_value(n) for n in trained.get_variable_names()})
+    weights_of = [n for n in found[0] if n.startswith(("linear", "dnn"))]
+    assert len(weights_of) >= 6
+    for name in weights_of:
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-6, atol=1e-7, err_msg=name)
