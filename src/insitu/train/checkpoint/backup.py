@@ -18,7 +18,7 @@ from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 from insitu.train.collectives import barrier_token
 from insitu.train.elastic import RESTORE
 from insitu.train.fit import KerasTrainer, trainer_of
-from insitu.train.replica import check_snapshot, views
+from insitu.train.replica import check_saved_vocabularies, check_snapshot, find_vocabularies, views
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -40,8 +40,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Raises:
         TrainingError: for a wrong argument, or a model outside of any strategy's scope.
-        CheckpointError: at the next save or at the end of training, where a checkpoint could not be written
-            (where only room was lacking there is a warning, and training goes on).
+        CheckpointError: where the newest checkpoint is of another model, or of other vocabularies; at the
+            next save or at the end of training, where a checkpoint could not be written (where only room was
+            lacking there is a warning, and training goes on).
     """
 
     restores_training = True
@@ -61,6 +62,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._keep = keep
         self._writer: AsyncCheckpointWriter | None = None
         self._memory_writer: AsyncCheckpointWriter | None = None
+        #: A digest of each vocabulary, by name. Written as a fit begins.
+        self._vocabularies: dict[str, str] = {}
 
     @property
     def hears_batches(self) -> bool:
@@ -73,6 +76,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         directory = self._directory or context.checkpoint_dir
         if directory is None:
             return
+        self._vocabularies = find_vocabularies(self.model)
         # Another job may go on from a directory that the user gives.
         key = None if self._directory else checkpoint_key(context)
         fit = trainer.fit_index if self.fit is None else self.fit
@@ -149,6 +153,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             **trainer.loop.checkpoint_extras(),
             "final": epoch >= self.params["epochs"],
             "job": trainer.membership.context.job_id,
+            "vocabularies": self._vocabularies,
         }
 
     def _restore(self, trainer: KerasTrainer, store: CheckpointStore, memory: CheckpointStore | None) -> None:
@@ -169,6 +174,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not received or received[0] is None:
             return
         (epoch, step), values, more = received[0]
+        check_saved_vocabularies(more, self._vocabularies)
         if trainer.membership.is_leader:
             sys.stderr.write(
                 f"[insitu] Training continues from the checkpoint of epoch {epoch}, step {step}\n"

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from insitu.errors import TrainingError
 from insitu.train.checkpoint import Checkpoint, CheckpointStore, find_fits
-from insitu.train.replica import load_weights, read_state, to_numpy
+from insitu.train.replica import check_saved_vocabularies, load_weights, read_state, to_numpy
 
 _LOG = logging.getLogger("insitu")
 
@@ -58,7 +58,8 @@ class CheckpointSource(Protocol):
 
     def load(self, candidate: Candidate, model: Any) -> Loaded | None:
         """Give `model` the weights of a checkpoint. Returns None, with the model unchanged, where it is gone
-        or isn't whole. Raises TrainingError where it is another model's."""
+        or isn't whole. Raises TrainingError or CheckpointError where it is another model's, or one of other
+        vocabularies."""
 
 
 def choose_next(
@@ -95,6 +96,7 @@ class BackupCheckpoints:
         checkpoint = self._store(candidate.fit or 0).load(candidate.position or (0, 0))
         if checkpoint is None:
             return None
+        check_saved_vocabularies(checkpoint.more, model)
         load_weights(read_state(model), checkpoint.values)
         iterations = _read_iterations(checkpoint)
         if iterations is not None and model.optimizer is not None:

@@ -25,6 +25,7 @@ from insitu.train.parameter_server.server_task import serve_or_configure
 from insitu.train.parameter_server.session import ParameterServerSession, attach_tables
 from insitu.train.parameter_server.step import ServerStep
 from insitu.train.parameter_server.update_count import UpdateCount, UpdatePlan
+from insitu.train.parameter_server.vocabulary_check import check_vocabularies
 
 __all__ = [
     "AssignmentGuard",
@@ -45,6 +46,7 @@ __all__ = [
     "attach_tables",
     "check_coordination",
     "check_partitioner",
+    "check_vocabularies",
     "clip_norms_of",
     "coordinator",
     "embeddings_of",

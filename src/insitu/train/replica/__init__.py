@@ -34,6 +34,11 @@ from insitu.train.replica.state import (
     view,
     views,
 )
+from insitu.train.replica.vocabularies import (
+    check_saved_vocabularies,
+    find_vocabularies,
+    refuse_vocabularies,
+)
 
 __all__ = [
     "SAMPLE_ROWS",
@@ -54,8 +59,10 @@ __all__ = [
     "broadcast_state",
     "build_to_predict",
     "build_to_train",
+    "check_saved_vocabularies",
     "check_snapshot",
     "count_rows",
+    "find_vocabularies",
     "flatten_batch",
     "holds_table_rows",
     "is_floating",
@@ -68,6 +75,7 @@ __all__ = [
     "pack_batch",
     "plan_combination",
     "read_state",
+    "refuse_vocabularies",
     "seed_offset",
     "to_numpy",
     "view",

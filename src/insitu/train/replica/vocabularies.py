@@ -7,13 +7,13 @@ id on each: gradients are summed over rows of the wrong words.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import keras
 import xxhash
 
-from insitu.errors import TrainingError
+from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import all_gather_json
 from insitu.train.features import list_vocabulary_files
@@ -54,10 +54,30 @@ def check_same_vocabularies(group: Group, found: Mapping[str, str]) -> None:
             for rank, a in enumerate(answers)
             if any(a.get(d) != answers[0].get(d) for d in different)
         ]
-        raise TrainingError(
-            f"All tasks look words up in the same vocabulary. Received: {'; '.join(named)}: task(s) "
-            f"{', '.join(ranks)} have another one than task 0. Give all nodes the same file, or pass "
-            "vocabulary_list"
+        refuse_vocabularies(named, f"task(s) {', '.join(ranks)} have another one than task 0")
+
+
+def refuse_vocabularies(names: Sequence[str], who: str) -> NoReturn:
+    """Raise TrainingError for vocabularies of these names; `who` says which tasks differ."""
+    raise TrainingError(
+        f"All tasks look words up in the same vocabulary. Received: {'; '.join(names)}: {who}. Give all "
+        "nodes the same file, or pass vocabulary_list"
+    )
+
+
+def check_saved_vocabularies(more: Any, model: Any) -> None:
+    """Raise CheckpointError where `model`, or what `find_vocabularies` has found of it, has another
+    vocabulary than the task that saved `more` beside its weights."""
+    saved = more.get("vocabularies") if isinstance(more, Mapping) else None
+    if not isinstance(saved, Mapping) or not saved:
+        return
+    own = model if isinstance(model, Mapping) else find_vocabularies(model)
+    different = [name for name, digest in saved.items() if own.get(name, digest) != digest]
+    if different:
+        raise CheckpointError(
+            "A checkpoint is read by a task that looks words up in the vocabulary that it was trained with. "
+            f"Received: another one in {'; '.join(different)}. Give this task the same file or "
+            "vocabulary_list, or use another directory"
         )
 
 

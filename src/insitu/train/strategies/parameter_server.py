@@ -46,6 +46,7 @@ from insitu.train.parameter_server import (
     attach_tables,
     check_coordination,
     check_partitioner,
+    check_vocabularies,
     clip_norms_of,
     embeddings_of,
     find_key_inputs,
@@ -187,6 +188,8 @@ class ParameterServerStrategy(Strategy):
         """Return the step of `model`. The first time, the variables are defined on the servers, and this
         replica gets the servers' values: those of the chief, or trained ones."""
         session = self._session_for(model)
+        if self._step is None:
+            check_vocabularies(session.marks, self.membership.context.shards, model)
         layers = embeddings_of(model)
         lookup = TableLookup(session, layers, find_key_inputs(model, layers, example) if layers else ())
         rows = lookup.example(example)
@@ -259,6 +262,7 @@ class ParameterServerStrategy(Strategy):
             self._fits.read_valid(applied)
             session.begin(applied if self._coordinated else session.sequence, applied)
             session.leave_at_exit()
+            check_vocabularies(session.marks, self.membership.context.shards)
         step = self._server_step(model, optimizer, replica, TableLookup(session, (), ()))
         self._loop_steps.append(step)
         return ServerLoopStep(replica, step, shards)

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 from exchange_ranks import in_threads
 
 import insitu.exchange
-from insitu.errors import TrainingError
+from insitu.errors import CheckpointError, TrainingError
+from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
+from insitu.train.evaluation.checkpoints import BackupCheckpoints
 from insitu.train.features import feature_column, list_vocabulary_files
 from insitu.train.replica.vocabularies import check_same_vocabularies, find_vocabularies
 
@@ -65,6 +68,30 @@ def test_files_of_columns_and_lookup_layers_are_found(tmp_path: Path) -> None:
     first, same, other = (find_vocabularies(make(words)) for words in (["1", "2"], ["1", "2"], ["2", "1"]))
     name = "lookup layer 0, ids"
     assert first[name] == same[name] != other[name]
+
+
+def test_a_checkpoint_isnt_read_with_another_vocabulary(tmp_path: Path) -> None:
+    def train(words: list[int], epochs: int) -> keras.Model:
+        with MultiWorkerMirroredStrategy().scope():
+            inputs = keras.Input((1,), dtype="int64")
+            numbers = keras.layers.IntegerLookup(vocabulary=words, name="ids")(inputs)
+            rows = keras.layers.Flatten()(keras.layers.Embedding(9, 2)(numbers))
+            model = keras.Model(inputs, keras.layers.Dense(1)(rows))
+            model.compile("sgd", "mse")
+        data = np.ones((8, 1), "int64"), np.ones((8, 1), "float32")
+        model.fit(*data, epochs=epochs, verbose=0, callbacks=[BackupAndRestore(tmp_path)])
+        return model
+
+    trained = train([1, 2], 1)
+    source = BackupCheckpoints(tmp_path, None, 0)
+    assert source.load(source.find()[-1], trained) is not None
+    assert int(train([1, 2], 2).optimizer.iterations) == 2
+    with pytest.raises(CheckpointError, match="Received: another one in lookup layer 0, ids"):
+        train([2, 1], 3)
+    inputs = keras.Input((1,), dtype="int64")
+    other = keras.Model(inputs, keras.layers.IntegerLookup(vocabulary=[2, 1], name="ids")(inputs))
+    with pytest.raises(CheckpointError, match="lookup layer 0, ids"):
+        source.load(source.find()[-1], other)
 
 
 @pytest.fixture(autouse=True)
