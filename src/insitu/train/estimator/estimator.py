@@ -23,7 +23,7 @@ from insitu.train.estimator.evaluations import evaluate_model
 from insitu.train.estimator.graph_model import make_graph_model
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.model_function import ModeKeys, check_model_fn
-from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_input
+from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_data, check_input
 from insitu.train.estimator.training import check_trained, choose_directory, train
 from insitu.train.evaluation import BATCH_SIZE, find_checkpoints, load_checkpoint
 from insitu.train.exports import check_format, make_example, publish
@@ -260,7 +260,7 @@ class Estimator:
     def _adapted(self, input_fn: InputFn) -> InputFn:
         """Return an input_fn whose data is as the model takes it. Raises InputError."""
         check_input("Estimator", input_fn)
-        return lambda: self._adapt(input_fn())
+        return lambda: self._adapt(check_data("an estimator", input_fn()))
 
     def _adapt(self, data: Any) -> Any:
         return data

@@ -19,7 +19,7 @@ from insitu.evaluations import Evaluation, append_evaluation, read_evaluations
 from insitu.train.estimator.agreement import agree
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.server_training import find_servers
-from insitu.train.estimator.specs import EvalSpec
+from insitu.train.estimator.specs import EvalSpec, check_data
 from insitu.train.evaluation import BATCH_SIZE, SidecarEvaluator, expect_ends
 from insitu.train.fit import trainer_of
 
@@ -93,7 +93,7 @@ class SpecEvaluator(SidecarEvaluator):
     """The evaluator task of `train_and_evaluate`."""
 
     def __init__(self, model: Any, spec: EvalSpec, directory: Any, publisher: Publisher) -> None:
-        data = spec.input_fn()
+        data = check_data("an evaluation", spec.input_fn())
         super().__init__(model, data, directory, count_steps(data, spec.steps), None, list(spec.hooks))
         self._pace = Pace(spec)
         self._publisher = publisher
@@ -178,7 +178,7 @@ class InTurnEvaluator(keras.callbacks.Callback):
 def evaluate_model(model: Any, spec: EvalSpec) -> dict[str, float]:
     """Return the scores of `model` as it is. Collective; on parameter servers of this worker alone, which
     reads all rows."""
-    data, servers = spec.input_fn(), find_servers(model)
+    data, servers = check_data("an evaluation", spec.input_fn()), find_servers(model)
     with expect_ends(), servers.evaluating_all_rows() if servers is not None else nullcontext():
         found = model.evaluate(
             **name_parts(data),

@@ -73,9 +73,11 @@ class FinalExporter(Exporter):
 
 
 def is_loss_smaller(best: Scores, newest: Scores) -> bool:
-    """Return whether the loss has become smaller. A loss that isn't finite never is."""
+    """Return whether the loss has become smaller. A finite one is smaller than one that isn't."""
     _check_has("loss", newest)
-    return math.isfinite(newest["loss"]) and newest["loss"] < best["loss"]
+    if not math.isfinite(newest["loss"]):
+        return False
+    return not math.isfinite(best["loss"]) or newest["loss"] < best["loss"]
 
 
 class BestExporter(Exporter):

@@ -252,6 +252,11 @@ class NanTensorHook(SessionRunHook):
         self._name = loss_tensor
         self._fails = fail_on_nan_loss
 
+    @property
+    def ends_well(self) -> bool:
+        """Whether the training ends without an error."""
+        return not self._fails
+
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         return SessionRunArgs(self._name)
 
@@ -265,6 +270,24 @@ class NanTensorHook(SessionRunHook):
             )
         _LOG.warning("%s is %s at step %d: training ends", self._name, run_values.results, self.global_step)
         run_context.request_stop()
+
+
+class FiniteLoss(keras.callbacks.Callback):
+    """Ends the training with an error where the loss since the last checkpoint isn't finite, before the next
+    one is written."""
+
+    hears_batches = False
+    """Read by `fit`: it hears of epochs alone, which end with checkpoints, and costs nothing in a step."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        loss = (logs or {}).get("loss")
+        if loss is not None and not math.isfinite(loss):
+            raise NanLossDuringTrainingError(
+                f"The loss of a training must be finite. Received: loss = {loss} over the steps since the "
+                f"last checkpoint, up to step {read_global_step(self.model)}. No checkpoint of it is "
+                "written. Look at the data, lower the learning rate, or clip gradients. A NanTensorHook "
+                "names the step."
+            )
 
 
 def is_chief(model: Any) -> bool:

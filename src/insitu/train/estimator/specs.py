@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
+
 from insitu.errors import InputError
 
 
@@ -80,6 +83,19 @@ class EvalSpec:
         """The exporters, of which there may be one alone or a sequence."""
         given = self.exporters
         return tuple(given) if isinstance(given, (list, tuple)) else (given,) if given else ()
+
+
+def check_data(what: str, data: Any) -> Any:
+    """Return what an input_fn has returned. Raises InputError for nothing, and for arrays without rows.
+    `what` says whose input_fn it is."""
+    leaves = keras.tree.flatten(data) if isinstance(data, (tuple, dict, np.ndarray)) else [data]
+    empty = next((leaf for leaf in leaves if isinstance(leaf, np.ndarray) and not leaf.size), None)
+    if data is None or empty is not None:
+        received = (
+            "None. Has it a `return`?" if empty is None else f"arrays without rows, of shape {empty.shape}"
+        )
+        raise InputError(f"The input_fn of {what} returns data with a row at least. Received: {received}")
+    return data
 
 
 def check_input(owner: str, input_fn: Any) -> None:

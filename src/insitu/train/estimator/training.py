@@ -26,7 +26,7 @@ from insitu.train.estimator.evaluations import (
     find_inputs,
     name_parts,
 )
-from insitu.train.estimator.hooks import read_global_step
+from insitu.train.estimator.hooks import FiniteLoss, NanTensorHook, read_global_step
 from insitu.train.estimator.server_training import (
     ServerCheckpoints,
     ServerStop,
@@ -36,7 +36,7 @@ from insitu.train.estimator.server_training import (
     open_store,
     plan_training,
 )
-from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec
+from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_data
 from insitu.train.evaluation import BATCH_SIZE, expect_ends
 from insitu.train.fit import KerasTrainer, trainer_of
 
@@ -64,9 +64,9 @@ def train_and_evaluate(
     evaluates or, in turn, in the chief; (None, []) elsewhere.
 
     Raises:
-        TrainingError: for a model that wasn't compiled in a strategy's scope, one on parameter servers, one
-            with steps_per_execution, or data that can be read once.
-        NanLossDuringTrainingError: from a NanTensorHook.
+        TrainingError: for a model that wasn't compiled in a strategy's scope, one with steps_per_execution,
+            or data that can be read once.
+        NanLossDuringTrainingError: where the loss isn't finite. No checkpoint is written of it.
     """
     context, series = read_context(), None
     model = estimator
@@ -176,7 +176,7 @@ def train(
 
 def _read_input(spec: TrainSpec) -> Any:
     """Return the data to train on. Raises TrainingError for what can be read once."""
-    data = spec.input_fn()
+    data = check_data("training", spec.input_fn())
     if isinstance(data, types.GeneratorType):
         raise TrainingError(
             "Training ends at max_steps, so data that ends is read again. Received: a generator. Return an "
@@ -198,6 +198,8 @@ def _list_callbacks(
     backup = backup_class(config.model_dir, keep=config.keep_checkpoint_max)
     backup.fit = series
     callbacks = [backup, *spec.hooks]
+    if not any(isinstance(hook, NanTensorHook) and hook.ends_well for hook in spec.hooks):
+        callbacks.append(FiniteLoss())
     if servers is not None:
         callbacks.append(ServerStop(servers))
     elif spec.max_steps is not None:

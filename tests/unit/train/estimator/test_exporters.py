@@ -95,6 +95,7 @@ def test_the_best_is_known_again_after_a_restart(tmp_path: Path) -> None:
     assert export(5, 9.0)
     with pytest.raises(InputError, match=r"compared by 'loss'. Received: mae"):
         is_loss_smaller({"loss": 1.0}, {"mae": 2.0})
+    assert is_loss_smaller({"loss": float("nan")}, {"loss": 3.0})
     by_mae = BestExporter("mae", lambda best, newest: newest["mae"] < best["mae"])
     assert by_mae.export(model_of(), tmp_path, 1, {"mae": 2.0}, EXAMPLE, is_final=False)
     assert by_mae.export(model_of(), tmp_path, 2, {"mae": 2.0}, EXAMPLE, is_final=False) is None

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from insitu.errors import InputError
 from insitu.train.estimator.exporters import FinalExporter
-from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec
+from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_data
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,13 @@ from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec
 def test_what_cannot_be_is_refused(make: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
         make()
+
+
+@pytest.mark.parametrize("data", [None, np.zeros((0, 2)), ({"x": np.zeros((0, 2))}, np.zeros(0))])
+def test_data_without_a_row_is_refused(data: Any) -> None:
+    with pytest.raises(InputError, match=r"input_fn of training .* Received: (None|arrays without rows)"):
+        check_data("training", data)
+    assert check_data("training", np.ones((1, 2))).shape == (1, 2)
 
 
 def test_one_exporter_may_stand_alone() -> None:

@@ -20,6 +20,8 @@ from insitu.train.estimator import (
     BestExporter,
     EvalSpec,
     FinalExporter,
+    NanLossDuringTrainingError,
+    NanTensorHook,
     RunConfig,
     SessionRunHook,
     TrainSpec,
@@ -208,3 +210,37 @@ def test_the_evaluator_scores_what_the_workers_save_and_exports_it(
         assert [path.name for path in published] == ["00000006.keras"] == [path.name for path in alone]
     expected = trained.evaluate(X[:51], Y[:51], verbose=0, return_dict=True)
     assert scores == pytest.approx(expected, rel=1e-6)
+
+
+def test_no_checkpoint_is_written_of_a_loss_that_isnt_finite(tmp_path: Path) -> None:
+    class Broken(Batches):
+        is_broken = True
+
+        def __getitem__(self, index: int) -> Any:
+            x, y = super().__getitem__(index)
+            return (x * np.nan if index == 6 and self.is_broken else x), y
+
+    def make() -> Any:
+        with OneDeviceStrategy().scope():  # without relu, which may take NaN for 0
+            model = keras.Sequential(
+                [keras.Input(X.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(3)]
+            )
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    data = Broken()
+    eval_spec = EvalSpec(lambda: (X[:51], Y[:51]), start_delay_secs=0, throttle_secs=0)
+    config = RunConfig(tmp_path, save_checkpoints_steps=5)
+    with pytest.raises(NanLossDuringTrainingError, match=r"up to step 7\. No checkpoint"):
+        train_and_evaluate(make(), TrainSpec(lambda: data, 20), eval_spec, config=config)
+    data.is_broken = False  # mended: it goes on from the checkpoint before
+    heard = Heard()
+    model = make()
+    spec = TrainSpec(lambda: data, 20, [heard])
+    scores, _ = train_and_evaluate(model, spec, eval_spec, config=config)
+    assert np.isfinite(scores["loss"]) and read_global_step(model) == 20
+    # Who asks for an end without an error gets it.
+    data.is_broken = True
+    spec = TrainSpec(lambda: data, 30, [NanTensorHook(fail_on_nan_loss=False)])
+    train_and_evaluate(model, spec, eval_spec, config=config)
+    assert read_global_step(model) < 30
