@@ -15,7 +15,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help ready-lab ready-hosts ready-ui ready-ignite ready-api demo demo-ignite test test-torch test-slow test-tls test-hosts test-ui test-api test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help ready-lab ready-hosts ready-ui ready-ignite ready-api ready-formats demo demo-ignite test test-torch test-slow test-tls test-hosts test-ui test-api test-formats test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -70,6 +70,17 @@ ready-ui: $(STAMP)
 
 test-ui: ready-ui ## Look at the page with Debian's Chromium; pictures go to build/page (installs Playwright, as root Chromium)
 	timeout 360 $(BIN)/python -m pytest -m ui tests/process/test_page.py tests/process/test_page_newcomer.py
+
+# In an environment of its own: what writes formats asks for other versions of libraries than the lock has.
+FORMATS := build/formats
+ready-formats:
+	@test -e $(FORMATS)/.ready || { $(PYTHON) -m venv $(FORMATS) && \
+	  $(FORMATS)/bin/python -m pip install --quiet --editable ".[dev,tensorflow,jax,onnx-tensorflow,onnx-jax,stablehlo]" && \
+	  touch $(FORMATS)/.ready; }
+
+test-formats: ready-formats ## Test exports as ONNX and StableHLO, on TensorFlow and JAX (installs their libraries)
+	for backend in tensorflow jax; do KERAS_BACKEND=$$backend timeout 900 $(FORMATS)/bin/python -m pytest \
+	  --timeout 600 tests/unit/train/exports || exit 1; done
 
 # In an environment of its own: its libraries aren't those of the lock.
 SCHEMATHESIS := build/schemathesis
