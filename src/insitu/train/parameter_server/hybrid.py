@@ -78,12 +78,16 @@ class HybridReplica:
 
     def find_out(self, *, training: bool) -> None:
         """See `Replica`."""
-        self._inner.find_out(training=training)
+        with (
+            self._lookup.by_row_index()
+        ):  # of a batch that is made up: this task has no rows in its first step
+            self._inner.find_out(training=training)
 
     def count_losses(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
         """See `Replica`."""
         if data is None:
-            return self._inner.count_losses(shard, None, training=training)
+            with self._lookup.by_row_index():
+                return self._inner.count_losses(shard, None, training=training)
         batch = self._lookup.pull(data) if training else self._seen(data)
         with self._lookup.rows_loaded(batch):
             counts = self._inner.count_losses(shard, batch.data, training=training)

@@ -101,6 +101,14 @@ class TableLookup:
                 stack.enter_context(one.layer.by_row_index())
             yield
 
+    @contextlib.contextmanager
+    def by_row_index(self) -> Iterator[None]:
+        """While open, the layers read row indices, of whatever rows they hold."""
+        with contextlib.ExitStack() as stack:
+            for layer, _ in self._tables:
+                stack.enter_context(layer.by_row_index())
+            yield
+
     def pieces(self, data: Any) -> Iterator[Any]:
         """Split `data` by rows into batches whose keys the layers have room for."""
         leaves = keras.tree.flatten(data)

@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import pytest
 
+import insitu
+from insitu.train import HybridStrategy
 from insitu.train.parameter_server.hybrid import HybridReplica
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.replica import Span
@@ -101,6 +103,9 @@ class Lookup:
     def rows_loaded(self, batch: Any) -> Any:
         return nullcontext()
 
+    def by_row_index(self) -> Any:
+        return nullcontext()
+
     def pieces(self, data: Any) -> Any:
         return [data[:1], data[1:]]
 
@@ -178,3 +183,21 @@ def test_values_are_assigned_around_the_rows(parts: Any) -> None:
     assert inner.applied == [[7, 8, 0, 9]]
     with pytest.raises(NotImplementedError):
         replica.load(np.zeros(3, "float32"), np.zeros((2, 2)))
+
+
+def test_a_task_without_rows_in_its_first_step_finds_out_what_a_step_logs() -> None:
+    strategy = HybridStrategy()
+    with strategy.scope():
+        keys = keras.Input((2,), dtype="int64")
+        rows = keras.layers.Flatten()(insitu.layers.Embedding(2, name="table")(keys))
+        model = keras.Model(keys, keras.layers.Dense(1)(rows))
+        model.compile("sgd", "mse")
+    model.fit(np.arange(16).reshape(8, 2), np.ones((8, 1)), batch_size=8, verbose=0)
+    (replica,) = strategy._replicas
+    inner: Any = replica._inner
+    for training in (True, False):
+        inner._train_logs = inner._test_logs = None
+        replica.find_out(training=training)
+        found = inner._train_logs if training else inner._test_logs
+        assert "loss" in str(found)
+        replica.count_losses(0, None, training=training)
