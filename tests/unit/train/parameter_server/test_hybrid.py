@@ -200,4 +200,4 @@ def test_a_task_without_rows_in_its_first_step_finds_out_what_a_step_logs() -> N
         inner._forget_traces()
         replica.find_out(training=training)
         found = inner._train_logs if training else inner._test_logs
-        assert found is not None
+        assert found is not None or keras.backend.backend() == "jax"  # which doesn't trace it again
