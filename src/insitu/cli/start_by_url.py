@@ -34,59 +34,74 @@ Examples:
     insitu --url https://grid-1:8780 start --detach --workers 2 - job.zip train.py
 """
 
+_Cache = Annotated[str, typer.Argument(metavar="CACHE", help="The cache to train on; - for none.")]
+_JobDir = Annotated[Path, typer.Argument(metavar="JOB_DIR", help="Folder or .zip with the script.")]
+_Command = Annotated[list[str], typer.Argument(metavar="JOB_CMD [JOB_ARGS]", help="What to run in JOB_DIR.")]
+_Workers = Annotated[
+    int | None, typer.Option(help="Worker tasks.", show_default="one per node that owns data")
+]
+_Node = Annotated[
+    list[str] | None, typer.Option(help="A node to run on; may be repeated.", show_default="all")
+]
+_Shards = Annotated[int | None, typer.Option(help="Shards to train on.")]
+_Ps = Annotated[
+    str | None, typer.Option(metavar="M|auto", help="Parameter server tasks; auto: one on each node.")
+]
+_PsBackups = Annotated[int | None, typer.Option(help="Mirrors of each server.")]
+_Chief = Annotated[bool, typer.Option("--chief", help="Add a chief, which trains as well.")]
+_Evaluator = Annotated[bool, typer.Option("--evaluator", help="Add a scorer of checkpoints.")]
+_Name = Annotated[str | None, typer.Option(help="Beginning of the job's id.")]
+_Detach = Annotated[bool, typer.Option("--detach", help="Don't stream the output.")]
+_MaxRestarts = Annotated[
+    int | None, typer.Option(help="How often a failed job is started again.", show_default="3")
+]
+_Seed = Annotated[int | None, typer.Option(help="What all randomness follows from.")]
+_Threads = Annotated[int | None, typer.Option(help="Backend threads per replica.")]
+_StallTimeout = Annotated[
+    float | None, typer.Option(metavar="SEC", help="A job without progress for so long has failed.")
+]
+_OnLoss = Annotated[
+    str | None, typer.Option(metavar="replace|adopt|restart", help="What to do when a worker is lost.")
+]
+_Standby = Annotated[int | None, typer.Option(help="Warmed processes that can take a lost worker's place.")]
+_MemoryCheckpoint = Annotated[
+    bool, typer.Option("--memory-checkpoint", help="Keep checkpoints in memory, too.")
+]
+_GpusPerWorker = Annotated[
+    int | None, typer.Option(metavar="N", help="GPUs that each worker has for itself.")
+]
+_MemoryPerWorker = Annotated[
+    int | None, typer.Option(metavar="MIB", help="Main memory that each worker must find free.")
+]
+_MemoryLimit = Annotated[int | None, typer.Option(metavar="MIB", help="Memory to take of each GPU.")]
+
 
 def make_start(find_client: Callable[[], RestClient], follow: Follow) -> Callable[..., None]:
     """Return the command. `follow` prints a job's output to its end, and returns the exit code for that."""
 
     def start(
-        cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache to train on; - for none.")],
-        job_dir: Annotated[Path, typer.Argument(metavar="JOB_DIR", help="Folder or .zip with the script.")],
-        command: Annotated[
-            list[str], typer.Argument(metavar="JOB_CMD [JOB_ARGS]", help="What to run in JOB_DIR.")
-        ],
-        workers: Annotated[
-            int | None, typer.Option(help="Worker tasks.", show_default="one per node that owns data")
-        ] = None,
-        node: Annotated[
-            list[str] | None, typer.Option(help="A node to run on; may be repeated.", show_default="all")
-        ] = None,
-        shards: Annotated[int | None, typer.Option(help="Shards to train on.")] = None,
-        ps: Annotated[
-            str | None, typer.Option(metavar="M|auto", help="Parameter server tasks; auto: one on each node.")
-        ] = None,
-        ps_backups: Annotated[int | None, typer.Option(help="Mirrors of each server.")] = None,
-        chief: Annotated[bool, typer.Option("--chief", help="Add a chief, which trains as well.")] = False,
-        evaluator: Annotated[bool, typer.Option("--evaluator", help="Add a scorer of checkpoints.")] = False,
-        name: Annotated[str | None, typer.Option(help="Beginning of the job's id.")] = None,
-        detach: Annotated[bool, typer.Option("--detach", help="Don't stream the output.")] = False,
-        max_restarts: Annotated[
-            int | None, typer.Option(help="How often a failed job is started again.", show_default="3")
-        ] = None,
-        seed: Annotated[int | None, typer.Option(help="What all randomness follows from.")] = None,
-        threads: Annotated[int | None, typer.Option(help="Backend threads per replica.")] = None,
-        stall_timeout: Annotated[
-            float | None,
-            typer.Option(metavar="SEC", help="A job without progress for so long has failed."),
-        ] = None,
-        on_loss: Annotated[
-            str | None,
-            typer.Option(metavar="replace|adopt|restart", help="What to do when a worker is lost."),
-        ] = None,
-        standby: Annotated[
-            int | None, typer.Option(help="Warmed processes that can take a lost worker's place.")
-        ] = None,
-        memory_checkpoint: Annotated[
-            bool, typer.Option("--memory-checkpoint", help="Keep checkpoints in memory, too.")
-        ] = False,
-        gpus_per_worker: Annotated[
-            int | None, typer.Option(metavar="N", help="GPUs that each worker has for itself.")
-        ] = None,
-        memory_per_worker: Annotated[
-            int | None, typer.Option(metavar="MIB", help="Main memory that each worker must find free.")
-        ] = None,
-        memory_limit: Annotated[
-            int | None, typer.Option(metavar="MIB", help="Memory to take of each GPU.")
-        ] = None,
+        cache: _Cache,
+        job_dir: _JobDir,
+        command: _Command,
+        workers: _Workers = None,
+        node: _Node = None,
+        shards: _Shards = None,
+        ps: _Ps = None,
+        ps_backups: _PsBackups = None,
+        chief: _Chief = False,
+        evaluator: _Evaluator = False,
+        name: _Name = None,
+        detach: _Detach = False,
+        max_restarts: _MaxRestarts = None,
+        seed: _Seed = None,
+        threads: _Threads = None,
+        stall_timeout: _StallTimeout = None,
+        on_loss: _OnLoss = None,
+        standby: _Standby = None,
+        memory_checkpoint: _MemoryCheckpoint = False,
+        gpus_per_worker: _GpusPerWorker = None,
+        memory_per_worker: _MemoryPerWorker = None,
+        memory_limit: _MemoryLimit = None,
     ) -> None:
         given = {key: value for key, value in locals().items() if key in _OPTIONS}
         fields = {key: value for key, value in given.items() if value is not None and value is not False}
