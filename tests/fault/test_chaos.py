@@ -67,6 +67,7 @@ TWENTY = [
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 def test_twenty_faults_change_nothing(tmp_path: Path) -> None:
     told = chaos(
         tmp_path, "exchange", 40, "--workers", "2", "--on-loss", "adopt", *given(*TWENTY), patience=180.0

@@ -49,6 +49,7 @@ DEATHS = {
     "name",
     ["chief-validating", *(pytest.param(n, marks=pytest.mark.slow) for n in ("in-turn", "between-calls"))],
 )
+@pytest.mark.long
 def test_nothing_changes(undisturbed: World, name: str):
     root, paths, expected = undisturbed
     job = RecoveringJob(root, paths, name, 2, DEATHS[name])

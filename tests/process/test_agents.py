@@ -59,6 +59,7 @@ def assert_asked_from_outside(hosts: LoopbackHosts, tmp_path: Path) -> None:
     assert not home.exists()
 
 
+@pytest.mark.long
 def test_agents_come_up_serve_a_copy_of_the_catalogue_and_end(hosts: LoopbackHosts, tmp_path: Path) -> None:
     said = hosts.up().stderr
     assert "2 of 2 host(s) up. The head is at 127.0.0.1:" in said and "a serves at 127.0.0.1:" in said
@@ -136,6 +137,7 @@ def owned_files(home: Path, node: str) -> list[Path]:
     return sorted([*paths.node(node).rglob("part-*.arrow"), *paths.staging.rglob("part-*")])
 
 
+@pytest.mark.long
 def test_an_import_lands_on_the_agents_and_is_read_from_there(hosts: LoopbackHosts, tmp_path: Path) -> None:
     hosts.up()
     np.save(tmp_path / "x.npy", np.arange(5000))
@@ -240,6 +242,7 @@ def agent(home: Path, head: str, *options: str, token: str, code: int = 1) -> st
     return insitu(home, "agent", *options, given=f"{token}\n", code=code).stderr
 
 
+@pytest.mark.long
 def test_what_cannot_join_is_refused_by_a_clear_error(hosts: LoopbackHosts, tmp_path: Path) -> None:
     hosts.up()
     paths, other = Paths(hosts.head), tmp_path / "c"

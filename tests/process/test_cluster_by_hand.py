@@ -68,6 +68,7 @@ def start_by_hand(insitu: Insitu) -> list[tuple[str, str]]:
     return ended
 
 
+@pytest.mark.long
 def test_two_shells_train_as_one_cluster(tmp_path: Path) -> None:
     with insitu_at(tmp_path) as insitu:
         insitu.script(SCRIPT)

@@ -88,6 +88,7 @@ class Jobs:
         return json.loads(self.insitu("describe", job_id, "--goodput", "--json").stdout), done.stdout
 
 
+@pytest.mark.long
 def test_the_last_checkpoint_is_scored_though_the_evaluator_and_the_chief_are_killed(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path, KILLED)
     job, output = jobs.run("--workers", "2", "--evaluator", "--threads", "1")
@@ -111,6 +112,7 @@ def examples() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
+@pytest.mark.long
 def test_the_example_beside_fit_runs_as_written(tmp_path: Path) -> None:
     job, _ = Jobs(tmp_path, examples()[0]).run("--workers", "2", "--evaluator")
     assert job["state"] == "finished"
@@ -150,6 +152,7 @@ def test_a_chief_that_is_killed_changes_no_score_of_train_and_evaluate(tmp_path:
 
 
 @pytest.mark.parametrize("evaluator", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_the_example_of_train_and_evaluate_runs_as_written(tmp_path: Path, evaluator: bool) -> None:
     options = ("--evaluator",) if evaluator else ()
     job, output = Jobs(tmp_path, examples()[1]).run("--chief", "--workers", "1", *options)

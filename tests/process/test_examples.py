@@ -144,6 +144,7 @@ def learn_people(home: Path, *script: str, tasks: tuple[str, ...]) -> tuple[dict
     )
 
 
+@pytest.mark.long
 def test_incomes_are_learned_wide_and_deep_beside_an_evaluator(tmp_path: Path) -> None:
     home = tmp_path / "home"
     import_people(tmp_path, home, "csv", 3000)

@@ -18,9 +18,10 @@ from insitu.cluster.chaos.injector import Fault, FaultInjector
 from insitu.cluster.job_files import read_controller, read_supervisor
 from insitu.paths import Paths
 from insitu.processes import open_process
-from insitu.service import JobIndex, list_nodes
+from insitu.service import JobIndex, build_job_report, list_nodes
 from insitu.spec import TaskId
 from insitu.ui.job_view import render_fragments
+from insitu.ui.numbers_view import read_numbers
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def list_left(hosts: LoopbackHosts, job: str) -> list[str]:
     return files
 
 
+@pytest.mark.long
 def test_a_task_that_dies_on_a_host_is_replaced_and_the_bits_are_those_of_one_machine(
     hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path
 ) -> None:
@@ -69,7 +71,8 @@ def test_a_task_that_dies_on_a_host_is_replaced_and_the_bits_are_those_of_one_ma
     assert [each["job_id"] for each in JobIndex(Paths(hosts.head)).list()] == [job]
     assert {n["node"]: n["state"] for n in list_nodes(Paths(hosts.head))} == {"a": "alive", "b": "alive"}
     log = {"task": "worker:1", "attempt": None, "search": "", "before": None}
-    shown = render_fragments(Paths(hosts.head).job(job), "view", log)
+    report = build_job_report(here, quick=True)
+    shown = render_fragments(here, report, read_numbers(here, report["evaluations"]), "view", log)
     assert 'data-label="Node">b<' in shown["tasks"] and "RESULT" in shown["log"]
     assert "worker:1 replaced" in shown["history"] and "Where the time went" in shown["goodput"]
 

@@ -52,6 +52,7 @@ def run(tmp_path: Path, backend: str, way: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("way", ["mirrored", "workers"])
+@pytest.mark.long
 def test_calls_in_a_loop_give_the_numbers_of_one_device(tmp_path: Path, backend: str, way: str) -> None:
     losses, kernel, bias = plain(2)
     tasks = run(tmp_path, backend, way)

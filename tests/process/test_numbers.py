@@ -67,6 +67,7 @@ def run(insitu: Insitu, tmp_path: Path, kill: str, *options: str) -> tuple[Any, 
 @pytest.mark.parametrize(
     ("kill", "lost"), [("1", "recovery"), pytest.param("all", "redone", marks=pytest.mark.slow)]
 )
+@pytest.mark.long
 def test_a_job_accounts_for_its_time_and_keeps_its_curve(
     insitu: Insitu, tmp_path: Path, kill: str, lost: str
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 TORCH = pytest.param("torch", marks=pytest.mark.torch)
 
 
+@pytest.mark.long
 def test_all_ways_of_one_strategy_agree_with_plain_keras(tmp_path: Path):
     name = "OneDeviceStrategy"
     asked = json.dumps([[name, way] for way in matrix.WAYS])

@@ -44,6 +44,7 @@ def test_a_custom_loop_under_multi_worker_mirrored_strategy(insitu: Insitu) -> N
     assert codes == {"worker:0": 0, "worker:1": 0}
 
 
+@pytest.mark.long
 def test_a_parameter_server_strategy_with_a_coordinator(insitu: Insitu) -> None:
     output, codes = run(insitu, "parameter_server.py", "--workers", "2", "--ps", "1", "--chief")
     assert re.search(r"\[chief:0\] 100 updates, .*\[ 2. -3.\]", output)

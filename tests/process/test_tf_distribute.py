@@ -25,6 +25,7 @@ def assert_close(ours: Any, theirs: Any, case: str) -> None:
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6), case
 
 
+@pytest.mark.long
 def test_custom_loops_give_the_numbers_of_tf_distribute() -> None:
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

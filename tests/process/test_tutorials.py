@@ -89,6 +89,7 @@ slow = pytest.mark.slow
         ),
     ],
 )
+@pytest.mark.long
 def test_a_tutorial_gives_the_numbers_of_plain_keras(run: Any, script: str, strategy: str) -> None:
     (wanted,) = run(script, "default")
     tasks = run(script, strategy)

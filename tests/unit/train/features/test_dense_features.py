@@ -57,6 +57,7 @@ def layer_of(vocabulary: str, **options: Any) -> fc.DenseFeatures:
     return layer
 
 
+@pytest.mark.long
 def test_values_equal_those_of_tensorflow_on_each_backend(tmp_path: Path):
     others = {backend: start(backend, tmp_path, str(tmp_path), script=RUNS) for backend in ("jax",)}
     rows, vocabulary = make_rows(), vocabulary_in(tmp_path)

@@ -57,6 +57,7 @@ def test_devices_of_one_process(tmp_path: Path) -> None:
     assert not wrong(differences("tensorflow", tmp_path, *FEW, DEVICES="3"))
 
 
+@pytest.mark.long
 def test_jax(tmp_path: Path) -> None:
     assert not wrong(differences("jax", tmp_path, *FEW))
 

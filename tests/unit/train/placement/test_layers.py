@@ -20,6 +20,7 @@ from backend_checks import DEADLINE, RUNS, result_of, start
         pytest.param("torch", (), marks=pytest.mark.torch),
     ],
 )
+@pytest.mark.long
 def test_layers_on_three_devices(backend: str, how: tuple[str, ...], tmp_path: Path):
     pytest.importorskip(backend)
     runs = result_of(start(backend, tmp_path, *how, script=RUNS.with_name("place_runs.py")))

@@ -11,6 +11,7 @@ from backend_checks import BackendChecks
 pytest.importorskip("jax")
 
 
+@pytest.mark.long
 class TestJax(BackendChecks):
     backend = "jax"
 

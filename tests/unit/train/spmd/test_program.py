@@ -15,6 +15,7 @@ SCRIPT = RUNS.with_name("mesh_runs.py")
 
 
 @pytest.mark.timeout(2 * DEADLINE)
+@pytest.mark.long
 class TestMesh:
     @pytest.fixture(scope="class")
     @classmethod

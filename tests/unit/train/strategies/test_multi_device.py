@@ -38,6 +38,7 @@ def above(limit: float, results: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in results.items() if value > limit}
 
 
+@pytest.mark.long
 def test_tensorflow(tmp_path: Path):
     results = differences("tensorflow", tmp_path)
     assert len(results) == 7
