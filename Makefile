@@ -15,7 +15,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help ready-lab ready-hosts ready-ui ready-ignite ready-api ready-formats demo demo-ignite test test-long test-torch test-slow test-tls test-hosts test-ui test-api test-formats test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats demo demo-ignite test test-long test-torch test-slow test-tls test-hosts test-ray test-ui test-api test-formats test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -59,12 +59,16 @@ ready-lab: $(STAMP)
 	$(BIN)/python tests/support/hosts_lab.py
 
 ready-hosts: ready-lab
+
+ready-ray: ready-lab
 	$(BIN)/python tests/support/ray_hosts.py
 
-test-hosts: ready-hosts ## Run the tests on several hosts made of namespaces (needs root; installs iproute2 and Ray)
-	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts.py tests/fault/test_hosts_ray.py \
-	  tests/process/test_agents.py tests/process/test_host_jobs.py tests/process/test_cluster_files.py \
-	  tests/process/test_moving_jobs.py tests/process/test_ray_import.py
+test-hosts: ready-hosts ## Run the tests on several hosts made of namespaces (needs root; installs iproute2)
+	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts.py tests/process/test_agents.py \
+	  tests/process/test_host_jobs.py tests/process/test_cluster_files.py tests/process/test_moving_jobs.py
+
+test-ray: ready-ray ## Run the tests on a Ray cluster of such hosts (installs Ray)
+	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts_ray.py tests/process/test_ray_import.py
 
 ready-ui: $(STAMP)
 	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install --quiet --yes chromium >/dev/null

@@ -448,6 +448,7 @@ def read_rows(cluster: Cluster, host: Host, cache: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_an_owner_that_loses_its_power_during_an_import_costs_the_import_alone(
     cluster: Cluster, tmp_path: Path
 ) -> None:

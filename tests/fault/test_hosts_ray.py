@@ -1,4 +1,4 @@
-"""Agents on the nodes of a real Ray cluster, on hosts of their own. Run by `make test-hosts`."""
+"""Agents on the nodes of a real Ray cluster, on hosts of their own. Run by `make test-ray`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def ray(whole_lab: RayLab) -> Iterator[RayLab]:
     yield whole_lab
     first, _, third = whole_lab.hosts
     whole_lab.insitu(first, "down", "--force", code=None)
-    third.clear()  # Ray's nodes stay on the others
+    # Ray's nodes stay on the others. It hears of the end of this one, which it would else count as alive.
+    for raylet in find_processes(third, "raylet/raylet"):
+        os.kill(raylet, signal.SIGTERM)
+    wait_until(lambda: not find_processes(third, "raylet/raylet"), "the end of Ray's node")
+    third.clear()
 
 
 def nodes(ray: RayLab) -> dict[str, dict[str, Any]]:

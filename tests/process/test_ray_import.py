@@ -1,4 +1,4 @@
-"""Imports by Ray Data's readers: rows and bytes of insitu's own readers. Run by `make test-hosts`."""
+"""Imports by Ray Data's readers: rows and bytes of insitu's own readers. Run by `make test-ray`."""
 
 from __future__ import annotations
 

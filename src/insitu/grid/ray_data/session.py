@@ -150,11 +150,13 @@ class RaySession:
         `rows`: so many of the first ones at most. Raises SourceError where Ray can't read.
         """
         data = import_ray_data()
-        context = data.DataContext.get_current()
-        context.execution_options.preserve_order = True
-        context.enable_progress_bars = False
-        if hasattr(context, "use_datasource_v2"):  # it cuts files into pieces of its own
-            context.use_datasource_v2 = False
+        with warnings.catch_warnings():  # it warns of its own settings
+            warnings.simplefilter("ignore")
+            context = data.DataContext.get_current()
+            context.execution_options.preserve_order = True
+            context.enable_progress_bars = False
+            if hasattr(context, "use_datasource_v2"):  # it cuts files into pieces of its own
+                context.use_datasource_v2 = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         options = {**self._request.options, "include_paths": include_paths, "file_extensions": None}
         try:
