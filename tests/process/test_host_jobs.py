@@ -73,7 +73,7 @@ def test_a_task_that_dies_on_a_host_is_replaced_and_the_bits_are_those_of_one_ma
     log = {"task": "worker:1", "attempt": None, "search": "", "before": None}
     report = build_job_report(here, quick=True)
     shown = render_fragments(here, report, read_numbers(here, report["evaluations"]), "view", log)
-    assert 'data-label="Node">b<' in shown["tasks"] and "RESULT" in shown["log"]
+    assert 'data-label="Node" class="short">b<' in shown["tasks"] and "RESULT" in shown["log"]
     assert "worker:1 replaced" in shown["history"] and "Where the time went" in shown["goodput"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from insitu.paths import partition_file_name
@@ -35,20 +36,22 @@ _AGENT_FIELDS = (
 def list_nodes(
     paths: Paths,
     notify: Callable[[str], None] = lambda text: None,
-    stored: Sequence[CacheSpec] | None = None,
+    copies_of: Callable[[str], dict[str, int]] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the nodes: agents on hosts first, then the stores of this machine that hold something.
 
-    `notify` hears why what is listed may be old. `stored` is what the catalogue holds, where that was read.
+    `notify` hears why what is listed may be old. `copies_of` returns what `count_copies` has returned of a
+    node a while ago; None: it is counted now.
     """
     from insitu.grid import Catalog, load_topology, measure_store, read_store_id
 
     agents = _list_agents(paths, notify)
     served = {each["node"] for each in agents}
-    stored = Catalog(paths).stored() if stored is None else stored
-    listed = [{**each, **_count_copies(paths, stored, each["node"])} for each in agents]
+    if copies_of is None:
+        copies_of = partial(count_copies, paths, Catalog(paths).stored())
+    listed = [{**each, **copies_of(each["node"])} for each in agents]
     for node in load_topology(paths).nodes:
-        copies = _count_copies(paths, stored, node)
+        copies = copies_of(node)
         if node in served or (agents and not copies["primaries"] + copies["backups"]):
             continue
         room = measure_store(paths, node)
@@ -106,8 +109,9 @@ def _in_order(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: entry.get(name) for name in (*first, *room, *_AGENT_FIELDS)}
 
 
-def _count_copies(paths: Paths, stored: Sequence[CacheSpec], node: str) -> dict[str, int]:
-
+def count_copies(paths: Paths, stored: Sequence[CacheSpec], node: str) -> dict[str, int]:
+    """Return how many partitions of the versions a node has as primary owner and as a backup, the rows of the
+    first, and the bytes of all."""
     owned = [p for cache in stored for p in cache.partitions if node in p.owners]
     return {
         "primaries": sum(p.owners[0] == node for p in owned),

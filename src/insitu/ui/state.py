@@ -12,7 +12,7 @@ import anyio.to_thread
 from starlette.requests import Request
 
 from insitu.paths import JobPaths, Paths
-from insitu.service import CatalogIndex, JobIndex, build_job_report, list_nodes
+from insitu.service import CatalogIndex, JobIndex, Versions, build_job_report, count_copies, list_nodes
 from insitu.ui.access import Access, Session
 from insitu.ui.boards import Boards
 from insitu.ui.imports import Imports
@@ -25,6 +25,8 @@ FRESH = 0.5
 """Seconds for which what was read is shown to others, too."""
 _SLOWER = 5.0
 """Seconds for which nodes are."""
+_COUNTED = 60.0
+"""Seconds for which the copies on a node are, which takes a look at each file."""
 MAX_STREAMS = 256
 """Streams at a time; each is a viewer who follows a page."""
 
@@ -91,6 +93,9 @@ class UIState:
     #: All caches.
     catalog: CatalogIndex = field(init=False)
 
+    #: By node: when its copies were counted, of which versions, and what was found.
+    _copies: dict[str, tuple[float, Versions, dict[str, int]]] = field(init=False, default_factory=dict)
+
     def __post_init__(self) -> None:
         self.index = JobIndex(self.paths)
         self.catalog = CatalogIndex(self.paths)
@@ -102,8 +107,17 @@ class UIState:
     async def list_nodes(self) -> list[dict[str, Any]]:
         """Return all nodes."""
         return await self.snapshots.get(
-            "nodes", lambda: list_nodes(self.paths, stored=self.catalog.read().stored), _SLOWER
+            "nodes", lambda: list_nodes(self.paths, copies_of=self._count_copies), _SLOWER
         )
+
+    def _count_copies(self, node: str) -> dict[str, int]:
+        """Return what a node holds, which is counted again when the catalogue has changed, and now and then:
+        files may be lost."""
+        versions, now = self.catalog.read(), time.monotonic()
+        known = self._copies.get(node)
+        if known is None or known[1] is not versions or now - known[0] > _COUNTED:
+            known = self._copies[node] = now, versions, count_copies(self.paths, versions.stored, node)
+        return known[2]
 
     async def describe_job(self, job: JobPaths, **options: bool) -> dict[str, Any]:
         """Return the report of a job."""
