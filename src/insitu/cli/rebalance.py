@@ -46,7 +46,7 @@ def rebalance(
         float | None,
         typer.Option(
             help="Megabytes a second at most, all together; 0: no limit. Else 10 for each core of the node "
-            "with the fewest, beside which jobs go on."
+            "with the fewest."
         ),
     ] = None,
     as_json: JsonOption = False,

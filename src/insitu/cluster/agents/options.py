@@ -15,8 +15,7 @@ connection of the agent before it is dead."""
 
 
 _COPY_RATE_PER_CORE = 10e6
-"""Bytes a second. To encrypt, send, receive and check one takes about 10 ns of a processor, so a tenth of the
-processors' time goes there."""
+"""Bytes a second. To encrypt, send, receive and check one takes about 10 ns of a processor."""
 COPY_LOST_AFTER = 600.0
 """Seconds after which the copies of a node that is away are made again."""
 
