@@ -82,19 +82,12 @@ class Lab:
         code = folder / "code"
         code.mkdir()
         (code / "train.py").write_text(SCRIPT)
-        options = (
-            "--detach",
-            "--workers",
-            "2",
-            "--threads",
-            "1",
-            "--on-rebalance",
-            "stay",
-            "--name",
-            "beside",
-        )
+        # Without a standby: while one loads it takes a processor from the training, rebalancing or not.
+        options = ("--workers", "2", "--threads", "1", "--standby", "0", "--on-rebalance", "stay")
         done = subprocess.run(
-            [*INSITU, "start", *options, "rows", str(code), "train.py"], capture_output=True, text=True
+            [*INSITU, "start", "--detach", "--name", "beside", *options, "rows", str(code), "train.py"],
+            capture_output=True,
+            text=True,
         )
         self.job = done.stderr.split()[0]
         wait_until(lambda: self.rows() > 5000, "the training")

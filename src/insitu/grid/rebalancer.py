@@ -223,7 +223,8 @@ class _Run:
             case "copy":
                 return self._copy(step)
             case "verify" if step.target is not None:
-                for check in self._remote.verify(self._cache, {step.target: [step.partition]}):
+                wanted = {step.target: [step.partition]}
+                for check in self._remote.verify(self._cache, wanted, self._rate):
                     if check.problem is not None:
                         raise GridError(check.problem)
             case "flip":

@@ -14,8 +14,9 @@ JOIN_SECONDS = 20.0
 connection of the agent before it is dead."""
 
 
-_COPY_RATE_PER_CORE = 10e6
-"""Bytes a second. To encrypt, send, receive and check one takes about 10 ns of a processor."""
+_COPY_RATE_PER_CORE = 5e6
+"""Bytes a second. To encrypt, send, receive and check one takes about 10 ns of a processor, so this is a
+twentieth of each core."""
 COPY_LOST_AFTER = 600.0
 """Seconds after which the copies of a node that is away are made again."""
 

@@ -91,6 +91,10 @@ class PartitionClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
         self._client.close()
 
     def read(self, request: ReadRequest) -> Iterator[memoryview]:

@@ -291,33 +291,66 @@ class RemoteStores:
         stopped: threading.Event,
     ) -> Mapping[str, Any]:
         """Have a node do a task, and wait for it. Raises TransferError."""
-        name = self.ask(node, kind, fields)["task"]
-        pause = _PAUSES[0]
-        while not stopped.wait(pause):
-            pause = min(2 * pause, _PAUSES[1])
-            found: Mapping[str, Any] = self.ask(node, "task", {"task": name})
-            if not found["known"]:
-                raise TransferError(f"{node}: its agent was started again in the middle. Try again")
-            progress(node, int(found["done"]), int(found["total"]))
-            if found["problem"]:
-                raise TransferError(f"{node}: {found['problem']}")
-            if found["ended"]:
-                return found
+        with self._connect(node) as connection:
+            name = connection.ask(kind, fields)["task"]
+            pause = _PAUSES[0]
+            while not stopped.wait(pause):
+                pause = min(2 * pause, _PAUSES[1])
+                found: Mapping[str, Any] = connection.ask("task", {"task": name})
+                if not found["known"]:
+                    raise TransferError(f"{node}: its agent was started again in the middle. Try again")
+                progress(node, int(found["done"]), int(found["total"]))
+                if found["problem"]:
+                    raise TransferError(f"{node}: {found['problem']}")
+                if found["ended"]:
+                    return found
         raise TransferError(f"{node}: it was stopped")
 
     def ask(self, node: NodeId, kind: str, fields: Mapping[str, Any], attempts: int = ATTEMPTS) -> Any:
         """Have a node do something that takes a moment. Returns its answer. Raises TransferError."""
+        with self._connect(node) as connection:
+            return connection.ask(kind, fields, attempts)
+
+    def _connect(self, node: NodeId) -> _Connection:
         if node not in self._addresses:
             raise TransferError(f"{node}: no agent of this name is alive. `insitu nodes` shows all")
+        return _Connection(node, self._addresses[node], self._secret, self._silence)
+
+
+class _Connection:
+    """A connection to one node for several questions, made when it is needed, and again after a failure."""
+
+    def __init__(self, node: NodeId, address: ServerAddress, secret: bytes, silence: float) -> None:
+        self._node = node
+        self._address = address
+        self._secret = secret
+        self._silence = silence
+        self._client: PartitionClient | None = None
+
+    def __enter__(self) -> _Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def ask(self, kind: str, fields: Mapping[str, Any], attempts: int = ATTEMPTS) -> Any:
+        """Ask the node. Returns its answer. Raises TransferError, after `attempts` where it isn't reached."""
         for attempt in range(attempts):
             try:
-                with PartitionClient(self._addresses[node], self._secret, silence=self._silence) as client:
-                    return client.act(kind, fields)
+                if self._client is None:
+                    self._client = PartitionClient(self._address, self._secret, silence=self._silence)
+                return self._client.act(kind, fields)
             except Refused as error:
-                raise TransferError(f"{node}: {error.message}") from error
+                raise TransferError(f"{self._node}: {error.message}") from error
             except TransferError as error:
+                self._close()
                 if attempt + 1 == attempts:
-                    raise TransferError(f"{node}: {error.message}") from error
+                    raise TransferError(f"{self._node}: {error.message}") from error
+
+    def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
 
 def run_on_all(

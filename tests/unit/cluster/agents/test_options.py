@@ -6,5 +6,5 @@ from insitu.cluster.agents.options import choose_copy_rate
 
 
 def test_copies_leave_most_of_the_processors_to_jobs() -> None:
-    assert choose_copy_rate([16, 4, 8]) == 40e6
-    assert choose_copy_rate([]) == choose_copy_rate([0]) == 10e6
+    assert choose_copy_rate([16, 4, 8]) == 20e6
+    assert choose_copy_rate([]) == choose_copy_rate([0]) == 5e6

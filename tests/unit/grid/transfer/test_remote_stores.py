@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from store_hosts import StoreHosts
 from insitu.errors import TransferError
 from insitu.grid import Catalog, import_cache, scrub_cache, store_tidying, tidy_store
 from insitu.grid.manifests import read_manifest
+from insitu.grid.transfer import remote_stores
+from insitu.grid.transfer.client import PartitionClient
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId
 
@@ -122,6 +125,32 @@ def test_each_failure_names_the_node(hosts: StoreHosts, spread: CacheSpec) -> No
     lost = hosts.stop("c")
     with pytest.raises(TransferError, match=r"^c: .*(failed|said nothing)"):
         hosts.remote(c=lost).fetch(spread, {C: [index]})
+
+
+@pytest.mark.parametrize(("cut", "connections"), [(False, 1), (True, 2)])
+def test_a_task_is_asked_about_over_one_connection_and_over_a_new_one_after_a_failure(
+    hosts: StoreHosts, spread: CacheSpec, monkeypatch: pytest.MonkeyPatch, cut: bool, connections: int
+) -> None:
+    opened: list[PartitionClient] = []
+    failing = [False]
+
+    class Watched(PartitionClient):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            opened.append(self)
+
+        def act(self, kind: str, fields: Mapping[str, Any]) -> Any:
+            if failing.pop():
+                failing.append(False)
+                raise TransferError("the connection is cut")
+            failing.append(kind == "fetch" and cut)
+            return super().act(kind, fields)
+
+    monkeypatch.setattr(remote_stores, "PartitionClient", Watched)
+    (index,) = not_on(spread, C)
+    size = spread.partitions[index].bytes
+    fetched = hosts.remote().fetch(spread, {C: [index]}, rate=size / 0.3)
+    assert fetched[C].bytes == size and len(opened) == connections
 
 
 def test_damage_on_a_host_is_found_there_and_repaired_from_another(
