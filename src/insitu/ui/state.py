@@ -23,10 +23,10 @@ _MOST = 512
 """Values that are kept at a time."""
 FRESH = 0.5
 """Seconds for which what was read is shown to others, too."""
-_SLOWER = 5.0
-"""Seconds for which nodes are."""
-_COUNTED = 60.0
-"""Seconds for which the copies on a node are, which takes a look at each file."""
+_NODES_KEPT = 5.0
+"""Seconds for which a list of the nodes is shown before they are listed again."""
+_COUNTS_KEPT = 60.0
+"""Seconds for which the copies on a node are shown before they are counted again, file by file."""
 MAX_STREAMS = 256
 """Streams at a time; each is a viewer who follows a page."""
 
@@ -107,7 +107,7 @@ class UIState:
     async def list_nodes(self) -> list[dict[str, Any]]:
         """Return all nodes."""
         return await self.snapshots.get(
-            "nodes", lambda: list_nodes(self.paths, copies_of=self._count_copies), _SLOWER
+            "nodes", lambda: list_nodes(self.paths, copies_of=self._count_copies), _NODES_KEPT
         )
 
     def _count_copies(self, node: str) -> dict[str, int]:
@@ -115,7 +115,7 @@ class UIState:
         files may be lost."""
         versions, now = self.catalog.read(), time.monotonic()
         known = self._copies.get(node)
-        if known is None or known[1] is not versions or now - known[0] > _COUNTED:
+        if known is None or known[1] is not versions or now - known[0] > _COUNTS_KEPT:
             known = self._copies[node] = now, versions, count_copies(self.paths, versions.stored, node)
         return known[2]
 

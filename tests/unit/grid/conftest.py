@@ -24,6 +24,14 @@ def paths(home: Path) -> Paths:
     return Paths(home)
 
 
+@pytest.fixture
+def head(paths: Paths) -> Paths:
+    """The home of a head."""
+    paths.home.mkdir(mode=0o700)
+    paths.head.write_text("{}")
+    return paths
+
+
 @pytest.fixture(autouse=True)
 def no_reads_written_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test names as the target of this process's counts is forgotten after it."""

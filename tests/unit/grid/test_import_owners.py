@@ -31,14 +31,6 @@ def hosts(tmp_path: Path) -> Iterator[StoreHosts]:
         yield found
 
 
-@pytest.fixture
-def head(home: Path) -> Paths:
-    home.mkdir(mode=0o700)
-    paths = Paths(home)
-    paths.head.write_text("{}")
-    return paths
-
-
 def do_import(head: Paths, remote: RemoteStores, source: Path, **options: Any) -> CacheSpec:
     (cache,) = import_cache(head, "d", [str(source)], remote=remote, **options)
     return cache

@@ -57,14 +57,6 @@ def hosts(tmp_path: Path) -> Iterator[StoreHosts]:
         yield found
 
 
-@pytest.fixture
-def head(home: Path) -> Paths:
-    home.mkdir(mode=0o700)
-    paths = Paths(home)
-    paths.head.write_text("{}")
-    return paths
-
-
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units and blocks of few rows, so that few rows have several of them."""

@@ -49,14 +49,6 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreHost
         yield found
 
 
-@pytest.fixture
-def head(home: Path) -> Paths:
-    home.mkdir(mode=0o700)
-    paths = Paths(home)
-    paths.head.write_text("{}")
-    return paths
-
-
 def servers_on(cache: FakeCache, *places: int) -> FakeCluster:
     """A cluster of Ignite with a server at 127.0.1.N for each N; they hold the partitions in turn."""
     cluster = FakeCluster(cache, [p % len(places) for p in range(len(cache.partitions))])
