@@ -29,6 +29,7 @@ BENCHMARKS = {
     "ignite": "Apache Ignite",
     "loads": "Strangers at a job's ports",
     "start_speed": "Start",
+    "start_on_hosts": "Start on hosts",
     "recovery": "Recovery",
     "checkpoint": "Checkpoints",
     "overhead": "Cost of being able to recover",
