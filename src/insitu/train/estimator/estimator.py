@@ -43,6 +43,21 @@ class WarmStartSettings:
     #: A regular expression: the variables to take, by their paths. Of a model_dir all are taken.
     vars_to_warm_start: str = ".*"
 
+    def __post_init__(self) -> None:
+        """Raises InputError where the expression is none, or would have no effect."""
+        try:
+            re.compile(self.vars_to_warm_start)
+        except (re.error, TypeError) as error:
+            raise InputError(
+                f"vars_to_warm_start is a regular expression. Received: {self.vars_to_warm_start!r} ({error})"
+            ) from None
+        if self.vars_to_warm_start != ".*" and Path(self.ckpt_to_initialize_from).suffix != ".keras":
+            raise InputError(
+                "vars_to_warm_start chooses variables of a .keras file; of a model_dir all are taken. "
+                f"Received: {self.vars_to_warm_start!r} for {os.fspath(self.ckpt_to_initialize_from)!r}. "
+                "Save the model by model.save('FILE.keras'), or leave the expression out"
+            )
+
 
 class Estimator:
     """A model as a function of features, labels and mode, with its checkpoints in a folder.

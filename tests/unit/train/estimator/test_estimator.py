@@ -166,6 +166,14 @@ def test_parts_have_their_own_optimizers(tmp_path: Path) -> None:
     assert not np.array_equal(moved, ops.convert_to_numpy(start(2)((64, 2))))
 
 
+def test_a_choice_of_variables_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a regular expression. Received: 'dense\['"):
+        est.WarmStartSettings(tmp_path / "a.keras", "dense[")
+    with pytest.raises(InputError, match=r"of a model_dir all are taken. Received: 'dense/\.\*' for"):
+        est.WarmStartSettings(tmp_path / "a", "dense/.*")
+    assert est.WarmStartSettings(tmp_path / "a").vars_to_warm_start == ".*"
+
+
 def test_warm_start_takes_weights_and_no_steps(tmp_path: Path) -> None:
     trained = make(tmp_path / "a").train(Batches, max_steps=3)
     warm = make(tmp_path / "b", warm_start_from=tmp_path / "a")
