@@ -25,6 +25,7 @@ PS_BACKUPS_ENV = "INSITU_PS_BACKUPS"
 STALL_TIMEOUT_ENV = "INSITU_STALL_TIMEOUT"
 MEMORY_CHECKPOINT_ENV = "INSITU_MEMORY_CHECKPOINT"
 TF_CONFIG_ENV = "TF_CONFIG"
+REFRESH_ENV = "INSITU_REFRESH"
 ALLOW_MIXED_ENV = "INSITU_ALLOW_MIXED_PROCESSORS"
 """1: the hosts of a job may round differently."""
 GPUS_ENV = "INSITU_GPUS"
@@ -35,7 +36,7 @@ GPU_NUMBERS_ENV = "INSITU_GPU_NUMBERS"
 CONTRACT_ENVS = frozenset(
     {
         *(HOME_ENV, JOB_ID_ENV, CACHE_ENV, TASK_ENV, SHARDS_ENV, NODE_ENV, SEED_ENV, ATTEMPT_ENV),
-        *(GENERATION_ENV, STALL_TIMEOUT_ENV, MEMORY_CHECKPOINT_ENV, TF_CONFIG_ENV),
+        *(GENERATION_ENV, STALL_TIMEOUT_ENV, MEMORY_CHECKPOINT_ENV, TF_CONFIG_ENV, REFRESH_ENV),
     }
 )
 """Variables that a script finds in its environment; they are read by nothing else, and not before it runs."""
@@ -81,6 +82,8 @@ class Context:
     replicas_per_shard: int = 1
     #: Whether the task keeps checkpoints in memory, too.
     memory_checkpoint: bool = False
+    #: On hosts, after how many epochs the job's supervisor has rows read again; 0: it doesn't.
+    refresh: int = 0
     #: Outside a job, the secret that processes of one script share; None: there is but one process.
     shared_secret: bytes | None = field(default=None, repr=False)
     #: Whether TF_CONFIG has put this process into a cluster without a job.
@@ -218,6 +221,7 @@ def read_context(environ: Mapping[str, str]) -> Context:
         stall_timeout=float(environ.get(STALL_TIMEOUT_ENV) or 600.0),
         generation=int(environ.get(GENERATION_ENV) or 0),
         memory_checkpoint=bool(environ.get(MEMORY_CHECKPOINT_ENV)),
+        refresh=int(environ.get(REFRESH_ENV) or 0),
     )
     if found.job_id is not None or environ.get(TASK_ENV):
         return found

@@ -410,9 +410,9 @@ class JobPaths:
     def refreshes(self) -> Path:
         return self.root / "refreshes"
 
-    def refresh(self, epoch: int) -> Path:
-        """Return the file that says which rows are read from `epoch` on, until the next such file."""
-        return self.refreshes / f"epoch-{epoch:05d}.json"
+    def refresh(self, epoch: int, *, wanted: bool = False) -> Path:
+        """Return the file that says which rows are read from `epoch` on; `wanted`: one that asks for it."""
+        return self.refreshes / f"epoch-{epoch:05d}.{'wanted' if wanted else 'json'}"
 
     @property
     def refresh_lock(self) -> Path:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,34 @@ for shard in rows.shards:
         if batch.rows:
             print("KEYS", me.node, *batch.data["key"].tolist())
 """
+TRAIN = """
+import pathlib
+import time
+
+import keras
+import insitu
+
+FOLDER = pathlib.Path({folder!r})
+strategy = insitu.MultiWorkerMirroredStrategy()
+rows = insitu.dataset(label="value").shuffle().batch(256)
+rows = rows.map(lambda x, y: (x.reshape(-1, 1).astype("float32") / 1e4, y.astype("float32") / 1e4))
+with strategy.scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+
+class Pause(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if insitu.context().is_chief:
+            (FOLDER / f"ended-{{epoch}}").touch()
+        deadline = time.monotonic() + 90
+        while not (FOLDER / f"go-{{epoch}}").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+model.fit(rows, epochs=4, callbacks=[Pause()], verbose=0)
+"""
+PASSWORD = "ignite"
 
 
 @pytest.fixture
@@ -108,3 +140,86 @@ def assert_in_place(head: Path, printed: str) -> None:
     assert all(task["reads"]["remote_bytes"] == 0 for task in job["task_list"])
     text = insitu(head, "describe", listed["job_id"]).stdout
     assert "from primary servers on the nodes' hosts, 0 B from others" in " ".join(text.split())
+
+
+def test_agents_read_rows_again_that_were_added(
+    lab: HostsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each agent reads its own server again, with the credentials of `insitu start`, which are in no file. A
+    server that is lost is told, and training goes on with the rows of the epoch before."""
+    head, folder = tmp_path / "head", tmp_path / "job"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN.format(folder=str(tmp_path)))
+    hosts = dict(enumerate(lab.hosts))
+    with IgniteServers(tmp_path / "ignite", hosts=hosts, authentication=True) as servers:
+        servers.start(0, 1)
+        up(lab, head)  # agents know no credentials
+        for name, value in servers.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "5")
+        load_numbers(servers, 0, 2000)
+        command = ["start", "--workers", "2", "--refresh", "epoch", "--standby", "0"]
+        command += [servers.address("grid16_numbers"), str(folder), "train.py"]
+        environment = {**os.environ, "INSITU_HOME": str(head)}
+        process = subprocess.Popen([sys.executable, "-m", "insitu", *command], env=environment)
+        try:
+            await_file(tmp_path / "ended-0", process)
+            load_numbers(servers, 2000, 2500)
+            (tmp_path / "go-0").touch()
+            await_file(tmp_path / "ended-1", process)
+            (tmp_path / "go-1").touch()
+            await_file(tmp_path / "ended-2", process)
+            for number in (0, 1):
+                servers.kill(number)
+            (tmp_path / "go-2").touch()
+            (tmp_path / "go-3").touch()
+            assert process.wait(120) == 0
+            (listed,) = json.loads(insitu(head, "ps", "--all", "--json").stdout)
+            found = json.loads(insitu(head, "describe", listed["job_id"], "--ledger", "--json").stdout)
+        finally:
+            process.kill()
+            process.wait()
+            insitu(head, "down", code=None)
+    assert_refreshed(found)
+    assert_in_no_file(head)
+
+
+def assert_refreshed(found: dict[str, Any]) -> None:
+    """The second epoch has 500 more rows, the third the same, and the fourth couldn't be read."""
+    assert len(found["attempts"]) == 1 and not found["recoveries"]
+    first, second, third = found["refreshes"]
+    assert [each["rows"] for each in (first, second, third)] == [2500, 2500, 2500]
+    assert first["problem"] is None and second["problem"] is None
+    assert "must answer" in third["problem"] and third["version"] == second["version"]
+    assert first["snapshot"]["digest"] == second["snapshot"]["digest"] != found["snapshot"]["digest"]
+    for each in (first, second):
+        assert each["snapshot"]["remote_bytes"] == 0
+        assert {node: read["rows"] > 0 for node, read in each["snapshot"]["nodes"].items()} == {
+            "host1": True,
+            "host2": True,
+        }
+    audited = [(e["version"], e["expected"], e["counted"], e["clean"]) for e in found["ledger"]]
+    assert audited == [(1, 2000, 2000, True), *((n, 2500, 2500, True) for n in (2, 3, 3))]
+    assert all(task["reads"]["remote_bytes"] == 0 for task in found["task_list"])
+
+
+def assert_in_no_file(home: Path) -> None:
+    """The password isn't in what lies in a home, logs and specifications among it."""
+    words = (f"PASSWORD={PASSWORD}", f'PASSWORD": "{PASSWORD}"', f"'{PASSWORD}'")
+    for path in home.rglob("*"):
+        if path.is_file():
+            text = path.read_text(errors="replace")
+            assert not any(word in text for word in words), path
+
+
+def load_numbers(servers: IgniteServers, first: int, stop: int) -> None:
+    addresses = ",".join(f"{servers.host(n)}:{port}" for n, port in servers.ports.items())
+    what = ("activate", f"numbers:grid16_numbers:{first}:{stop}")
+    run_java(FILES / "Load.java", addresses, "ignite", PASSWORD, "plain", *what)
+
+
+def await_file(path: Path, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline, path
+        time.sleep(0.05)

@@ -76,7 +76,6 @@ def read_cache_of_ignite(
     ragged: list[str] | None,
     config: Path | None,
     engine: str,
-    refresh: int,
 ) -> str:
     """Return the cache to train on: `cache`, or the snapshot of the cache of Ignite that it names, which is
     read now.
@@ -106,11 +105,6 @@ def read_cache_of_ignite(
 
     paths = Paths.default()
     remote = None if engine == "local" else find_agents(paths)
-    if refresh and remote is not None:
-        raise JobSpecError(
-            "--refresh is for workers on one machine that train in step. Received: hosts of agents. Give "
-            "--engine local, or start a job for the rows of now"
-        )
     with shown_progress(cache) as progress:
         found = read_snapshot(paths, cache, fields, ragged or (), progress.report, remote=remote)
     print_notice(

@@ -201,9 +201,7 @@ def start(
 
     every = find_refresh(refresh)
     request = Request(
-        cache=read_cache_of_ignite(
-            cache, job_dir, tensor, fill, arrow, without, ragged, config, engine, every
-        ),
+        cache=read_cache_of_ignite(cache, job_dir, tensor, fill, arrow, without, ragged, config, engine),
         job_dir=job_dir,
         command=tuple(command),
         nodes=tuple(node or ()),

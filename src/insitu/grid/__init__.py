@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from insitu.grid.deletion import delete_cache
     from insitu.grid.files import publish_file
     from insitu.grid.ignite_export import export_cache
-    from insitu.grid.ignite_snapshots import read_snapshot
+    from insitu.grid.ignite_snapshots import read_snapshot, read_snapshot_again
     from insitu.grid.importer import import_cache
     from insitu.grid.inventory import list_held, reconcile_store
     from insitu.grid.layout import owners_of_partition, shard_partitions
@@ -41,7 +41,16 @@ if TYPE_CHECKING:
     from insitu.grid.predictions import KeyReader, open_target
     from insitu.grid.quotas import StoreRoom, measure_store
     from insitu.grid.rebalancer import RebalanceReport, rebalance_cache, restore_copies
-    from insitu.grid.refreshing import Refresh, find_version, parse_refresh, read_refreshes
+    from insitu.grid.refreshing import (
+        EpochVersions,
+        Refresh,
+        describe_refresh,
+        find_refreshing_epoch,
+        find_version,
+        parse_refresh,
+        read_refreshes,
+        record_failed_refresh,
+    )
     from insitu.grid.repair import RepairReport, repair_catalog
     from insitu.grid.row_samples import RowSample, sample_rows
     from insitu.grid.scrubbing import CopyCheck, scrub_cache, verify_copies
@@ -86,7 +95,7 @@ __getattr__, __dir__ = lazy_door(
         "deletion": ("delete_cache",),
         "files": ("publish_file",),
         "ignite_export": ("export_cache",),
-        "ignite_snapshots": ("read_snapshot",),
+        "ignite_snapshots": ("read_snapshot", "read_snapshot_again"),
         "importer": ("import_cache",),
         "inventory": ("list_held", "reconcile_store"),
         "leftovers": (
@@ -103,7 +112,16 @@ __getattr__, __dir__ = lazy_door(
         "predictions": ("KeyReader", "open_target"),
         "quotas": ("StoreRoom", "measure_store"),
         "rebalancer": ("RebalanceReport", "rebalance_cache", "restore_copies"),
-        "refreshing": ("Refresh", "find_version", "parse_refresh", "read_refreshes"),
+        "refreshing": (
+            "EpochVersions",
+            "Refresh",
+            "describe_refresh",
+            "find_refreshing_epoch",
+            "find_version",
+            "parse_refresh",
+            "read_refreshes",
+            "record_failed_refresh",
+        ),
         "repair": ("RepairReport", "repair_catalog"),
         "store_identity": (
             "check_distinct",
@@ -138,6 +156,7 @@ __all__ = [
     "CopyCheck",
     "Dataset",
     "EpochAudit",
+    "EpochVersions",
     "KeyReader",
     "PartitionAudit",
     "RebalanceReport",
@@ -159,9 +178,11 @@ __all__ = [
     "count_shared",
     "dataset",
     "delete_cache",
+    "describe_refresh",
     "export_cache",
     "find_ended_imports",
     "find_missing_here",
+    "find_refreshing_epoch",
     "find_slow_copies",
     "find_unknown_versions",
     "find_version",
@@ -189,10 +210,12 @@ __all__ = [
     "read_refreshes",
     "read_shard_map",
     "read_snapshot",
+    "read_snapshot_again",
     "read_store_id",
     "read_stores",
     "rebalance_cache",
     "reconcile_store",
+    "record_failed_refresh",
     "register_converter",
     "repair_catalog",
     "restore_copies",

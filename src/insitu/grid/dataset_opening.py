@@ -85,9 +85,12 @@ def _find_versions(paths: Paths, context: Context, cache: CacheSpec) -> EpochVer
     """Return which version of the job's cache each epoch reads; None: all read `cache`. So do evaluators."""
     if context.job is None or context.cache != cache.name or context.role == "evaluator":
         return None
+    if context.refresh:
+        place = (paths, context.job, cache, context.refresh, context.stall_timeout)
+        return EpochVersions(*place, asks_supervisor=True)
     try:
         every = int(json.loads(context.job.spec.read_text()).get("refresh", 0))
-    except FileNotFoundError:  # on hosts, where rows aren't read again
+    except FileNotFoundError:  # on hosts, whose tasks are told by their environment
         return None
     return EpochVersions(paths, context.job, cache, every, context.stall_timeout) if every else None
 

@@ -66,9 +66,9 @@ def read_snapshot(
     return cache
 
 
-def read_snapshot_again(paths: Paths, before: CacheSpec) -> CacheSpec:
-    """Read the rows of now into the version that follows a snapshot. Raises what `import_cache` does, and
-    SourceError where columns or partitions are others now.
+def read_snapshot_again(paths: Paths, before: CacheSpec, remote: RemoteStores | None = None) -> CacheSpec:
+    """Read the rows of now into the version that follows a snapshot, by the agents of `remote` if given.
+    Raises what `import_cache` does, and SourceError where columns or partitions are others now.
 
     Waits for a topology that stays: while servers come and go, partitions are on their way.
     """
@@ -77,7 +77,7 @@ def read_snapshot_again(paths: Paths, before: CacheSpec) -> CacheSpec:
     fields = parse_field_options(given["tensor"], given["fill"], given["arrow"], given["without"])
     address = _find_servers(origin)
     wait_until_stable(address, origin["topology"][1])
-    return read_snapshot(paths, str(address), fields, given["ragged"], after=before)
+    return read_snapshot(paths, str(address), fields, given["ragged"], after=before, remote=remote)
 
 
 def _find_servers(origin: Mapping[str, Any]) -> Address:

@@ -3,6 +3,9 @@
 Rows of Apache Ignite that were added or changed enter at the beginning of an epoch. The first task that comes
 to such an epoch reads them into a new version, while the others wait for its record in the job's folder. A
 record never changes: whatever is started again later, and every audit, finds the rows that the epoch had.
+
+On hosts of agents the tasks ask the job's supervisor, since only there the catalogue can be changed. It has
+the agents read the rows, and the record comes to each host.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from insitu.durable import replace_file
 from insitu.errors import CacheBusy, GridError, InputError, InsituError, UnknownCache
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import publish_first
@@ -78,6 +82,23 @@ def _read(path: Path) -> Refresh:
         raise GridError(f"The refresh at {path} can't be read ({error}). Start the job again") from error
 
 
+def describe_refresh(refresh: Refresh) -> str:
+    """Return what is told of the beginning of an epoch."""
+    number, cache = refresh.epoch + 1, refresh.cache
+    if refresh.problem is not None:
+        return f"Epoch {number} reads the rows of version {cache.version} again: {refresh.problem}"
+    digest = dict(cache.origin or {}).get("digest", "")
+    return f"Epoch {number} reads {cache.rows} rows: version {cache.version}, digest {digest}"
+
+
+def record_failed_refresh(job: JobPaths, first: CacheSpec, epoch: int, problem: str) -> None:
+    """Write down that `epoch` has the rows of the one before, unless there is a record of it."""
+    earlier = [each for each in read_refreshes(job) if each.epoch < epoch]
+    found = Refresh(epoch, find_version(earlier, first, epoch), problem)
+    job.refreshes.mkdir(mode=0o700, exist_ok=True)
+    publish_first(job.refresh(epoch), json.dumps(found.to_json()).encode())
+
+
 def find_version(refreshes: list[Refresh], first: CacheSpec, epoch: int) -> CacheSpec:
     """Return what `epoch` has read, as far as `refreshes` say, which are in order. `first`: the version of
     the job's start."""
@@ -95,15 +116,18 @@ class EpochVersions:
         every: int,
         seconds: float,
         read_again: ReadAgain | None = None,
+        *,
+        asks_supervisor: bool = False,
     ) -> None:
         """`first` is the version of the job's start, `every` after how many epochs rows are read again,
-        `seconds` how long another task may take to read them."""
+        `seconds` how long another process may take to read them. `asks_supervisor`: it has them read."""
         self._paths = paths
         self._job = job
         self._first = first
         self._every = every
         self._seconds = seconds
         self._read_again = read_again or _read_again
+        self._asks_supervisor = asks_supervisor
         self._known: dict[int, CacheSpec] = {0: first}
 
     def find(self, epoch: int | None) -> CacheSpec:
@@ -116,7 +140,8 @@ class EpochVersions:
             return newest[0].cache if newest else self._first
         begins = find_refreshing_epoch(epoch, self._every)
         if begins not in self._known:
-            self._known[begins] = self._agree(begins).cache
+            found = self._ask(begins) if self._asks_supervisor else self._agree(begins)
+            self._known[begins] = found.cache
         return self._known[begins]
 
     def _agree(self, epoch: int) -> Refresh:
@@ -136,6 +161,19 @@ class EpochVersions:
                     )
                 time.sleep(_LOOK_SECONDS)
         return _read(path)
+
+    def _ask(self, epoch: int) -> Refresh:
+        """Wait for the record of the job's supervisor, and until this host's copy of the catalogue has it."""
+        path, deadline = self._job.refresh(epoch), time.monotonic() + self._seconds
+        if not path.exists():
+            self._job.refreshes.mkdir(mode=0o700, exist_ok=True)
+            replace_file(self._job.refresh(epoch, wanted=True), str(epoch).encode())
+        while not path.exists():
+            _wait_until(deadline, epoch, self._seconds, "nothing from the head's machine")
+        found = _read(path)
+        while Catalog(self._paths).find(found.cache.name, found.cache.version) is None:
+            _wait_until(deadline, epoch, self._seconds, "no catalogue that has them")
+        return found
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
@@ -174,16 +212,18 @@ class EpochVersions:
                     raise
 
     def _tell(self, refresh: Refresh) -> None:
-        number, cache = refresh.epoch + 1, refresh.cache
-        if refresh.problem is not None:
-            logger.warning(
-                "Epoch %d reads the rows of version %d again: %s", number, cache.version, refresh.problem
-            )
-            return
-        digest = dict(cache.origin or {}).get("digest", "")
-        logger.info(
-            "Epoch %d reads %d rows: version %d, digest %s", number, cache.rows, cache.version, digest
+        logger.log(logging.INFO if refresh.problem is None else logging.WARNING, describe_refresh(refresh))
+
+
+def _wait_until(deadline: float, epoch: int, seconds: float, received: str) -> None:
+    """Let some time pass. Raises GridError where none is left."""
+    if time.monotonic() >= deadline:
+        raise GridError(
+            f"The job's supervisor has the agents read the rows of epoch {epoch + 1} from Ignite. Received: "
+            f"{received} for {seconds:g} s. Look at controller.log in the job's folder there, and give "
+            f"`insitu start` a longer --stall-timeout if there are many rows"
         )
+    time.sleep(_LOOK_SECONDS)
 
 
 def _read_again(paths: Paths, before: CacheSpec) -> CacheSpec:

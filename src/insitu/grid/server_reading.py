@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -41,7 +41,7 @@ from insitu.grid.import_plan import ImportOptions, ImportPlan, find_primaries
 from insitu.grid.row_plan import RowPlan
 from insitu.grid.sources import Block, Source, SourceOptions, describe_columns
 from insitu.ports import list_host_addresses
-from insitu.spec import NodeId
+from insitu.spec import CacheSpec, NodeId
 
 if TYPE_CHECKING:
     from insitu.grid.row_routing import RowRouter
@@ -105,15 +105,25 @@ def place_rows(
         check_columns(options.after, source.columns, "What a job reads again")
     if not options.beside_servers:
         return (), None
-    remote = None if options.after is not None else owners.remote
+    kept = find_primaries(source, owners.topology, options.after)
+    remote = owners.remote
     if remote is None or not isinstance(source, IgniteSource) or source.places is None:
-        return find_primaries(source, owners.topology, options.after), None
+        return kept, None
+    kept = () if options.after is None else _keep_nodes(options.after, owners.topology.nodes)
     layout = source.layout
     with failures_explained():
         found = remote.imports.list_addresses(owners.topology.nodes)
     hosts = HostAddresses(found, frozenset(map(normalize_address, list_host_addresses())))
-    places = find_host_places(layout.primaries, layout.endpoints, hosts)
+    places = find_host_places(layout.primaries, layout.endpoints, hosts, kept)
     return places.owners, places
+
+
+def _keep_nodes(after: CacheSpec, nodes: Sequence[NodeId]) -> tuple[NodeId, ...]:
+    """Return the one of `nodes` that holds each partition of a version; where none does, one in turn."""
+    return tuple(
+        next((owner for owner in info.owners if owner in nodes), nodes[info.index % len(nodes)])
+        for info in after.partitions
+    )
 
 
 def read_on_hosts(

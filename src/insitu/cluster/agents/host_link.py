@@ -77,6 +77,8 @@ class HostLink(RemoteEngine):
         self.copy_failed = ""
         #: Other caches whose shards tasks there want to know.
         self.wanted: list[str] = []
+        #: Epochs for which tasks there want rows to be read again.
+        self.wanted_refreshes: list[int] = []
         #: The files of the job's folder here that the host has as well, as they were then.
         self.held: dict[str, Mark] = {}
         #: The tasks that were launched here and whose ends haven't come. Another host's are none of its.
@@ -214,6 +216,8 @@ class HostLink(RemoteEngine):
             self._take_file(message)
         elif "wanted" in message:
             self.wanted.append(_text(message["wanted"]))
+        elif "wanted_refresh" in message:
+            self.wanted_refreshes.append(_number(message["wanted_refresh"]))
         elif "copy_failed" in message:
             self.copy_failed = _text(message["copy_failed"]) or "unknown"
             logger.warning("%s keeps no copy of the job: %s", self.node, self.copy_failed)

@@ -195,10 +195,15 @@ class HostServer(EngineServer):
             self._channel.send({"report": report})
 
     def _tell_wanted_caches(self) -> None:
-        """Tell the supervisor of which other caches tasks want to know their shards."""
+        """Tell the supervisor of which other caches tasks want to know their shards, and for which epochs
+        they want rows to be read again."""
         for path in self._job.shard_maps.glob("*.wanted"):
             with contextlib.suppress(OSError):
                 self._channel.send({"wanted": path.read_text()})
+                path.unlink()
+        for path in self._job.refreshes.glob("*.wanted"):
+            with contextlib.suppress(OSError):
+                self._channel.send({"wanted_refresh": int(path.read_text())})
                 path.unlink()
 
     def _send_changes(self) -> None:
@@ -249,7 +254,7 @@ class HostServer(EngineServer):
         match message["do"]:
             case "beat":
                 pass
-            case "secret" | "signing_secret" | "shards" | "refused" | "code":
+            case "secret" | "signing_secret" | "shards" | "refused" | "refresh" | "code":
                 self._files.take(message)
             case "file":
                 path = self._copy.take(message)

@@ -306,6 +306,8 @@ class HostsEngine(TaskFiles):
         for cache in link.wanted:
             self._supplies.note_wanted(cache, link.node if evaluates else None)
         link.wanted.clear()
+        self._supplies.note_wanted_refreshes(link.wanted_refreshes)
+        link.wanted_refreshes.clear()
 
     def _note_loss(self, link: HostLink) -> None:
         why = link.given_up or "has ended the connection"

@@ -48,6 +48,11 @@ def encode_shards(text: str) -> Message:
     return {"do": "shards", "cache": json.loads(text)["cache"], "text": text}
 
 
+def encode_refresh(epoch: int, text: str) -> Message:
+    """Return the message that carries the record of which rows are read from an epoch on."""
+    return {"do": "refresh", "epoch": epoch, "text": text}
+
+
 class JobFilesCopy:
     """Writes what `read_job_files` carries into a new folder of a job."""
 
@@ -67,6 +72,9 @@ class JobFilesCopy:
                 replace_file(self._job.shard_map(str(message["cache"])), str(message["text"]).encode())
             case "refused":
                 replace_file(self._job.refused_shards(str(message["cache"])), str(message["text"]).encode())
+            case "refresh":
+                self._job.refreshes.mkdir(mode=0o700, exist_ok=True)
+                replace_file(self._job.refresh(int(message["epoch"])), str(message["text"]).encode())
             case "code":
                 self._add_code(base64.b64decode(message["part"]), last=message["last"] is True)
 

@@ -1,24 +1,38 @@
-"""The caches that the tasks of a job on hosts read: their shards, and where their partitions are brought."""
+"""The caches that the tasks of a job on hosts read: their shards, where their partitions are brought, and
+the versions that epochs read."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
-from insitu.cluster.agents.job_code_copy import encode_shards
+from insitu.cluster.agents.job_code_copy import encode_refresh, encode_shards
+from insitu.cluster.agents.job_refreshes import JobRefreshes
 from insitu.cluster.agents.partition_supply import PartitionSupply, Readers
 from insitu.cluster.decide import find_shard_holders, find_successors
 from insitu.cluster.engines import Message
 from insitu.cluster.job_files import MergedLog, append_copy, read_placement, read_spec
 from insitu.errors import ClusterError, InsituError
-from insitu.grid import Catalog, agree_on_shards, read_shard_map
+from insitu.grid import (
+    Catalog,
+    Refresh,
+    agree_on_shards,
+    describe_refresh,
+    read_refreshes,
+    read_shard_map,
+)
 from insitu.paths import JobPaths, Paths
 from insitu.spec import NO_CACHE, NodeId
 
 _LOOK_SECONDS = 0.1
 _MAX_BYTES_AHEAD = 1 << 30
 """Bytes of a cache that are brought ahead of a loss, at most."""
+
+
+_KEPT_REFRESHES = 2
+"""Versions of the job's cache, besides that of its start, whose partitions are brought to replacements."""
 
 
 class JobSupplies:
@@ -33,10 +47,15 @@ class JobSupplies:
         self._supplies: dict[str, PartitionSupply] = {}
         #: Further caches that tasks wait for, with nodes on which one task reads all of it.
         self._awaited: dict[str, set[NodeId]] = {}
+        self._refreshes = JobRefreshes(job)
+        #: Those that tasks wait for, whose partitions aren't all where they are read.
+        self._unanswered: dict[int, Refresh] = {}
         for path in job.shard_maps.glob("*.json"):
             found = read_shard_map(path)
             if found is not None and found[0].cache != NO_CACHE:
                 self._add(found[0].cache)
+        for refresh in read_refreshes(job)[-_KEPT_REFRESHES:]:
+            self._supply_of(refresh)
 
     def _add(self, cache: str) -> None:
         found = read_shard_map(self._job.shard_map(cache))
@@ -60,9 +79,10 @@ class JobSupplies:
 
         Raises ClusterError where it can't be brought.
         """
-        for name, supply in self._supplies.items():
+        for supply in self._supplies.values():
+            shard_map = supply.shard_map
             with contextlib.suppress(InsituError):  # the owners that are known may do
-                supply.note_owners(Catalog(self._paths).get(name, supply.shard_map.version))
+                supply.note_owners(Catalog(self._paths).get(shard_map.cache, shard_map.version))
         return all([self._advance(each, readers) for each in self._supplies.values()])  # noqa: C419
 
     def _advance(self, supply: PartitionSupply, readers: Readers) -> bool:
@@ -113,7 +133,47 @@ class JobSupplies:
             if message is not None:
                 answers.append(message)
                 del self._awaited[cache]
+        return answers + self._answer_refreshes(readers)
+
+    def note_wanted_refreshes(self, epochs: Sequence[int]) -> None:
+        """Note that tasks wait for the rows of these epochs."""
+        for epoch in epochs:
+            self._refreshes.note_wanted(epoch)
+
+    def _answer_refreshes(self, readers: Readers) -> list[Message]:
+        """Return the records of epochs that tasks wait for, once the partitions are where they are read."""
+        try:
+            self._unanswered |= {refresh.epoch: refresh for refresh in self._refreshes.take_done()}
+        except (InsituError, OSError) as error:
+            self._log.log(f"The rows of an epoch can't be told: {error}")
+            self._refreshes.give_up()
+        answers = []
+        for epoch, refresh in list(self._unanswered.items()):
+            try:
+                is_there = self._advance(self._supply_of(refresh), readers)
+            except InsituError as error:  # the tasks that lack some say so themselves
+                self._log.log(f"Epoch {epoch + 1}: {error}")
+                is_there = True
+            if is_there:
+                self._log.log(describe_refresh(refresh))
+                answers.append(encode_refresh(epoch, self._job.refresh(epoch).read_text()))
+                del self._unanswered[epoch]
         return answers
+
+    def _supply_of(self, refresh: Refresh) -> PartitionSupply:
+        """Return what brings the partitions of the version that an epoch reads. Those of old ones go."""
+        cache = refresh.cache
+        first = self._supplies[cache.name]
+        if first.shard_map.version == cache.version:
+            return first
+        key = f"{cache.name} {cache.version:012d}"  # no cache has a name with a space
+        if key not in self._supplies:
+            shard_map = replace(first.shard_map, version=cache.version)
+            self._supplies[key] = PartitionSupply(self._paths.home, cache, shard_map)
+            others = sorted(k for k in self._supplies if k.startswith(f"{cache.name} ") and k != key)
+            for old in others[: 1 - _KEPT_REFRESHES]:
+                self._supplies.pop(old).close()
+        return self._supplies[key]
 
     def _try(self, cache: str, whole_on: set[NodeId], readers: Readers) -> Message | None:
         """Agree on the shards of a cache as tasks on one machine would. Return the message with them, once
@@ -131,6 +191,7 @@ class JobSupplies:
 
     def close(self) -> None:
         """End what is under way."""
+        self._refreshes.close()
         for supply in self._supplies.values():
             supply.close()
 

@@ -143,7 +143,7 @@ def submit(paths: Paths, request: Request) -> str:
         topology = choose_nodes(topology, request.nodes, cache)
         hosts = None if hosts is None else hosts.restrict_to(topology)
     if request.refresh:
-        _check_refresh(request, cache, on_hosts=hosts is not None)
+        _check_refresh(request, cache)
     cache = _choose_copies(paths, request, cache, topology, on_hosts=hosts is not None)
     spec = _spec(request, cache, topology, hosts)
     clean_up(paths, request.cache)
@@ -187,7 +187,7 @@ def submit(paths: Paths, request: Request) -> str:
     return spec.job_id
 
 
-def _check_refresh(request: Request, cache: CacheSpec | None, *, on_hosts: bool) -> None:
+def _check_refresh(request: Request, cache: CacheSpec | None) -> None:
     """Raise JobSpecError where a job can't read rows again."""
     origin = {} if cache is None or cache.origin is None else dict(cache.origin)
     if "servers" not in origin:
@@ -195,11 +195,10 @@ def _check_refresh(request: Request, cache: CacheSpec | None, *, on_hosts: bool)
             f"--refresh is for jobs on a partitioned cache of Apache Ignite, or on a snapshot of one. "
             f"Received: {request.cache}. Leave it out, or start the job on ignite://HOST/CACHE"
         )
-    if on_hosts or request.ps != 0:
+    if request.ps != 0:
         raise JobSpecError(
-            f"--refresh is for workers on one machine that train in step. Received: "
-            f"{'hosts of agents' if on_hosts else 'parameter servers'}. Give "
-            f"{'--engine local' if on_hosts else '--ps 0'}, or start a job for the rows of now"
+            "--refresh is for workers that train in step. Received: parameter servers. Give --ps 0, or start "
+            "a job for the rows of now"
         )
 
 

@@ -20,6 +20,7 @@ from insitu.context import (
     MEMORY_CHECKPOINT_ENV,
     NODE_ENV,
     PS_BACKUPS_ENV,
+    REFRESH_ENV,
     SEED_ENV,
     SHARDS_ENV,
     STALL_TIMEOUT_ENV,
@@ -95,6 +96,8 @@ def build_task_environment(
             GENERATION_ENV: str(roster.generation),
             STALL_TIMEOUT_ENV: repr(job.stall_timeout),
             MEMORY_CHECKPOINT_ENV: "1" if job.memory_checkpoint else "",
+            # On one machine tasks read rows themselves, by the specification in the job's folder.
+            REFRESH_ENV: str(job.refresh) if job.refresh and job.engine != "local" else "",
             "PYTHONUNBUFFERED": "1",
             # Its gRPC servers can't take the bound socket of the task, and listen beside it.
             "TF_GRPC_REUSE_PORT": "1",

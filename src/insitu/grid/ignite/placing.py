@@ -87,12 +87,16 @@ def find_places(primaries: Sequence[str], endpoints: Mapping[str, Endpoint]) -> 
 
 
 def find_host_places(
-    primaries: Sequence[str], endpoints: Mapping[str, Endpoint], hosts: HostAddresses
+    primaries: Sequence[str],
+    endpoints: Mapping[str, Endpoint],
+    hosts: HostAddresses,
+    kept: Sequence[NodeId] = (),
 ) -> HostPlaces:
     """Return which node reads which partition. `primaries[p]` is the UUID of a node of Ignite.
 
     A node on the host of the partition's server reads it; several on one host share its servers, in a stable
-    order. Partitions whose server is on the host of no node go round all nodes.
+    order. Partitions whose server is on the host of no node go round all nodes. `kept`: the nodes that read
+    them whatever servers they have, for a job that trains there.
     """
     nodes = sorted(hosts.nodes)
     beside = {node: _find_nodes(endpoint, hosts) for node, endpoint in endpoints.items()}
@@ -103,7 +107,7 @@ def find_host_places(
         if own := beside.get(server, ()):
             reader[server] = own[ranks[own] % len(own)]
             ranks[own] += 1
-    readers = [reader.get(server, nodes[p % len(nodes)]) for p, server in enumerate(primaries)]
+    readers = list(kept) or [reader.get(s, nodes[p % len(nodes)]) for p, s in enumerate(primaries)]
     pairs = sorted(
         set(zip(primaries, readers, strict=True)), key=lambda pair: (names[pair[0]], pair[0], pair[1])
     )
