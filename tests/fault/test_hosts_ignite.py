@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -145,8 +146,8 @@ def assert_in_place(head: Path, printed: str) -> None:
 def test_agents_read_rows_again_that_were_added(
     lab: HostsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each agent reads its own server again, with the credentials of `insitu start`, which are in no file. A
-    server that is lost is told, and training goes on with the rows of the epoch before."""
+    """Each agent reads its own server again, with the credentials of `insitu start`, which are in no file.
+    The job says that servers are lost, and training goes on with the rows of the epoch before."""
     head, folder = tmp_path / "head", tmp_path / "job"
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN.format(folder=str(tmp_path)))
@@ -154,15 +155,16 @@ def test_agents_read_rows_again_that_were_added(
     with IgniteServers(tmp_path / "ignite", hosts=hosts, authentication=True) as servers:
         servers.start(0, 1)
         up(lab, head)  # agents know no credentials
-        for name, value in servers.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "5")
-        load_numbers(servers, 0, 2000)
-        command = ["start", "--workers", "2", "--refresh", "epoch", "--standby", "0"]
-        command += [servers.address("grid16_numbers"), str(folder), "train.py"]
-        environment = {**os.environ, "INSITU_HOME": str(head)}
-        process = subprocess.Popen([sys.executable, "-m", "insitu", *command], env=environment)
-        try:
+        with contextlib.ExitStack() as ends:
+            ends.callback(insitu, head, "down", code=None)
+            for name, value in servers.environment().items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "5")
+            load_numbers(servers, 0, 2000)
+            command = ["start", "--workers", "2", "--refresh", "epoch", "--standby", "0"]
+            command += [servers.address("grid16_numbers"), str(folder), "train.py"]
+            environment = {**os.environ, "INSITU_HOME": str(head)}
+            process = ends.enter_context(started(command, environment))
             await_file(tmp_path / "ended-0", process)
             load_numbers(servers, 2000, 2500)
             (tmp_path / "go-0").touch()
@@ -176,12 +178,19 @@ def test_agents_read_rows_again_that_were_added(
             assert process.wait(120) == 0
             (listed,) = json.loads(insitu(head, "ps", "--all", "--json").stdout)
             found = json.loads(insitu(head, "describe", listed["job_id"], "--ledger", "--json").stdout)
-        finally:
-            process.kill()
-            process.wait()
-            insitu(head, "down", code=None)
     assert_refreshed(found)
     assert_in_no_file(head)
+
+
+@contextlib.contextmanager
+def started(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command while other things happen; it ends with this."""
+    process = subprocess.Popen([sys.executable, "-m", "insitu", *command], env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def assert_refreshed(found: dict[str, Any]) -> None:
@@ -194,10 +203,8 @@ def assert_refreshed(found: dict[str, Any]) -> None:
     assert first["snapshot"]["digest"] == second["snapshot"]["digest"] != found["snapshot"]["digest"]
     for each in (first, second):
         assert each["snapshot"]["remote_bytes"] == 0
-        assert {node: read["rows"] > 0 for node, read in each["snapshot"]["nodes"].items()} == {
-            "host1": True,
-            "host2": True,
-        }
+        read = each["snapshot"]["nodes"]
+        assert {node: done["rows"] > 0 for node, done in read.items()} == {"host1": True, "host2": True}
     audited = [(e["version"], e["expected"], e["counted"], e["clean"]) for e in found["ledger"]]
     assert audited == [(1, 2000, 2000, True), *((n, 2500, 2500, True) for n in (2, 3, 3))]
     assert all(task["reads"]["remote_bytes"] == 0 for task in found["task_list"])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from cutting_proxy import cut_connections
 from ignite_rows import expected_types
 from ignite_servers import FILES, IgniteServers, find_missing, run_java
 
@@ -153,6 +154,48 @@ def test_what_was_recorded_is_what_servers_send(servers: IgniteServers):
     assert now.keys() == recorded.keys()
     for name in ("configuration", "size"):
         assert now[name] == recorded[name], name
+
+
+def test_pages_that_are_cut_in_the_middle_are_read_again(
+    servers: IgniteServers, paths: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    """Each server's connection breaks within a page, twice; then it does so each time."""
+    load(servers, "images:grid16_cut:3000")
+    address, ports = servers.address("grid16_cut"), servers.ports.values()
+    (whole,) = import_cache(paths, "whole", [address])
+    with cut_connections(ports, after=200_000, cuts=2) as proxies:
+        (cut,) = import_cache(paths, "cut", [address])
+    assert sum(proxy.done for proxy in proxies) >= 3
+    assert cut.rows == 3000 and same_rows(whole, cut)
+    monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "2")
+    with cut_connections(ports, after=60_000, cuts=-1), pytest.raises(SourceError, match=r"must answer"):
+        import_cache(paths, "never", [address])
+    assert Catalog(paths).find("never") is None
+
+
+def test_servers_that_stop_answering_are_given_up(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One of two stops in the middle: the other has its rows. Both have stopped: an error, and no cache."""
+    with IgniteServers(tmp_path / "ignite", region_mib=256) as cluster:
+        cluster.start(0, 1)
+        load(cluster, "images:grid16_images:30000")
+        address = cluster.address("grid16_images")
+        (before,) = import_cache(paths, "images", [address])
+        stopped = []
+
+        def stop_one(rows: int, done: int, total: int | None) -> None:
+            if rows and not stopped:
+                stopped.append(1)
+                os.kill(cluster.processes[1].pid, signal.SIGSTOP)
+
+        (after,) = import_cache(paths, "again", [address], progress=stop_one)
+        assert stopped and after.rows == 30000 and same_rows(before, after)
+        os.kill(cluster.processes[0].pid, signal.SIGSTOP)
+        monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "2")
+        with pytest.raises(SourceError, match=r"must answer"):
+            import_cache(paths, "none", [address])
+    assert Catalog(paths).find("none") is None
 
 
 def test_servers_that_die_and_join_change_nothing(paths: Paths, tmp_path: Path):

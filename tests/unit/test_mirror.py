@@ -52,6 +52,7 @@ TESTED_BY = {
     "cluster/agents/hosts_engine.py": "process/test_host_jobs.py",
     "cluster/agents/job_supplies.py": "process/test_host_jobs.py",
     "cluster/agents/partition_fetch.py": "process/test_host_jobs.py",
+    "cluster/agents/refresh_reading.py": "fault/test_hosts_ignite.py",
     "cluster/agents/copy_restoring.py": "process/test_moving_jobs.py",
     "cluster/agents/drain_on_term.py": "process/test_moving_jobs.py",
     "cluster/agents/node_list.py": "process/test_agents.py",

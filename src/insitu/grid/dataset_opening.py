@@ -90,7 +90,7 @@ def _find_versions(paths: Paths, context: Context, cache: CacheSpec) -> EpochVer
         return EpochVersions(*place, asks_supervisor=True)
     try:
         every = int(json.loads(context.job.spec.read_text()).get("refresh", 0))
-    except FileNotFoundError:  # on hosts, whose tasks are told by their environment
+    except FileNotFoundError:  # on hosts, whose tasks have it in their environment
         return None
     return EpochVersions(paths, context.job, cache, every, context.stall_timeout) if every else None
 

@@ -83,7 +83,7 @@ def _read(path: Path) -> Refresh:
 
 
 def describe_refresh(refresh: Refresh) -> str:
-    """Return what is told of the beginning of an epoch."""
+    """Return what a log says of the beginning of an epoch."""
     number, cache = refresh.epoch + 1, refresh.cache
     if refresh.problem is not None:
         return f"Epoch {number} reads the rows of version {cache.version} again: {refresh.problem}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -233,3 +234,37 @@ def test_several_passes_are_refused(paths: Paths, cluster: FakeCluster) -> None:
     add_rows(cluster, 60, 75)
     assert all(key % 2 == 0 for key in keys(filtered.batch(10), 1))
     np.testing.assert_array_equal(np.unique(np.diff(np.sort(keys(filtered.batch(10), 1))) % 2), [0])
+
+
+def answer(paths: Paths, epoch: int) -> None:
+    """Answer a task on a host as the job's supervisor does: by a record, once it is asked for."""
+    job = paths.job("job-1")
+    deadline = time.monotonic() + 30
+    while not job.refresh(epoch, wanted=True).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    first = Catalog(paths).caches()[0]
+    EpochVersions(paths, job, first, 1, 30.0).find(epoch)
+
+
+def test_a_task_on_a_host_asks_for_the_rows_of_an_epoch(paths: Paths, cluster: FakeCluster) -> None:
+    paths.job("job-1").spec.unlink()  # a host has none
+    ds = dataset(context=replace(task(paths, 0), refresh=1), features="key", label=None).batch(10)
+    assert ds.is_refreshed and ds.at_epoch(0) is ds
+    add_rows(cluster, 60, 75)
+    supervisor = threading.Thread(target=answer, args=(paths, 1))
+    supervisor.start()
+    assert ds.at_epoch(1).cache.rows == 75
+    supervisor.join(30)
+    assert int(paths.job("job-1").refresh(1, wanted=True).read_text()) == 1
+
+
+def test_a_task_on_a_host_waits_for_its_supervisor_for_a_while(paths: Paths, cluster: FakeCluster) -> None:
+    job, first = paths.job("job-1"), Catalog(paths).caches()[0]
+    versions = EpochVersions(paths, job, first, 1, 0.1, asks_supervisor=True)
+    with pytest.raises(GridError, match=r"epoch 2 from Ignite. Received: nothing from the head's machine"):
+        versions.find(1)
+    later = replace(first, version=7)
+    job.refresh(1).write_text(json.dumps({"epoch": 1, "problem": None, "cache": later.to_json()}))
+    with pytest.raises(GridError, match=r"Received: no catalogue that has them"):
+        versions.find(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from store_hosts import StoreHosts
 
 from insitu.errors import InputError, SourceError, TransferError
 from insitu.grid import Catalog, bring_up, server_reading
-from insitu.grid.ignite import FieldOptions, parse_address, placing
+from insitu.grid.ignite import FieldOptions, debounce, parse_address, placing
 from insitu.grid.ignite import cluster as cluster_module
 from insitu.grid.ignite.protocol import NEXT_PAGE
 from insitu.grid.ignite.wire import pack_string
-from insitu.grid.ignite_snapshots import read_snapshot
+from insitu.grid.ignite_snapshots import read_snapshot, read_snapshot_again
 from insitu.grid.leftovers import list_staged_imports
 from insitu.grid.server_reading import ServerRequest, read_on_hosts
 from insitu.grid.transfer.client import PartitionClient
@@ -34,6 +35,7 @@ NAMES = ("a", "b", "c")
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "2")
     monkeypatch.setattr(cluster_module, "_PAUSES", (0.01,))
+    monkeypatch.setattr(debounce, "STABLE_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -199,6 +201,37 @@ def test_texts_that_are_too_long_for_blocks_begin_again(
         monkeypatch.setattr("insitu.grid.partition_builder.MOST_TEXT_BYTES", 20_000)
         found = read_snapshot(head, cluster.address(), NO_OPTIONS, remote=hosts.remote())
     assert [info.rows for info in found.partitions] == [1000] * 3 and found.block_rows < plain.block_rows
+
+
+def test_what_is_read_again_stays_on_its_nodes(head: Paths, hosts: StoreHosts) -> None:
+    """A job trains there. Rows of a server that runs elsewhere by now come over the network."""
+    remote = hosts.remote()
+    with servers_on(drawings(90, 6), 1, 2, 3) as cluster:
+        before = read_snapshot(head, cluster.address(), NO_OPTIONS, remote=remote)
+        same = read_snapshot_again(head, before, remote)
+        cluster.primaries, cluster.topology = [0] * 6, (2, 0)
+        after = read_snapshot_again(head, before, remote)
+    for found in (same, after):
+        assert [p.owners for p in found.partitions] == [p.owners for p in before.partitions]
+        assert checksums(found) == checksums(before)
+    assert dict(same.origin or {})["remote_bytes"] == 0
+    read = dict(after.origin or {})["nodes"]
+    assert {node: each["remote_bytes"] > 0 for node, each in read.items()} == {
+        "a": False,
+        "b": True,
+        "c": True,
+    }
+
+
+def test_a_node_that_is_gone_has_its_partitions_read_by_others(head: Paths, hosts: StoreHosts) -> None:
+    remote = hosts.remote()
+    with servers_on(drawings(90, 6), 1, 2, 3) as cluster:
+        found = read_snapshot(head, cluster.address(), NO_OPTIONS, remote=remote)
+        gone = [replace(p, owners=(NodeId("gone"),)) if p.index == 4 else p for p in found.partitions]
+        again = read_snapshot_again(head, replace(found, partitions=tuple(gone)), remote)
+    assert [p.owners[0] for p in again.partitions] == [
+        "b" if p.index == 4 else p.owners[0] for p in found.partitions
+    ]
 
 
 def test_a_replicated_cache_is_read_here_and_sent(head: Paths, hosts: StoreHosts) -> None:

@@ -145,7 +145,7 @@ class JobSupplies:
         try:
             self._unanswered |= {refresh.epoch: refresh for refresh in self._refreshes.take_done()}
         except (InsituError, OSError) as error:
-            self._log.log(f"The rows of an epoch can't be told: {error}")
+            self._log.log(f"The rows of an epoch aren't known: {error}")
             self._refreshes.give_up()
         answers = []
         for epoch, refresh in list(self._unanswered.items()):

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -68,6 +68,11 @@ from insitu.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
 SECRET_BYTES = 32
 _supervisors: list[subprocess.Popen[bytes]] = []
 """Supervisors that this process has started and not reaped yet."""
+_FILES_OF_IGNITE = (
+    *("INSITU_IGNITE_CREDENTIALS", "INSITU_IGNITE_CA", "INSITU_IGNITE_CERT", "INSITU_IGNITE_KEY"),
+    *("IGNITE_DATASET_CERTFILE", "IGNITE_DATASET_KEYFILE"),
+)
+"""Variables with files that a job with --refresh reads while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,12 +382,21 @@ def _write(
     Journal(job.journal).create(state)
 
 
+def resolve_paths(given: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for another folder: relative paths in it become absolute ones."""
+    found = dict(given)
+    if "PYTHONPATH" in found:
+        parts = found["PYTHONPATH"].split(os.pathsep)
+        found["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts if part)
+    for name in _FILES_OF_IGNITE:
+        if found.get(name):
+            found[name] = os.path.abspath(found[name])
+    return found
+
+
 def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:
     """Start the process that runs the job, and hand it the lock. Raises ClusterError."""
-    environment = dict(os.environ)
-    if "PYTHONPATH" in environment:
-        parts = environment["PYTHONPATH"].split(os.pathsep)
-        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts if part)
+    environment = resolve_paths(os.environ)
     command = [sys.executable, "-P", "-m", "insitu.cluster.control.supervisor", str(job.root), str(lock)]
     with job.controller_log.open("ab") as log:
         try:

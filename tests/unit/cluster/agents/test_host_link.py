@@ -143,6 +143,8 @@ def test_the_connection_ends_though_another_process_has_its_descriptor(
         {"output": "worker:1", "data": "eA=="},
         {"wanted": "\ud800"},
         {"wanted": 7},
+        {"wanted_refresh": "1"},
+        {"wanted_refresh": -1},
     ],
 )
 def test_what_cannot_be_understood_costs_a_host_its_tasks_and_no_more(
@@ -153,6 +155,13 @@ def test_what_cannot_be_understood_costs_a_host_its_tasks_and_no_more(
     launch(link, server)
     server.send(message)
     assert link.wait(1.0) == [Ended(W0, -9)] and link.is_lost
+
+
+def test_epochs_that_tasks_wait_for_are_kept(ends: tuple[HostLink, Channel]) -> None:
+    link, server = ends
+    launch(link, server)
+    server.send({"wanted_refresh": 3})
+    assert link.wait(1.0) == [] and link.wanted_refreshes == [3]
 
 
 def test_answers_that_nobody_has_asked_for_do_not_fill_the_memory(ends: tuple[HostLink, Channel]) -> None:

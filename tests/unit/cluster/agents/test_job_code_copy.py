@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from insitu.cluster.agents import folder_copies
-from insitu.cluster.agents.job_code_copy import JobFilesCopy, read_job_files
+from insitu.cluster.agents.job_code_copy import JobFilesCopy, encode_refresh, read_job_files
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 
@@ -50,6 +50,8 @@ def test_a_host_gets_code_secret_and_shards(
     assert there.shard_map("data/train").read_text() == '{"cache": "data/train"}'
     copy.take({"do": "refused", "cache": "data/test", "text": "no room"})
     assert there.refused_shards("data/test").read_text() == "no room"
+    copy.take(encode_refresh(3, "a record"))
+    assert there.refresh(3).read_text() == "a record"
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:

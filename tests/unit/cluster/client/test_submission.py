@@ -170,3 +170,15 @@ def test_settings_of_the_shell_become_the_jobs(insitu: Insitu, monkeypatch: pyte
     monkeypatch.setenv("INSITU_VIRTUAL_DEVICES", "many")
     with pytest.raises(InputError, match="many"):
         make(insitu)
+
+
+def test_files_of_the_environment_are_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"PYTHONPATH": f"src{os.pathsep}/lib", "INSITU_IGNITE_CREDENTIALS": "secret.txt", "OTHER": "x"}
+    assert submission.resolve_paths(given) == {
+        "PYTHONPATH": f"{tmp_path}/src{os.pathsep}/lib",
+        "INSITU_IGNITE_CREDENTIALS": f"{tmp_path}/secret.txt",
+        "OTHER": "x",
+    }

@@ -59,6 +59,14 @@ def test_a_task_reads_what_the_job_says() -> None:
     assert read_context(environment(0)).is_chief
 
 
+def test_tasks_on_hosts_ask_for_the_rows_of_epochs() -> None:
+    """On one machine they read the specification, and rows themselves."""
+    for engine, every in (("local", 0), ("hosts", 3)):
+        job = dataclasses.replace(JOB, engine=engine, refresh=3)
+        found = build_task_environment(job, ROSTER, TASKS[1], "", Path("/home/i"), {"INSITU_REFRESH": "9"})
+        assert read_context(found).refresh == every
+
+
 def test_a_task_without_shards_has_none() -> None:
     assert read_context(environment(3)).shards == ()
 
