@@ -25,7 +25,7 @@ from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.model_function import ModeKeys, check_model_fn
 from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_data, check_input
 from insitu.train.estimator.training import check_trained, choose_directory, train
-from insitu.train.evaluation import BATCH_SIZE, find_checkpoints, load_checkpoint
+from insitu.train.evaluation import BATCH_SIZE, assign_iterations, find_checkpoints, load_checkpoint
 from insitu.train.exports import check_format, make_example, publish
 from insitu.train.replica import to_numpy
 from insitu.train.strategies import MultiWorkerMirroredStrategy
@@ -55,7 +55,7 @@ class WarmStartSettings:
             raise InputError(
                 "vars_to_warm_start chooses variables of a .keras file; of a model_dir all are taken. "
                 f"Received: {self.vars_to_warm_start!r} for {os.fspath(self.ckpt_to_initialize_from)!r}. "
-                "Save the model by model.save('FILE.keras'), or leave the expression out"
+                "Export that estimator by export(FOLDER) and name its .keras file, or leave it out"
             )
 
 
@@ -356,7 +356,7 @@ class Estimator:
                 "warm_start_from is a folder with checkpoints of an estimator, or a .keras file. Received: "
                 f"{os.fspath(source)!r}, which has none that can be read"
             )
-        self._made.optimizer.iterations.assign(0)
+        assign_iterations(self._made.optimizer, 0)
 
 
 def _read_settings(given: Any) -> WarmStartSettings | None:

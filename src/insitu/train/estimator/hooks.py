@@ -133,6 +133,11 @@ def read_global_step(model: Any) -> int:
             f"{model.name!r} without one. Compile it with an optimizer."
         )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if calls := getattr(inner, "gradient_accumulation_steps", None):
+        raise TrainingError(
+            "A training by global steps has one update for each batch. Received: an optimizer with "
+            f"gradient_accumulation_steps={calls}. Leave it out, with larger batches, or train by model.fit"
+        )
     return int(to_numpy(inner.iterations))
 
 

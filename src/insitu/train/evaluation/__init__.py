@@ -3,7 +3,7 @@
 Begin reading with `sidecar.py`.
 """
 
-from insitu.train.evaluation.checkpoints import find_checkpoints, load_checkpoint
+from insitu.train.evaluation.checkpoints import assign_iterations, find_checkpoints, load_checkpoint
 from insitu.train.evaluation.event_files import EventFile
 from insitu.train.evaluation.sidecar import BATCH_SIZE, SidecarEvaluator, expect_ends
 from insitu.train.evaluation.tensorboard import TensorBoard
@@ -13,6 +13,7 @@ __all__ = [
     "EventFile",
     "SidecarEvaluator",
     "TensorBoard",
+    "assign_iterations",
     "expect_ends",
     "find_checkpoints",
     "load_checkpoint",

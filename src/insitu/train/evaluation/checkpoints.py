@@ -17,11 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import keras
+
 from insitu.errors import TrainingError
 from insitu.train.checkpoint import Checkpoint, CheckpointStore, find_fits
 from insitu.train.replica import check_saved_vocabularies, load_weights, read_state, to_numpy
 
 _LOG = logging.getLogger("insitu")
+_LOSS_SCALE_VARIABLES = 4
+"""Those of its own that a built LossScaleOptimizer has: iteration, learning rate, step counter, scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,9 @@ class BackupCheckpoints:
             return None
         check_saved_vocabularies(checkpoint.more, model)
         load_weights(read_state(model), checkpoint.values)
-        iterations = _read_iterations(checkpoint)
+        iterations = _read_iterations(checkpoint, model.optimizer)
         if iterations is not None and model.optimizer is not None:
-            model.optimizer.iterations.assign(iterations)
+            iterations = assign_iterations(model.optimizer, iterations)
         more = checkpoint.more or {}
         ended_at = more.get("ended_at")
         return Loaded(iterations, bool(more.get("final")), None if ended_at is None else tuple(ended_at))
@@ -120,10 +124,20 @@ def _describe(fit: int, position: tuple[int, int]) -> str:
     return f"{which}epoch {epoch + 1}, step {step}" if step else f"{which}epoch {epoch}"
 
 
-def _read_iterations(checkpoint: Checkpoint) -> int | None:
-    """Return the optimizer's count of updates, the first of its variables; None without an optimizer."""
-    value = checkpoint.values.get("optimizer/0")
+def _read_iterations(checkpoint: Checkpoint, optimizer: Any) -> int | None:
+    """Return the optimizer's count of updates, the first of its variables; None without an optimizer. A
+    LossScaleOptimizer counts in the optimizer that it wraps, whose variables follow its own."""
+    wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    value = checkpoint.values.get(f"optimizer/{_LOSS_SCALE_VARIABLES if wraps else 0}")
     return int(value) if value is not None and value.ndim == 0 and value.dtype.kind in "iu" else None
+
+
+def assign_iterations(optimizer: Any, count: int) -> int:
+    """Have an optimizer go on after `count` calls. Returns the updates that these were: fewer where it
+    accumulates the gradients of several calls."""
+    counting = getattr(optimizer, "inner_optimizer", optimizer)
+    counting._iterations.assign(count)
+    return int(keras.ops.convert_to_numpy(counting.iterations))
 
 
 def find_checkpoints(directory: str | Path, key: bytes | None) -> list[tuple[str, Candidate]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,35 @@ def test_parts_have_their_own_optimizers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.get_variable_value("frozen/kernel"), initial)
     moved = model.get_variable_value("moved/kernel")
     assert not np.array_equal(moved, ops.convert_to_numpy(start(2)((64, 2))))
+
+
+def with_optimizer(make_optimizer: Callable[[], Any]) -> Callable[..., est.EstimatorSpec]:
+    def other_optimizer(features: Any, labels: Any, mode: str, params: Any) -> est.EstimatorSpec:
+        spec = model_fn(features, labels, mode, params)
+        return (
+            spec
+            if spec.train_op is None
+            else replace(spec, train_op=est.TrainOp(make_optimizer(), spec.loss))
+        )
+
+    return other_optimizer
+
+
+def test_steps_are_counted_by_the_optimizer_within_one_that_scales_losses(tmp_path: Path) -> None:
+    other = with_optimizer(lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    make(tmp_path / "a", model_fn=other).train(Batches, max_steps=4)
+    assert make(tmp_path / "a", model_fn=other).evaluate(Batches)["global_step"] == 4
+    warm = make(tmp_path / "b", model_fn=other, warm_start_from=tmp_path / "a")
+    warm.train(Batches, max_steps=1)
+    assert warm.evaluate(Batches)["global_step"] == 1
+
+
+def test_an_optimizer_that_accumulates_gradients_is_refused(tmp_path: Path) -> None:
+    other = with_optimizer(lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+    with pytest.raises(
+        TrainingError, match=r"one update for each batch. Received: .*gradient_accumulation_steps=2"
+    ):
+        make(tmp_path / "a", model_fn=other).train(Batches, max_steps=4)
 
 
 def test_a_choice_of_variables_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
