@@ -137,7 +137,7 @@ def assign_iterations(optimizer: Any, count: int) -> int:
     accumulates the gradients of several calls."""
     counting = getattr(optimizer, "inner_optimizer", optimizer)
     counting._iterations.assign(count)
-    return int(keras.ops.convert_to_numpy(counting.iterations))
+    return int(keras.ops.convert_to_tensor(counting.iterations))
 
 
 def find_checkpoints(directory: str | Path, key: bytes | None) -> list[tuple[str, Candidate]]:
