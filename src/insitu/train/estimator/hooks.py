@@ -20,7 +20,7 @@ import numpy as np
 
 from insitu.errors import InputError, TrainingError
 from insitu.train.fit import trainer_of
-from insitu.train.replica import to_numpy
+from insitu.train.replica import inner_optimizer, to_numpy
 
 _LOG = logging.getLogger("insitu")
 
@@ -132,7 +132,7 @@ def read_global_step(model: Any) -> int:
             "A training is counted in updates of an optimizer. Received: "
             f"{model.name!r} without one. Compile it with an optimizer."
         )
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = inner_optimizer(optimizer)
     if calls := getattr(inner, "gradient_accumulation_steps", None):
         raise TrainingError(
             "A training by global steps has one update for each batch. Received: an optimizer with "

@@ -19,11 +19,9 @@ from insitu.time_account import ACCOUNT, CHECKPOINT
 from insitu.train.checkpoint import BackupAndRestore, Checkpoint, CheckpointStore, checkpoint_key
 from insitu.train.fit import KerasTrainer, trainer_of
 from insitu.train.parameter_server import UpdatePlan, embeddings_of
-from insitu.train.replica import load_weights, views
+from insitu.train.replica import load_weights, name_update_count, views
 from insitu.train.strategies import HybridStrategy, ParameterServerStrategy
 
-ITERATIONS = "optimizer/0"
-"""The optimizer's count of updates, in a checkpoint."""
 _LOG = logging.getLogger("insitu")
 
 
@@ -54,8 +52,10 @@ class ServerCheckpoints(BackupAndRestore):
         updates = trainer.strategy.count_updates() or 0
         with ACCOUNT.hold(CHECKPOINT):
             values = dict(views(trainer.state))
-            if ITERATIONS in values:
-                values[ITERATIONS] = np.array(updates, values[ITERATIONS].dtype)
+            if self.model.optimizer is not None:
+                values[name_update_count(self.model.optimizer)] = np.array(
+                    updates, keras.backend.standardize_dtype("int")
+                )
             self._writer.submit(Checkpoint(updates, 0, values, self._more(trainer, epoch)))
 
 
@@ -125,7 +125,7 @@ def load_newest(trainer: KerasTrainer, store: CheckpointStore) -> int:
         if found is None or (job is not None and (found.more or {}).get("job") == job):
             continue
         load_weights(trainer.state, found.values)
-        updates = int(found.values.get(ITERATIONS, np.zeros(())))
+        updates = int(found.values.get(name_update_count(trainer.model.optimizer), np.zeros(())))
         _LOG.warning(
             "Training goes on from the weights of %s, after %d updates. The servers' optimizer begins "
             "without its state",

@@ -21,11 +21,16 @@ import keras
 
 from insitu.errors import TrainingError
 from insitu.train.checkpoint import Checkpoint, CheckpointStore, find_fits
-from insitu.train.replica import check_saved_vocabularies, load_weights, read_state, to_numpy
+from insitu.train.replica import (
+    check_saved_vocabularies,
+    inner_optimizer,
+    load_weights,
+    name_update_count,
+    read_state,
+    to_numpy,
+)
 
 _LOG = logging.getLogger("insitu")
-_LOSS_SCALE_VARIABLES = 4
-"""Those of its own that a built LossScaleOptimizer has: iteration, learning rate, step counter, scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +130,15 @@ def _describe(fit: int, position: tuple[int, int]) -> str:
 
 
 def _read_iterations(checkpoint: Checkpoint, optimizer: Any) -> int | None:
-    """Return the optimizer's count of updates, the first of its variables; None without an optimizer. A
-    LossScaleOptimizer counts in the optimizer that it wraps, whose variables follow its own."""
-    wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    value = checkpoint.values.get(f"optimizer/{_LOSS_SCALE_VARIABLES if wraps else 0}")
+    """Return the optimizer's count of updates; None without an optimizer."""
+    value = checkpoint.values.get(name_update_count(optimizer))
     return int(value) if value is not None and value.ndim == 0 and value.dtype.kind in "iu" else None
 
 
 def assign_iterations(optimizer: Any, count: int) -> int:
     """Have an optimizer go on after `count` calls. Returns the updates that these were: fewer where it
     accumulates the gradients of several calls."""
-    counting = getattr(optimizer, "inner_optimizer", optimizer)
+    counting = inner_optimizer(optimizer)
     counting._iterations.assign(count)
     return int(keras.ops.convert_to_tensor(counting.iterations))
 

@@ -17,7 +17,7 @@ from insitu.train.parameter_server.ended_fits import EndedFits
 from insitu.train.parameter_server.hybrid import HybridReplica
 from insitu.train.parameter_server.layers import embeddings_of
 from insitu.train.parameter_server.lookup import TableLookup, find_key_inputs
-from insitu.train.parameter_server.loss_scale import LossScale, inner_optimizer
+from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import ClipNorms, clip_norms_of, refuse_recompile
 from insitu.train.parameter_server.partitioners import check_partitioner
 from insitu.train.parameter_server.server_marks import ServerMarks
@@ -51,7 +51,6 @@ __all__ = [
     "coordinator",
     "embeddings_of",
     "find_key_inputs",
-    "inner_optimizer",
     "optimizer_of",
     "partitioners",
     "refuse_recompile",

@@ -9,18 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.train.replica import to_numpy
-
-
-def inner_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer that makes the updates."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return optimizer.inner_optimizer
-    return optimizer
+from insitu.train.replica import inner_optimizer, to_numpy
 
 
 class LossScale:

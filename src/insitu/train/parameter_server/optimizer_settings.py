@@ -16,8 +16,8 @@ from typing import Any
 import keras
 
 from insitu.errors import TrainingError
-from insitu.train.parameter_server.loss_scale import inner_optimizer
 from insitu.train.parameter_server.model_spec import to_float
+from insitu.train.replica import inner_optimizer
 
 _PLAIN = (int, float, bool, str, type(None))
 

@@ -23,7 +23,6 @@ from insitu.parameters import Client, ClosureClient, Eviction, Future, Parameter
 from insitu.train.parameter_server.dense_slices import match_dense_slices
 from insitu.train.parameter_server.layers import Embedding, embeddings_of
 from insitu.train.parameter_server.lookup import IndexedBatch, Keys, find_key_inputs
-from insitu.train.parameter_server.loss_scale import inner_optimizer
 from insitu.train.parameter_server.model_spec import (
     STATE_PREFIX,
     check_norms_of_rows,
@@ -38,7 +37,7 @@ from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.parameter_server.server_table import ServerTable
 from insitu.train.parameter_server.server_task import ServerConfig
 from insitu.train.parameter_server.several_optimizers import describe_update
-from insitu.train.replica import Replica, holds_table_rows
+from insitu.train.replica import Replica, holds_table_rows, inner_optimizer
 
 _LOG = logging.getLogger("insitu")
 DEFAULT_SHARD_ROWS = 1024

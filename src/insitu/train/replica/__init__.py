@@ -34,6 +34,7 @@ from insitu.train.replica.state import (
     view,
     views,
 )
+from insitu.train.replica.update_count import inner_optimizer, name_update_count
 from insitu.train.replica.vocabularies import (
     check_saved_vocabularies,
     find_vocabularies,
@@ -65,6 +66,7 @@ __all__ = [
     "find_vocabularies",
     "flatten_batch",
     "holds_table_rows",
+    "inner_optimizer",
     "is_floating",
     "is_unbuilt",
     "load_snapshot",
@@ -72,6 +74,7 @@ __all__ = [
     "make_fused_replica",
     "make_replica",
     "map_batch",
+    "name_update_count",
     "pack_batch",
     "plan_combination",
     "read_state",

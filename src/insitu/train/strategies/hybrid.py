@@ -21,11 +21,10 @@ from insitu.train.parameter_server import (
     attach_tables,
     embeddings_of,
     find_key_inputs,
-    inner_optimizer,
     refuse_recompile,
     serve_or_configure,
 )
-from insitu.train.replica import make_replica, plan_combination
+from insitu.train.replica import inner_optimizer, make_replica, plan_combination
 from insitu.train.strategies.base import tell_unchecked
 from insitu.train.strategies.synchronous import SynchronousStrategy
 

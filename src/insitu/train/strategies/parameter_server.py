@@ -50,12 +50,11 @@ from insitu.train.parameter_server import (
     clip_norms_of,
     embeddings_of,
     find_key_inputs,
-    inner_optimizer,
     optimizer_of,
     refuse_recompile,
     serve_or_configure,
 )
-from insitu.train.replica import Replica, make_replica, plan_combination
+from insitu.train.replica import Replica, inner_optimizer, make_replica, plan_combination
 from insitu.train.strategies.base import Strategy, tell_unchecked
 from insitu.train.strategies.cluster_resolver import check_server_cluster
 from insitu.train.strategies.seeds import draw_by_worker

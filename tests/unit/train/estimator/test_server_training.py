@@ -29,6 +29,7 @@ from insitu.train.estimator import (
 )
 from insitu.train.estimator.hooks import LoggingTensorHook, StepCounterHook, read_global_step
 from insitu.train.estimator.server_training import check_tables, load_newest, open_store
+from insitu.train.evaluation import find_checkpoints, load_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 X, Y = image_rows()
@@ -112,6 +113,24 @@ def test_a_later_run_goes_on_from_the_weights_and_the_count(tmp_path: Path) -> N
     held, heard = model_in(MultiWorkerMirroredStrategy()), Heard()
     run(held, tmp_path, 11, heard)
     assert heard.steps == [7, 8, 9, 10, 11]  # with what the hook remembers
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_evaluators_and_later_runs_read_the_count_of_updates(tmp_path: Path, scales: bool) -> None:
+    def make() -> Any:
+        sgd = keras.optimizers.SGD(0.01)
+        return image_model(optimizer=keras.optimizers.LossScaleOptimizer(sgd) if scales else sgd)
+
+    def make_on_servers() -> Any:
+        with on_servers("async", 1).scope():
+            return make()
+
+    run(make_on_servers(), tmp_path, 6)
+    scored, (_, newest) = make(), find_checkpoints(tmp_path, None)[-1]
+    assert load_checkpoint(tmp_path, None, newest, scored) and read_global_step(scored) == 6
+    more, heard = make_on_servers(), Heard()
+    run(more, tmp_path, 8, heard)
+    assert heard.steps == [7, 8]
 
 
 def test_a_job_that_is_started_again_takes_its_servers_state(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from insitu.train.parameter_server.loss_scale import LossScale, inner_optimizer
+from insitu.train.parameter_server.loss_scale import LossScale
+from insitu.train.replica import inner_optimizer
 
 
 def test_the_scale_halves_where_a_gradient_overflows_and_doubles_after_steps_without() -> None:
