@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from agent_hosts import INSITU, insitu
 from hosts_lab import HostsLab, find_obstacle
+from ignite_jobs import training_script
 from ignite_servers import FILES, IgniteServers, find_missing, run_java
 
 from insitu.cluster import find_owners
@@ -39,33 +40,6 @@ for shard in rows.shards:
     for batch in rows.shard_batches(shard, 0):
         if batch.rows:
             print("KEYS", me.node, *batch.data["key"].tolist())
-"""
-TRAIN = """
-import pathlib
-import time
-
-import keras
-import insitu
-
-FOLDER = pathlib.Path({folder!r})
-strategy = insitu.MultiWorkerMirroredStrategy()
-rows = insitu.dataset(label="value").shuffle().batch(256)
-rows = rows.map(lambda x, y: (x.reshape(-1, 1).astype("float32") / 1e4, y.astype("float32") / 1e4))
-with strategy.scope():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-
-
-class Pause(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        if insitu.context().is_chief:
-            (FOLDER / f"ended-{{epoch}}").touch()
-        deadline = time.monotonic() + 90
-        while not (FOLDER / f"go-{{epoch}}").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
-model.fit(rows, epochs=4, callbacks=[Pause()], verbose=0)
 """
 PASSWORD = "ignite"
 
@@ -150,7 +124,7 @@ def test_agents_read_rows_again_that_were_added(
     The job says that servers are lost, and training goes on with the rows of the epoch before."""
     head, folder = tmp_path / "head", tmp_path / "job"
     folder.mkdir()
-    (folder / "train.py").write_text(TRAIN.format(folder=str(tmp_path)))
+    (folder / "train.py").write_text(training_script(tmp_path, 4))
     hosts = dict(enumerate(lab.hosts))
     with IgniteServers(tmp_path / "ignite", hosts=hosts, authentication=True) as servers:
         servers.start(0, 1)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cutting_proxy import cut_connections
+from ignite_jobs import training_script
 from ignite_rows import expected_types
 from ignite_servers import FILES, IgniteServers, find_missing, run_java
 
@@ -290,33 +291,8 @@ def test_a_job_reads_in_place_and_its_shards_follow_from_the_servers(
     assert shards[0] == shards[1]
 
 
-TRAIN = """
-import pathlib
-import time
-
-import keras
-import insitu
-
-FOLDER, TARGET = pathlib.Path({folder!r}), {target!r}
-strategy = insitu.MultiWorkerMirroredStrategy()
-rows = insitu.dataset(label="value").shuffle().batch(256)
-rows = rows.map(lambda x, y: (x.reshape(-1, 1).astype("float32") / 1e4, y.astype("float32") / 1e4))
-with strategy.scope():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-
-
-class Pause(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        if insitu.context().is_chief:
-            (FOLDER / f"ended-{{epoch}}").touch()
-        deadline = time.monotonic() + 90
-        while not (FOLDER / f"go-{{epoch}}").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
-model.fit(rows, epochs=3, callbacks=[Pause()], verbose=0)
-print("PREDICTED", insitu.predict_into(model, rows, TARGET))
+PREDICT = """
+print("PREDICTED", insitu.predict_into(model, rows, {target!r}))
 """
 
 
@@ -330,7 +306,7 @@ def test_training_follows_what_changes_in_ignite(paths: Paths, tmp_path: Path):
         target = cluster.address("grid16_predictions", 0)
         job_dir = tmp_path / "job"
         job_dir.mkdir()
-        (job_dir / "train.py").write_text(TRAIN.format(folder=str(tmp_path), target=target))
+        (job_dir / "train.py").write_text(training_script(tmp_path, 3) + PREDICT.format(target=target))
         command = ["start", "--workers", "2", "--refresh", "epoch", "--name", "follow", "--standby", "0"]
         command += [cluster.address("grid16_numbers"), str(job_dir), "train.py"]
         process = subprocess.Popen([sys.executable, "-m", "insitu", *command], text=True)
