@@ -31,6 +31,8 @@ logger = logging.getLogger("insitu")
 _LOOK_SECONDS = 0.05
 _BUSY_SECONDS = 120.0
 """How long another process may be at work on the cache."""
+_SUPERVISOR_READS = "The job's supervisor has the agents read"
+_LOG_THERE = "controller.log in the job's folder there"
 _ATTEMPTS = 5
 
 ReadAgain = Callable[[Paths, CacheSpec], CacheSpec]
@@ -93,10 +95,19 @@ def describe_refresh(refresh: Refresh) -> str:
 
 def record_failed_refresh(job: JobPaths, first: CacheSpec, epoch: int, problem: str) -> None:
     """Write down that `epoch` has the rows of the one before, unless there is a record of it."""
-    earlier = [each for each in read_refreshes(job) if each.epoch < epoch]
-    found = Refresh(epoch, find_version(earlier, first, epoch), problem)
     job.refreshes.mkdir(mode=0o700, exist_ok=True)
-    publish_first(job.refresh(epoch), json.dumps(found.to_json()).encode())
+    _publish(job, Refresh(epoch, _find_version_before(job, first, epoch), problem))
+
+
+def _publish(job: JobPaths, refresh: Refresh) -> None:
+    """Write a record, unless there is one of its epoch."""
+    publish_first(job.refresh(refresh.epoch), json.dumps(refresh.to_json()).encode())
+
+
+def _find_version_before(job: JobPaths, first: CacheSpec, epoch: int) -> CacheSpec:
+    """Return what the epochs just before `epoch` have read."""
+    earlier = [each for each in read_refreshes(job) if each.epoch < epoch]
+    return find_version(earlier, first, epoch)
 
 
 def find_version(refreshes: list[Refresh], first: CacheSpec, epoch: int) -> CacheSpec:
@@ -150,16 +161,10 @@ class EpochVersions:
             with self._locked() as is_mine:
                 if is_mine and not path.exists():
                     found = self._refresh(epoch)
-                    publish_first(path, json.dumps(found.to_json()).encode())
+                    _publish(self._job, found)
                     self._tell(found)
             if not is_mine:
-                if time.monotonic() >= deadline:
-                    raise GridError(
-                        f"Another task reads the rows of epoch {epoch + 1} from Ignite. Received: nothing "
-                        f"for {self._seconds:g} s. Look at its log, and give `insitu start` a longer "
-                        f"--stall-timeout if there are many rows"
-                    )
-                time.sleep(_LOOK_SECONDS)
+                self._pause(deadline, epoch, "Another task reads", "nothing", "its log")
         return _read(path)
 
     def _ask(self, epoch: int) -> Refresh:
@@ -169,11 +174,21 @@ class EpochVersions:
             self._job.refreshes.mkdir(mode=0o700, exist_ok=True)
             replace_file(self._job.refresh(epoch, wanted=True), str(epoch).encode())
         while not path.exists():
-            _wait_until(deadline, epoch, self._seconds, "nothing from the head's machine")
+            self._pause(deadline, epoch, _SUPERVISOR_READS, "nothing from the head's machine", _LOG_THERE)
         found = _read(path)
         while Catalog(self._paths).find(found.cache.name, found.cache.version) is None:
-            _wait_until(deadline, epoch, self._seconds, "no catalogue that has them")
+            self._pause(deadline, epoch, _SUPERVISOR_READS, "no catalogue that has them", _LOG_THERE)
         return found
+
+    def _pause(self, deadline: float, epoch: int, who: str, received: str, log: str) -> None:
+        """Let some time pass. Raises GridError, which says who reads, where none is left."""
+        if time.monotonic() >= deadline:
+            raise GridError(
+                f"{who} the rows of epoch {epoch + 1} from Ignite. Received: {received} for "
+                f"{self._seconds:g} s. Look at {log}, and give `insitu start` a longer --stall-timeout if "
+                f"there are many rows"
+            )
+        time.sleep(_LOOK_SECONDS)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
@@ -188,8 +203,7 @@ class EpochVersions:
             yield True
 
     def _refresh(self, epoch: int) -> Refresh:
-        earlier = [each for each in read_refreshes(self._job) if each.epoch < epoch]
-        before = find_version(earlier, self._first, epoch)
+        before = _find_version_before(self._job, self._first, epoch)
         try:
             return Refresh(epoch, self._read_and_pin(before))
         except InsituError as error:
@@ -213,17 +227,6 @@ class EpochVersions:
 
     def _tell(self, refresh: Refresh) -> None:
         logger.log(logging.INFO if refresh.problem is None else logging.WARNING, describe_refresh(refresh))
-
-
-def _wait_until(deadline: float, epoch: int, seconds: float, received: str) -> None:
-    """Let some time pass. Raises GridError where none is left."""
-    if time.monotonic() >= deadline:
-        raise GridError(
-            f"The job's supervisor has the agents read the rows of epoch {epoch + 1} from Ignite. Received: "
-            f"{received} for {seconds:g} s. Look at controller.log in the job's folder there, and give "
-            f"`insitu start` a longer --stall-timeout if there are many rows"
-        )
-    time.sleep(_LOOK_SECONDS)
 
 
 def _read_again(paths: Paths, before: CacheSpec) -> CacheSpec:

@@ -105,10 +105,10 @@ def place_rows(
         check_columns(options.after, source.columns, "What a job reads again")
     if not options.beside_servers:
         return (), None
-    kept = find_primaries(source, owners.topology, options.after)
+    primaries = find_primaries(source, owners.topology, options.after)
     remote = owners.remote
     if remote is None or not isinstance(source, IgniteSource) or source.places is None:
-        return kept, None
+        return primaries, None
     kept = () if options.after is None else _keep_nodes(options.after, owners.topology.nodes)
     layout = source.layout
     with failures_explained():

@@ -175,7 +175,7 @@ class HostServer(EngineServer):
             self._report_at = at + REPORT_SECONDS
             if self._unpublished is not None:
                 self._publish(self._unpublished)
-            self._tell_wanted_caches()
+            self._tell_what_is_wanted()
             for node in self._witness.take_seen():
                 self._channel.send({"seen": node})
             found = self._engine.read_progress(list(self._tasks))
@@ -194,7 +194,7 @@ class HostServer(EngineServer):
         if report.get("progress") or "node" in report:
             self._channel.send({"report": report})
 
-    def _tell_wanted_caches(self) -> None:
+    def _tell_what_is_wanted(self) -> None:
         """Tell the supervisor of which other caches tasks want to know their shards, and for which epochs
         they want rows to be read again."""
         for path in self._job.shard_maps.glob("*.wanted"):

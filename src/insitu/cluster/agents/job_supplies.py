@@ -29,8 +29,6 @@ from insitu.spec import NO_CACHE, NodeId
 _LOOK_SECONDS = 0.1
 _MAX_BYTES_AHEAD = 1 << 30
 """Bytes of a cache that are brought ahead of a loss, at most."""
-
-
 _KEPT_REFRESHES = 2
 """Versions of the job's cache, besides that of its start, whose partitions are brought to replacements."""
 
@@ -171,7 +169,7 @@ class JobSupplies:
             shard_map = replace(first.shard_map, version=cache.version)
             self._supplies[key] = PartitionSupply(self._paths.home, cache, shard_map)
             others = sorted(k for k in self._supplies if k.startswith(f"{cache.name} ") and k != key)
-            for old in others[: 1 - _KEPT_REFRESHES]:
+            for old in others[: -(_KEPT_REFRESHES - 1)]:  # this one is kept whatever its number is
                 self._supplies.pop(old).close()
         return self._supplies[key]
 
