@@ -78,7 +78,7 @@ class Cluster:
             [*self.lab.launcher.replace("{host}", host.address).split(), command],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=250,
         )
 
 
@@ -471,7 +471,7 @@ def test_an_owner_that_loses_its_power_during_an_import_costs_the_import_alone(
         try:
             wait_until(lambda: any(staging.rglob("part-*")), "the first bytes on host2")
             second.kill()
-            _, said = process.communicate(timeout=100)
+            _, said = process.communicate(timeout=250)
         finally:
             process.kill()
     assert process.returncode == 1 and "Received: host2: " in said and "Nothing was imported" in said

@@ -8,7 +8,7 @@ import pytest
 from training_jobs import assert_every_row_once
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_sigkill_changes_nothing(two_workers: Any):
     jobs, _, undisturbed = two_workers
     options = ("--workers", "2", "--threads", "1", "--standby", "1")

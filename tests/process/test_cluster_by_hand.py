@@ -60,7 +60,7 @@ def start_by_hand(insitu: Insitu) -> list[tuple[str, str]]:
             )
         )
     try:
-        ended = [process.communicate(timeout=100) for process in processes]
+        ended = [process.communicate(timeout=250) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -99,6 +99,6 @@ def test_a_missing_partner_is_named(tmp_path: Path) -> None:
         env={**os.environ, "TF_CONFIG": json.dumps(task), "INSITU_STALL_TIMEOUT": "0.5"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode != 0 and "JoinTimeout" in done.stderr and "worker:0" in done.stderr

@@ -20,7 +20,7 @@ def run(backend: str, *command: str, **environment: str) -> subprocess.Completed
         env={**os.environ, "KERAS_BACKEND": backend, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
     )
 
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-PATIENCE = 170.0
+PATIENCE = 280.0
 SCRIPT = """
 import json, sys
 from pathlib import Path

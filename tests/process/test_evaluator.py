@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE = 170.0
+PATIENCE = 280.0
 PAGE = Path(__file__).parents[2] / "docs" / "estimators.md"
 
 KILLED = """

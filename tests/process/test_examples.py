@@ -62,7 +62,7 @@ def run(home: Path, *arguments: str, **environment: str) -> subprocess.Completed
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done
@@ -99,7 +99,7 @@ def test_digits_are_learned_over_four_devices(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     home, folder = tmp_path / "home", EXAMPLES / "devices"
     subprocess.run(
-        [sys.executable, str(folder / "make_data.py"), str(tmp_path / "data")], check=True, timeout=60
+        [sys.executable, str(folder / "make_data.py"), str(tmp_path / "data")], check=True, timeout=150
     )
     for name in ("train", "test"):
         features = "image:uint8[28,28]=image_raw,label:int64"
@@ -130,7 +130,7 @@ def import_people(folder: Path, home: Path, form: str, rows: int) -> None:
     subprocess.run(
         [sys.executable, str(EXAMPLES / "census" / "make_people.py"), people, str(rows)],
         check=True,
-        timeout=60,
+        timeout=150,
     )
     run(home, "import", "people", people, "--split", "train=0.9,test=0.1")
 
@@ -174,7 +174,7 @@ def test_the_wide_part_helps_the_deep_one(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     (right,) = re.findall(r"right for ([\d.]+)% of 1000 people", asked.stdout)
     assert float(right) > 75

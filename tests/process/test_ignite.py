@@ -345,7 +345,7 @@ def await_file(path: Path, process: subprocess.Popen[str], seconds: float = 120)
 
 def insitu(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "insitu", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done
 

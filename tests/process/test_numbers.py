@@ -63,7 +63,7 @@ def run(insitu: Insitu, tmp_path: Path, kill: str, *options: str) -> tuple[Any, 
     return json.loads(described.stdout), insitu.output(started.job_id)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("kill", "lost"), [("1", "recovery"), pytest.param("all", "redone", marks=pytest.mark.slow)]
 )

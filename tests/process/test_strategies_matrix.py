@@ -12,6 +12,7 @@ TORCH = pytest.param("torch", marks=pytest.mark.torch)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_all_ways_of_one_strategy_agree_with_plain_keras(tmp_path: Path):
     name = "OneDeviceStrategy"
     asked = json.dumps([[name, way] for way in matrix.WAYS])

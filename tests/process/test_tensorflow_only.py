@@ -11,7 +11,7 @@ import pytest
 from job_runs import Insitu, insitu_at
 
 pytest.importorskip("tensorflow", reason="these scripts need TensorFlow: pip install tensorflow")
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "tensorflow"
 
@@ -29,7 +29,7 @@ def run(insitu: Insitu, script: str, *options: str) -> tuple[str, dict[str, int]
         env=insitu.environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     described = insitu.json("describe", done.stderr.split("\n", 1)[0])

@@ -16,7 +16,7 @@ from insitu.grid import import_cache
 from insitu.paths import Paths
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_two_workers_and_one_over_both_shards_end_with_the_same_bits(two_workers: Any):
     jobs, job, results = two_workers
     assert len(results) == 2
@@ -60,7 +60,7 @@ def test_plain_keras_takes_a_dataset(tmp_path: Path, home: Path, backend: str):
         env={**os.environ, "KERAS_BACKEND": backend},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
     assert f"{backend} OK" in done.stdout, done.stderr[-3000:]
 
@@ -73,7 +73,7 @@ def test_the_same_script_runs_on_its_own(tmp_path: Path):
         env={**os.environ, "INSITU_HOME": str(jobs.paths.home)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "0.json").exists()

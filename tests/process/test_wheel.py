@@ -23,7 +23,7 @@ def test_the_examples_and_the_page_come_with_the_wheel(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "INSITU_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-P", "-m", "insitu", "examples", "--json"]
     done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=100
     )
     found = json.loads(done.stdout)
     assert len(found) == 4

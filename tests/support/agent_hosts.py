@@ -48,7 +48,7 @@ def insitu(
         input=given,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     assert code is None or done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
     return done

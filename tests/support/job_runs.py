@@ -19,7 +19,10 @@ from insitu.paths import JobPaths, Paths
 from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo
 
 PATIENCE = 60.0
-"""Seconds that anything may take on a loaded machine."""
+"""Seconds that any one step may take on a loaded machine."""
+
+JOB_PATIENCE = 250.0
+"""Seconds that a whole command may take there: a job that trains, loses a process and recovers."""
 
 
 def wait_for(what: str, condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
@@ -62,7 +65,7 @@ class Insitu:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=JOB_PATIENCE,
             **more,
         )
         assert code is None or done.returncode == code, f"{done.returncode}: {done.stdout}\n{done.stderr}"

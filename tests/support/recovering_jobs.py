@@ -24,7 +24,7 @@ from insitu.paths import JobPaths, Paths
 from insitu.roster import Member, Roster, write_roster
 from insitu.spec import TaskId
 
-PATIENCE = 250.0
+PATIENCE = 280.0
 
 SCRIPT = """
 import hashlib, json, os, signal, sys, time

@@ -14,7 +14,7 @@ import numpy as np
 from insitu.grid import bring_up, import_cache
 from insitu.paths import Paths
 
-PATIENCE = 110.0
+PATIENCE = 250.0
 
 SCRIPT = """
 import hashlib, json, os, signal, sys
