@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,8 @@ def test_a_node_that_joins_gets_its_part_and_what_a_lost_one_had_is_made_again(
     done = rebalance("--rate", "100")
     assert done["moved"] == done["bytes"] == planned["bytes"] > 0
     assert count_copies() == {"a": 4, "b": 4, "c": 4}
+    primaries = Counter(p.owners[0] for p in Catalog(Paths(hosts.head)).get("digits").partitions)
+    assert primaries == {"a": 2, "b": 2, "c": 2} and done["promoted"]
 
     os.kill(hosts.agent_pid("c"), signal.SIGKILL)
     wait_until(lambda: hosts.states()["c"] == "lost", "the loss")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _HELP = """
 Moves partitions of CACHE between agents until each has as many copies as the others, with the fewest bytes.
+Numbers of partitions of which they are the primary owners become as equal as the copies allow.
 
 Copies on nodes that are lost are made again from backups. Each copy is verified before its node becomes the
 owner; jobs that run go on reading the former one, which is removed when none needs it. A call that is
@@ -45,7 +46,7 @@ def rebalance(
     rate: Annotated[
         float | None,
         typer.Option(
-            help="Megabytes a second at most, all together; 0: no limit. Else 10 for each core of the node "
+            help="Megabytes a second at most, all together; 0: no limit. Else 5 for each core of the node "
             "with the fewest."
         ),
     ] = None,
@@ -100,6 +101,7 @@ def _describe(report: RebalanceReport, dry_run: bool) -> dict[str, Any]:
         ],
         "dropped": [{"partition": partition, "node": node} for partition, node in report.plan.drops],
         "unavailable": list(report.plan.unavailable),
+        "promoted": [{"partition": p, "node": report.plan.owners[p][0]} for p in report.plan.promoted],
         "bytes": report.plan.bytes,
         "moved": report.moved,
         "failed": report.failed,
@@ -108,8 +110,13 @@ def _describe(report: RebalanceReport, dry_run: bool) -> dict[str, Any]:
 
 def _print(report: RebalanceReport, dry_run: bool) -> None:
     plan, named = report.plan, f"{report.cache.name} version {report.cache.version}"
-    if not plan.moves and not plan.drops:
+    if not plan.moves and not plan.drops and not plan.promoted:
         print_notice(f"{named} is spread evenly already.")
+        return
+    if plan.promoted:
+        verb = "would get" if dry_run else "got"
+        print_notice(f"{len(plan.promoted)} partition(s) of {named} {verb} another primary owner.")
+    if not plan.moves and not plan.drops:
         return
     copies, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for move in plan.moves:

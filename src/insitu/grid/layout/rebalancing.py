@@ -12,6 +12,7 @@ input gives the same plan.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ class RebalancePlan:
     owners: Mapping[int, tuple[NodeId, ...]]
     #: Partitions of which no copy is live: nothing can be done for them.
     unavailable: tuple[int, ...]
+    #: Partitions that get another primary owner.
+    promoted: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -85,10 +88,15 @@ def plan_rebalancing(
     wanted = {p: holders for p, holders in readable.items() if holders}
     kept = {p: [node for node in holders if node in staying] for p, holders in wanted.items()}
     placed = _Flow(kept, sizes, staying, backups + 1).send_all()
-    primaries = _choose_primaries(placed, readable, staying)
+    primaries = _Primaries(placed, readable, staying).level()
     owners = {p: _order_owners(placed[p], primaries[p], readable[p]) for p in placed}
+    promoted = tuple(p for p in sorted(owners) if owners[p][0] != readable[p][0])
     return RebalancePlan(
-        _pair_moves(copies, readable, owners, sizes), _find_drops(copies, owners), owners, unavailable
+        _pair_moves(copies, readable, owners, sizes),
+        _find_drops(copies, owners),
+        owners,
+        unavailable,
+        promoted,
     )
 
 
@@ -198,55 +206,64 @@ class _Flow:
         return self._reward if self._load[node] < self._low else 0
 
 
-def _choose_primaries(
-    placed: Mapping[int, set[NodeId]], readable: Mapping[int, Sequence[NodeId]], nodes: Sequence[NodeId]
-) -> dict[int, NodeId]:
-    """Return the primary owner of each partition: today's where it stays, unless a node would have too many.
+class _Primaries:
+    """The primary owner of each partition: today's where it stays, unless others would have fewer.
 
-    The numbers of primary owners differ as little as the copies allow.
+    Their numbers differ as little as the copies allow: no chain of changes takes one from a node that has at
+    least two more than the node at the chain's end. Where there is no such chain, nothing is better (Harvey,
+    Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and load balancing, 2006).
     """
-    chosen: dict[int, NodeId] = {}
-    most = -(-len(placed) // len(nodes))
-    load = dict.fromkeys(nodes, 0)
-    for partition in sorted(placed):
-        today = readable[partition][0]
-        if today in placed[partition] and load[today] < most:
-            chosen[partition] = today
-            load[today] += 1
-    for partition in sorted(placed.keys() - chosen.keys()):
-        while not _assign(partition, placed, chosen, load, most):
-            most += 1
-    return chosen
 
+    def __init__(
+        self,
+        placed: Mapping[int, set[NodeId]],
+        readable: Mapping[int, Sequence[NodeId]],
+        nodes: Sequence[NodeId],
+    ) -> None:
+        self._placed = placed
+        #: The partitions of which each node is the primary owner, in order.
+        self._owned: dict[NodeId, list[int]] = {node: [] for node in nodes}
+        self.chosen: dict[int, NodeId] = {}
+        for partition in sorted(placed, key=lambda p: (readable[p][0] not in placed[p], p)):
+            today = readable[partition][0]
+            fewest = min(sorted(placed[partition]), key=lambda node: len(self._owned[node]))
+            self._give(partition, today if today in placed[partition] else fewest)
 
-def _assign(
-    partition: int,
-    placed: Mapping[int, set[NodeId]],
-    chosen: dict[int, NodeId],
-    load: dict[NodeId, int],
-    most: int,
-) -> bool:
-    """Choose the partition's primary owner, by changing others' if needed. Returns whether it is possible."""
-    reached: dict[NodeId, int] = dict.fromkeys(sorted(placed[partition]), partition)
-    waiting = deque(reached)
-    by_node: dict[NodeId, list[int]] = {}
-    for other, node in chosen.items():
-        by_node.setdefault(node, []).append(other)
-    while waiting:
-        node = waiting.popleft()
-        if load[node] < most:
-            load[node] += 1
-            while (mover := reached[node]) != partition:
-                former = chosen[mover]
-                chosen[mover] = node
-                node = former
-            chosen[partition] = node
-            return True
-        for other in by_node.get(node, ()):
-            for target in sorted(placed[other] - reached.keys()):
-                reached[target] = other
-                waiting.append(target)
-    return False
+    def level(self) -> dict[int, NodeId]:
+        """Return the primary owners, once no other choice has more equal numbers."""
+        while any(self._relieve(node) for node in sorted(self._owned, key=lambda n: -len(self._owned[n]))):
+            pass
+        return self.chosen
+
+    def _give(self, partition: int, node: NodeId) -> None:
+        if partition in self.chosen:
+            self._owned[self.chosen[partition]].remove(partition)
+        self.chosen[partition] = node
+        bisect.insort(self._owned[node], partition)
+
+    def _relieve(self, node: NodeId) -> bool:
+        """Take a partition from `node`, by the shortest chain that ends at a node with at least two fewer.
+
+        Returns whether there is such a chain.
+        """
+        #: The partition that each node reached takes over, from the node before it in the chain.
+        takes: dict[NodeId, int] = {}
+        waiting = deque([node])
+        while waiting:
+            for partition in self._owned[waiting.popleft()]:
+                for taker in sorted(self._placed[partition] - takes.keys() - {node}):
+                    takes[taker] = partition
+                    if len(self._owned[taker]) + 2 <= len(self._owned[node]):
+                        self._follow(takes, taker, node)
+                        return True
+                    waiting.append(taker)
+        return False
+
+    def _follow(self, takes: Mapping[NodeId, int], taker: NodeId, first: NodeId) -> None:
+        while taker != first:
+            giver = self.chosen[takes[taker]]
+            self._give(takes[taker], taker)
+            taker = giver
 
 
 def _order_owners(placed: set[NodeId], primary: NodeId, readable: Sequence[NodeId]) -> tuple[NodeId, ...]:

@@ -27,6 +27,11 @@ def imported(partitions: int, nodes: int, backups: int = 0) -> list[PlacedCopy]:
     return placed({p: owners_of_partition(p, topology, backups) for p in range(partitions)})
 
 
+def most_equal(choices: Sequence[Sequence[NodeId]]) -> int:
+    """The least sum of squared numbers of primary owners, by trying all choices of one owner each."""
+    return min(sum(n * n for n in Counter(chosen).values()) for chosen in itertools.product(*choices))
+
+
 def check(plan: RebalancePlan, copies: Sequence[PlacedCopy], staying: Sequence[NodeId], backups: int) -> None:
     """What holds of every plan."""
     live = {(c.partition, c.node) for c in copies if c.state == "live"}
@@ -35,6 +40,8 @@ def check(plan: RebalancePlan, copies: Sequence[PlacedCopy], staying: Sequence[N
         assert len(nodes) == len(set(nodes)) == backups + 1 and set(nodes) <= set(staying)
         load.update(nodes)
     assert max(load.values()) - min(load.values()) <= 1
+    primaries = Counter(nodes[0] for nodes in plan.owners.values())
+    assert sum(n * n for n in primaries.values()) == most_equal(list(plan.owners.values()))
     for move in plan.moves:
         assert (move.partition, move.source) in live and (move.partition, move.target) not in live
         assert move.target in plan.owners[move.partition]
@@ -113,6 +120,22 @@ def test_a_node_that_joins_gets_its_share_and_no_byte_more(backups: int):
     )
     assert {move.target for move in plan.moves} == {NODES[4]}
     assert plan.bytes == 7 * partitions * (backups + 1) // 5
+
+
+def test_a_node_that_joins_becomes_primary_where_numbers_do_not_divide():
+    """Else jobs, which place a worker at each primary owner, would leave it idle."""
+    plan = plan_rebalancing(imported(9, 3, 1), dict.fromkeys(range(9), 7), NODES[:4], 1)
+    assert sorted(Counter(nodes[0] for nodes in plan.owners.values()).values()) == [2, 2, 2, 3]
+    kept = [p for p, nodes in plan.owners.items() if nodes[0] == imported(9, 3, 1)[2 * p].node]
+    assert len(kept) == 7 and sorted(plan.promoted) == sorted(set(range(9)) - set(kept))
+
+
+def test_numbers_of_primaries_are_equal_along_chains_of_changes():
+    """node-2 holds nothing of node-0, but what node-1 gives up for it."""
+    a, b, c = NODES[:3]
+    copies = placed({0: (a, b), 1: (a, b), 2: (a, b), 3: (b, c)})
+    plan = plan_rebalancing(copies, dict.fromkeys(range(4), 1), NODES[:3], 1)
+    assert max(Counter(nodes[0] for nodes in plan.owners.values()).values()) == 2
 
 
 def test_a_node_that_leaves_gives_away_what_it_has_alone():
