@@ -352,6 +352,8 @@ class WeightedColumn(CategoricalColumn):
 def _read_weights(raw: Any, key: str, ids: Ids) -> npt.NDArray[Any]:
     """Return the weights in the places of the ids. Raises InputError."""
     shape = ids.values.shape
+    if isinstance(raw, list) and {np.size(row) for row in raw} == {shape[1]}:
+        raw = np.asarray(raw).reshape(-1, shape[1])  # ids that are missing have a weight as well
     if isinstance(raw, list) or np.asarray(raw).dtype.hasobject:
         rows = [np.asarray(row, np.float32).reshape(-1) for row in raw]
         counts = ids.present.sum(axis=1)

@@ -81,7 +81,7 @@ def numeric_column(
     """Return a column of the numbers of feature `key`, `shape` for each row.
 
     `default_value` fills batches that lack the feature. `normalizer_fn` gets an array [rows, *shape] of
-    `dtype` and returns one of that shape. Raises InputError.
+    `dtype`, or of the feature's own where that is wider, and returns one of that shape. Raises InputError.
     """
     row = check_shape(shape)
     if normalizer_fn is not None and not callable(normalizer_fn):

@@ -25,8 +25,9 @@ class NumericColumn:
     shape: tuple[int, ...] = (1,)
     default_value: tuple[float, ...] | None = None
     """One number, or one for each value of a row, for batches that lack the feature."""
-    #: What the numbers are converted to before they are normalized.
     dtype: str = "float32"
+    """What the numbers are converted to before they are normalized. Where the feature has numbers that this
+    dtype lacks, to one that has both."""
     #: What the numbers [rows, *shape] pass through; None: nothing.
     normalizer_fn: Callable[[Any], Any] | None = None
 
@@ -58,7 +59,9 @@ class NumericColumn:
 
         `batch_rows` says from which rows of the batch they are, for messages; None: from each in turn.
         """
-        numbers = numbers.astype(self.dtype)
+        # NumPy doesn't know how wide others' dtypes are, such as bfloat16.
+        own = numbers.dtype if numbers.dtype.kind in "iubf" else np.dtype("float32")
+        numbers = numbers.astype(np.result_type(own, self.dtype))
         if self.normalizer_fn is not None:
             numbers = self._normalize(numbers)
         found: npt.NDArray[np.float32] = numbers.astype(np.float32)

@@ -1,7 +1,8 @@
 """Features as they come with the data, brought into one form: tables of whole numbers or texts, and numbers.
 
 A feature is an array [rows] or [rows, n], of numbers or texts, or an array or list of rows of different
-lengths. Tensors are taken as arrays.
+lengths. A list of lists is the latter also where all have one length: what a row becomes must not depend on
+the rows beside it. Tensors are taken as arrays.
 """
 
 from __future__ import annotations
@@ -31,19 +32,30 @@ class Entries:
     present: npt.NDArray[np.bool_]
     #: Whether rows may have different lengths. TensorFlow calls that a sparse feature.
     is_ragged: bool
+    #: Whether the rows came as lists, all of one length: they may have been meant as an array.
+    may_be_array: bool = False
 
     def without_missing(self) -> Entries:
         """Return the entries without those that stand for a missing one: -1 and the empty text.
 
-        Rows of different lengths just leave out what is missing, so nothing in them stands for it.
+        Rows of different lengths just leave out what is missing, so nothing in them stands for it. Raises
+        InputError where it isn't known which of both the rows are.
         """
-        if self.is_ragged:
+        if self.is_ragged and not self.may_be_array:
             return self
         if self.texts is None:
             absent = self.values == -1
         else:
             absent = _take(np.array([not text for text in self.texts], bool), self.values)
-        return Entries(self.values, self.texts, self.present & ~absent, False)
+        if not self.is_ragged:
+            return Entries(self.values, self.texts, self.present & ~absent, False)
+        if absent.any():
+            raise InputError(
+                "-1 and the empty text stand for a missing value in an array, and for nothing in rows of "
+                f"different lengths. Received: {self.named(absent)}, in lists that have one length by now. "
+                "Pass a NumPy array where it stands for a missing value, and leave it out of the lists else"
+            )
+        return self
 
     def named(self, mask: npt.NDArray[np.bool_]) -> str:
         """Return the first entry that `mask` has, with its place, for a message."""
@@ -87,8 +99,7 @@ def to_host(value: Any, key: str) -> Any:
         rows[:] = [np.asarray(row) for row in value.to_list()]
         return rows
     if isinstance(value, (list, tuple)):
-        lengths = {len(row) for row in value if isinstance(row, (list, tuple, np.ndarray))}
-        return list(value) if len(lengths) > 1 else np.asarray(value)
+        return list(value) if any(_is_row(row) for row in value) else np.asarray(value)
     try:
         return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except Exception as error:  # each backend has its own for a value that isn't there yet
@@ -97,6 +108,10 @@ def to_host(value: Any, key: str) -> Any:
             f"{type(value).__name__} within a graph. Transform the batches first, such as by "
             f"dataset.map(insitu.feature_column.FeatureTransform(columns))"
         ) from error
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def read_entries(raw: Any, key: str) -> Entries:
@@ -130,14 +145,20 @@ def _has_rows_of_lists(raw: Any) -> bool:
 
 
 def _read_ragged(raw: Any, key: str) -> Entries:
-    rows = [np.asarray(row).reshape(-1) for row in raw]
+    rows = [np.atleast_1d(np.asarray(row)) for row in raw]
+    deep = next((row for row in rows if row.ndim > 1), None)
+    if deep is not None:
+        raise InputError(
+            f"A categorical feature has one value for each row, or rows of values. Received: {key!r} with a "
+            f"row of shape {deep.shape}"
+        )
     lengths = np.array([len(row) for row in rows], np.int64)
     present = np.arange(max(1, int(lengths.max()))) < lengths[:, None]
     filled = [row for row in rows if len(row)]
     flat = np.concatenate(filled) if filled else np.empty(0, np.int64)
     values = np.zeros(present.shape, np.int64)
     values[present], texts = _encode(flat, key)
-    return Entries(values, texts, present, True)
+    return Entries(values, texts, present, True, isinstance(raw, list) and bool(present.all()))
 
 
 def _encode(flat: npt.NDArray[Any], key: str) -> tuple[npt.NDArray[np.int64], Sequence[bytes] | None]:
@@ -167,9 +188,17 @@ def _encode(flat: npt.NDArray[Any], key: str) -> tuple[npt.NDArray[np.int64], Se
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
 
+def _join_rows(rows: Any) -> npt.NDArray[Any] | None:
+    """Return rows as an array; None where they have different lengths."""
+    try:
+        return np.asarray(list(rows))
+    except ValueError:
+        return None
+
+
 def read_numbers(raw: Any, key: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Return a numeric feature as [rows, values of a row]. Raises InputError."""
-    array = np.asarray(raw) if not _has_rows_of_lists(raw) else None
+    array = _join_rows(raw) if _has_rows_of_lists(raw) else np.asarray(raw)
     if array is None or array.dtype.kind not in "iubf":
         # A dtype beyond NumPy's own, such as bfloat16, is of numbers where it can be cast.
         kind = "rows of different lengths" if array is None else str(array.dtype)

@@ -53,9 +53,21 @@ def test_hash_of_numbers_is_that_of_their_digits():
 
 def test_rows_without_values():
     column = fc.categorical_column_with_hash_bucket("k", 10)
-    assert ids(column, k=[[], ["a"]])[0] == [-1] and ids(column, k=[[], []]) == [[], []]
+    assert ids(column, k=[[], ["a"]])[0] == [-1] and ids(column, k=[[], []]) == [[-1], [-1]]
     cross = fc.crossed_column(["k", fc.categorical_column_with_vocabulary_list("k", ["a", "b"])], 10)
     assert ids(cross, k=[[], ["a", "b"]])[0] == [-1] * 4
+
+
+def test_an_id_does_not_depend_on_the_rows_beside_it():
+    cross = fc.crossed_column(["n", "k"], 1000)
+    alone = ids(cross, k=[["a", "b"]], n=np.array([1]))
+    assert alone == ids(cross, k=[["a", "b"], ["c"]], n=np.array([1, 2]))[:1]
+    # An array is what TensorFlow calls dense: it hashes what is sparse first.
+    assert alone != ids(cross, k=np.array([["a", "b"]]), n=np.array([1]))
+    word = fc.categorical_column_with_hash_bucket("k", 1000)
+    assert ids(word, k=[["a", ""], ["b"]])[0][1] >= 0 and ids(word, k=np.array([["a", ""]]))[0][1] == -1
+    with pytest.raises(InputError, match=r"'' in row 0 .* in lists that have one length by now"):
+        ids(word, k=[["a", ""]])
 
 
 def test_ranges():
@@ -70,7 +82,7 @@ def test_ranges():
 
 def test_weights_lie_beside_the_values():
     column = fc.weighted_categorical_column(fc.categorical_column_with_identity("k", 5), "w")
-    found = column.look_up({"k": [[1, 2], [3, -1]], "w": [[0.5, 1.5], [2.0, 7.0]]})
+    found = column.look_up({"k": np.array([[1, 2], [3, -1]]), "w": [[0.5, 1.5], [2.0, 7.0]]})
     assert found.weights is not None and found.weights.tolist() == [[0.5, 1.5], [2.0, 0.0]]
     ragged = column.look_up({"k": [[1, 2], [3]], "w": [[0.5, 1.5], [2.0]]})
     assert ragged.weights is not None and ragged.weights.tolist() == [[0.5, 1.5], [2.0, 0.0]]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -37,3 +38,17 @@ def test_what_is_no_number_names_its_row():
 def test_a_normalizer_keeps_the_shape():
     with pytest.raises(InputError, match=r"shape \(2,\) for \(2, 1\)"):
         fc.numeric_column("k", normalizer_fn=lambda values: values[:, 0]).read({"k": [1, 2]})
+
+
+def test_a_dtype_takes_nothing_away_from_the_numbers():
+    whole = fc.numeric_column("k", dtype="int64")
+    assert whole.read({"k": np.array([0.75, 1e30, -np.inf], "float32")})[:, 0].tolist() == [
+        0.75,
+        float(np.float32(1e30)),
+        -np.inf,
+    ]
+    since = fc.numeric_column("k", normalizer_fn=lambda seconds: seconds - 1_700_000_000)
+    for kind in ("int64", "float64"):
+        assert since.read({"k": np.array([1_700_000_001], kind)}).tolist() == [[1]]
+    short = fc.numeric_column("k", dtype="int32")
+    assert short.read({"k": np.array([2], ml_dtypes.bfloat16)}).tolist() == [[2]]

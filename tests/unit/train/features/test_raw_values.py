@@ -26,7 +26,6 @@ def values(raw: Any) -> list[list[Any]]:
         np.array([b"a", "é".encode(), b""]),
         np.array(["a", "é", None], object),
         ["a", "é", ""],
-        [["a"], ["é"], [""]],
     ],
 )
 def test_text_in_any_form(raw: Any):
@@ -49,6 +48,14 @@ def test_rows_of_different_lengths(kind: str):
     assert values(raw) == rows
     assert read_entries(to_host(raw, "k"), "k").is_ragged
     assert values([["a"], ["b", "c"]]) == [["a"], ["b", "c"]]
+
+
+def test_lists_of_one_length_are_rows_of_different_lengths():
+    assert read_entries(to_host([["a"], ["é"]], "k"), "k").is_ragged
+    assert values([["a", ""], ["é", "b"]]) == [["a", ""], ["é", "b"]]
+    with pytest.raises(InputError, match=r"'k' with a row of shape \(1, 2\)"):
+        values([[["a", "b"]], [["c", "d"]]])
+    assert read_numbers(to_host([[1, 2], [3, 4]], "k"), "k", (2,)).tolist() == [[1, 2], [3, 4]]
 
 
 def test_what_stands_for_a_missing_value():

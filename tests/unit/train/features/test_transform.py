@@ -15,7 +15,7 @@ def test_a_batch_becomes_numbers():
     assert transform.raw_keys == ("age", "w", "words")
     features = {
         "age": [1, 2],
-        "words": [["a", "x"], ["", "b"]],
+        "words": np.array([["a", "x"], ["", "b"]]),
         "w": [[1.0, 2.0], [3.0, 4.0]],
         "more": [0, 0],
     }
