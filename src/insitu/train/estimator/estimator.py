@@ -101,8 +101,10 @@ class Estimator:
         self._warm_start = _read_settings(warm_start_from)
         #: The model, once a batch has been seen. Written by `_prepare`.
         self._made: Any = None
-        #: Whether its weights are the newest ones of `model_dir`. Written by `train` and `_load`.
+        #: Whether its weights are what was trained in this process. Written by `train` and `_load`.
         self._is_current = False
+        #: Whether they are of an older checkpoint that was asked for. Written by `_load`.
+        self._is_older = False
 
     @property
     def config(self) -> RunConfig:
@@ -160,11 +162,12 @@ class Estimator:
                 f"recovery would begin again. Received: steps={steps}. Pass max_steps"
             )
         self._prepare(input_fn)
+        if self._is_older or (steps is not None and not self._is_current):
+            self._load()
         if steps is not None:
-            if not self._is_current:
-                self._load()
             max_steps = read_global_step(self._made) + steps
         spec = TrainSpec(self._adapted(input_fn), max_steps, tuple(hooks or ()))
+        self._is_current = False  # of a training that fails the newest checkpoint counts
         train(check_trained(self._made), spec, self._config, None, series=0)
         self._is_current = True
         return self
@@ -269,6 +272,8 @@ class Estimator:
         self._check_modes(ModeKeys.EVAL, *([ModeKeys.PREDICT] if eval_spec.all_exporters else []))
         train_spec = replace(train_spec, input_fn=self._adapted(train_spec.input_fn))
         eval_spec = replace(eval_spec, input_fn=self._adapted(eval_spec.input_fn))
+        if self._is_older:
+            self._load()
         self._is_current = True
         return self._made, train_spec, eval_spec, self._config
 
@@ -338,7 +343,8 @@ class Estimator:
             )
         for found, candidate in reversed(find_checkpoints(self._directory, self._key)):
             if path in (None, found) and load_checkpoint(self._directory, self._key, candidate, self._made):
-                self._is_current = path is None
+                # Another process may train on: what was read is read again by the next call.
+                self._is_current, self._is_older = False, path is not None
                 return True
         return False
 
@@ -420,14 +426,30 @@ def _iterate_features(data: Any) -> Iterator[Any]:
     """Yield the features of each batch, once."""
     if isinstance(data, (tuple, dict, np.ndarray)):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        rows = len(keras.tree.flatten(x)[0])
-        for start in range(0, rows, BATCH_SIZE):
-            yield keras.tree.map_structure(lambda values, at=start: values[at : at + BATCH_SIZE], x)
+        for start in range(0, _count_rows(x), BATCH_SIZE):
+            yield _cut_rows(x, start)
         return
     batches = (data[i] for i in range(len(data))) if isinstance(data, keras.utils.PyDataset) else iter(data)
     for batch in batches:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(tuple(batch) if isinstance(batch, list) else batch)
         yield keras.tree.map_structure(_as_array, x)
+
+
+def _count_rows(x: Any) -> int:
+    if not isinstance(x, Mapping):
+        return len(keras.tree.flatten(x)[0])
+    feature = next(iter(x.values()))
+    return len(feature) if isinstance(feature, list) else _count_rows(feature)
+
+
+def _cut_rows(x: Any, start: int) -> Any:
+    """Return a batch of the rows. In a dict a list has rows, such as texts; elsewhere it has inputs."""
+    if not isinstance(x, Mapping):
+        return keras.tree.map_structure(lambda values: values[start : start + BATCH_SIZE], x)
+    return {
+        key: values[start : start + BATCH_SIZE] if isinstance(values, list) else _cut_rows(values, start)
+        for key, values in x.items()
+    }
 
 
 def _as_array(values: Any) -> NDArray[Any]:

@@ -224,3 +224,18 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(InputError, match="which is categorical"):
         est.DNNClassifier([3], [WORD], config=config(tmp_path)).train(Batches, max_steps=1)
+
+
+def test_features_may_be_lists(tmp_path: Path) -> None:
+    words = ["x" * 40 + word for word in WORDS] * 16
+    rows = [[word] * (1 + place % 2) for place, word in enumerate(words)]
+    word, more = (fc.categorical_column_with_hash_bucket(key, 100) for key in ("word", "more"))
+    model = est.LinearClassifier([word, more], config=config(tmp_path))
+    labels = np.arange(48) % 2
+    model.train(lambda: ({"word": words, "more": rows}, labels), steps=3)
+    arrays = np.empty(48, object)
+    arrays[:] = rows
+    expected = list(model.predict(lambda: {"word": np.array(words, object), "more": arrays}))
+    found = list(model.predict(lambda: {"word": words, "more": rows}))
+    assert [row["logits"].tolist() for row in found] == [row["logits"].tolist() for row in expected]
+    assert len(found) == 48 and len({float(row["logits"][0]) for row in found}) == 6

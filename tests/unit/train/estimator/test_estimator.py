@@ -108,6 +108,25 @@ def test_another_process_goes_on_from_the_folder(tmp_path: Path) -> None:
     assert last.evaluate(Batches)["global_step"] == 21
 
 
+class Fails(est.SessionRunHook):
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        if self.global_step == 17:
+            raise ZeroDivisionError
+
+
+def test_scores_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    trained, reader = make(tmp_path, interval=7).train(Batches, max_steps=7), make(tmp_path)
+    first = reader.latest_checkpoint()
+    assert reader.evaluate(Batches)["global_step"] == 7
+    trained.train(Batches, max_steps=14)  # as another process may
+    assert reader.evaluate(Batches)["global_step"] == 14
+    assert trained.evaluate(Batches, checkpoint_path=first)["global_step"] == 7
+    assert trained.train(Batches, max_steps=7).evaluate(Batches)["global_step"] == 14
+    with pytest.raises(ZeroDivisionError):
+        trained.train(Batches, max_steps=21, hooks=[Fails()])
+    assert trained.evaluate(Batches)["global_step"] == 14
+
+
 def test_data_of_tensorflow_is_read(tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     rows = 203 // 29 * 29
