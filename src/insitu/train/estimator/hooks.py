@@ -62,6 +62,12 @@ class SessionRunContext:
         self._model.stop_training = True
 
 
+class _Asked:
+    """What a hook has asked for, or None."""
+
+    args: SessionRunArgs | None = None
+
+
 class SessionRunHook(keras.callbacks.Callback):
     """The base of hooks. Override `begin`, `before_run`, `after_run` and `end`."""
 
@@ -71,12 +77,14 @@ class SessionRunHook(keras.callbacks.Callback):
         self.global_step = 0
         #: That number at the step before: on parameter servers others make updates in between.
         self.previous_step = 0
+        #: What `before_run` has asked for in the step under way. An object, so that it stays in this process.
+        self._asked = _Asked()
 
     def begin(self) -> None:
         """Prepare for a training. `self.global_step` is where it begins."""
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Return which of the step's values `after_run` is to get, or None."""
+        """Hear of a step that begins. Return which of its values `after_run` is to get, or None."""
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Hear of a step that was done; `self.global_step` counts it."""
@@ -95,12 +103,18 @@ class SessionRunHook(keras.callbacks.Callback):
         self.global_step = self.previous_step = read_global_step(self.model)
         self.begin()
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._asked.args = self.before_run(SessionRunContext(self.model))
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.previous_step, self.global_step = self.global_step, self._count_step()
-        context = SessionRunContext(self.model)
-        asked = self.before_run(context)
-        values = None if asked is None else _fetch(asked.fetches, logs or {})
-        self.after_run(context, SessionRunValues(values))
+        asked, self._asked.args = self._asked.args, None
+        values = None if asked is None else self._fetch(asked.fetches, logs or {})
+        self.after_run(SessionRunContext(self.model), SessionRunValues(values))
+
+    def _fetch(self, names: Any, logs: Mapping[str, Any]) -> Any:
+        """Return the values of `names` out of a step's logs, in their structure."""
+        return _fetch(names, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         self.end()
@@ -193,6 +207,7 @@ class LoggingTensorHook(SessionRunHook):
         formatter: Callable[[dict[str, float]], str] | None = None,
     ) -> None:
         super().__init__()
+        _check_every("LoggingTensorHook", "every_n_iter", every_n_iter)
         self._names = dict(tensors) if isinstance(tensors, Mapping) else {name: name for name in tensors}
         self._every = every_n_iter
         self._at_end = at_end
@@ -200,8 +215,11 @@ class LoggingTensorHook(SessionRunHook):
         self._newest: dict[str, float] = {}
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        due = self.has_passed(self._every)
-        return SessionRunArgs(self._names) if due or self._at_end else None
+        return SessionRunArgs(self._names)
+
+    def _fetch(self, names: Any, logs: Mapping[str, Any]) -> Any:
+        # Reading a value waits for the step.
+        return super()._fetch(names, logs) if self._at_end or self.has_passed(self._every) else None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if run_values.results is not None:
@@ -224,6 +242,7 @@ class StepCounterHook(SessionRunHook):
 
     def __init__(self, every_n_steps: int = 100) -> None:
         super().__init__()
+        _check_every("StepCounterHook", "every_n_steps", every_n_steps)
         self._every = every_n_steps
         #: When the last line was printed, by the monotonic clock; None before. An object, so that it stays in
         #: this process.
@@ -299,6 +318,11 @@ def is_chief(model: Any) -> bool:
     """Return whether this process does what one task does for all."""
     trainer = trainer_of(model)
     return trainer is None or trainer.membership.context.is_chief
+
+
+def _check_every(hook: str, name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{hook}.{name} is a number of steps, 1 or more. Received: {value!r}")
 
 
 def _format_values(values: Mapping[str, float]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from models import in_shards
 
 from insitu.errors import InputError, TrainingError
+from insitu.train import MultiWorkerMirroredStrategy
 from insitu.train.estimator import hooks
 from insitu.train.estimator.hooks import (
     LoggingTensorHook,
@@ -68,6 +71,38 @@ def test_a_users_hook_gets_the_values_that_it_names() -> None:
         assert values["a"] == values["b"][1] > 0 and values["c"] is None
     with pytest.raises(InputError, match=r"by name: loss, mae. Received: 'accuracy'"):
         fit(Asking("accuracy", 3))
+
+
+class Order(SessionRunHook):
+    """Notes what comes before what, and how many updates the model has had by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[str, int]] = []
+
+    def before_run(self, run_context: SessionRunContext) -> None:
+        self.events.append(("before", hooks.read_global_step(run_context.model)))
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self.events.append(("after", hooks.read_global_step(run_context.model)))
+        assert run_values.results is None
+
+
+@pytest.mark.parametrize("strategy", [None, MultiWorkerMirroredStrategy])
+def test_before_run_comes_before_the_step(strategy: Any) -> None:
+    order = Order()
+    with strategy(context=in_shards((0, 1), 2)).scope() if strategy else contextlib.nullcontext():
+        fit(order, epochs=1)
+    expected = [each for step in range(4) for each in (("before", step), ("after", step + 1))]
+    assert order.events == expected
+
+
+@pytest.mark.parametrize("every", [0, -1, 2.5, True])
+def test_numbers_of_steps_are_checked(every: Any) -> None:
+    with pytest.raises(InputError, match=r"LoggingTensorHook\.every_n_iter is a number of steps"):
+        LoggingTensorHook(["loss"], every)
+    with pytest.raises(InputError, match=r"StepCounterHook\.every_n_steps is a number of steps"):
+        StepCounterHook(every)
 
 
 def test_training_stops_at_a_step_over_several_fits() -> None:
