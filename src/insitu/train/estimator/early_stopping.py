@@ -29,6 +29,11 @@ class StopIfHook(keras.callbacks.Callback):
 
     def __init__(self, metric_name: str, rule: Rule, min_steps: int) -> None:
         super().__init__()
+        if not isinstance(metric_name, str):
+            raise InputError(
+                "Training ends by the name of a metric, such as 'loss'. Received: "
+                f"{type(metric_name).__name__}. An estimator isn't passed here"
+            )
         self._metric = metric_name
         self._rule = rule
         self._min_steps = min_steps

@@ -20,7 +20,7 @@ from insitu.train.estimator.agreement import agree
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.server_training import find_servers
 from insitu.train.estimator.specs import EvalSpec, check_data
-from insitu.train.evaluation import BATCH_SIZE, SidecarEvaluator, expect_ends
+from insitu.train.evaluation import BATCH_SIZE, Candidate, SidecarEvaluator, expect_ends
 from insitu.train.fit import trainer_of
 
 _LOG = logging.getLogger("insitu")
@@ -38,9 +38,12 @@ class Pace:
     def is_due(self) -> bool:
         return self._clock() >= self._due
 
-    def begin(self) -> None:
-        """Begin an evaluation."""
-        self._due = self._clock() + self._throttle
+    def read_clock(self) -> float:
+        return self._clock()
+
+    def begin(self, at: float | None = None) -> None:
+        """Begin an evaluation, or say when one has begun."""
+        self._due = (self._clock() if at is None else at) + self._throttle
 
 
 class Publisher:
@@ -97,6 +100,8 @@ class SpecEvaluator(SidecarEvaluator):
         super().__init__(model, data, directory, count_steps(data, spec.steps), None, list(spec.hooks))
         self._pace = Pace(spec)
         self._publisher = publisher
+        #: When the checkpoint under way was begun to be scored, by the clock of `_pace`.
+        self._began = 0.0
         self._is_exported = False
         if publisher.exporters and self._context.job is not None:
             # An incarnation before may have ended between a score and its export.
@@ -106,8 +111,13 @@ class SpecEvaluator(SidecarEvaluator):
     def _is_due(self) -> bool:
         return self._pace.is_due()
 
+    def _score(self, candidate: Candidate) -> bool:
+        self._began = self._pace.read_clock()
+        return super()._score(candidate)
+
     def _publish(self, evaluation: Evaluation) -> None:
-        self._pace.begin()
+        # Now: a checkpoint that couldn't be read is tried again at once.
+        self._pace.begin(self._began)
         super()._publish(evaluation)
         self._export(evaluation, is_final=self._training_over)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -16,8 +17,9 @@ from insitu.export_formats import KERAS
 from insitu.train.exports import check_format, find_exports, publish
 
 Scores = Mapping[str, float]
-Compare = Callable[[Scores, Scores], bool]
-"""Takes the best scores so far and the newest; returns whether the newest are better."""
+Compare = Callable[..., bool]
+"""Takes the best scores so far and the newest; returns whether the newest are better. Arguments that have
+TensorFlow's names, `best_eval_result` and `current_eval_result`, are passed by name."""
 
 
 class Exporter:
@@ -83,7 +85,7 @@ def is_loss_smaller(best: Scores, newest: Scores) -> bool:
 class BestExporter(Exporter):
     """Exports where the newest scores are the best so far, as `compare_fn(best, newest)` says.
 
-    The best scores lie beside the exports, so that a job that goes on knows them.
+    Scores have `global_step`, too. The best lie beside the exports, so that a job that goes on knows them.
     """
 
     def __init__(
@@ -103,8 +105,9 @@ class BestExporter(Exporter):
         self, model: Any, export_path: Path, step: int, scores: Scores, example: Any, *, is_final: bool
     ) -> Path | None:
         folder = export_path / self.name
+        scores = {**scores, "global_step": step}
         best = _read_scores(folder, self.format)
-        if best is not None and not self._compare(best, scores):
+        if best is not None and not _compare(self._compare, best, scores):
             return None
         path = publish(model, folder, step, example, self.format)
         replace_file(folder / _SCORES, json.dumps(dict(scores)).encode())
@@ -113,6 +116,20 @@ class BestExporter(Exporter):
 
 
 _SCORES = "best.json"
+_NAMES = ("best_eval_result", "current_eval_result")
+
+
+def _compare(function: Compare, best: Scores, newest: Scores) -> bool:
+    """Return what a compare_fn says. As in TensorFlow its arguments may come in any order."""
+    try:
+        has_names = set(_NAMES) <= inspect.signature(function).parameters.keys()
+    except ValueError:  # some functions in C have no signature
+        has_names = False
+    return (
+        bool(function(**dict(zip(_NAMES, (best, newest), strict=True))))
+        if has_names
+        else bool(function(best, newest))
+    )
 
 
 def remove_oldest(folder: Path, kept: int | None, format: str = KERAS) -> None:

@@ -43,10 +43,11 @@ class TrainSpec:
     #: Updates of the model, counted over all workers and runs, after which training ends; None: it goes on
     #: until a hook or `insitu stop` ends it.
     max_steps: int | None = None
-    #: Hooks and Keras callbacks. Given in every task.
+    #: Hooks and Keras callbacks. Given in every task. None stands for none.
     hooks: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hooks", tuple(self.hooks or ()))
         check_input("TrainSpec", self.input_fn)
         if self.max_steps is not None:
             _check_positive("TrainSpec", "max_steps", self.max_steps)
@@ -70,7 +71,14 @@ class EvalSpec:
     throttle_secs: float = 600
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hooks", tuple(self.hooks or ()))
         check_input("EvalSpec", self.input_fn)
+        for hook in self.hooks:
+            if hasattr(hook, "after_run") or not isinstance(hook, keras.callbacks.Callback):
+                raise InputError(
+                    "An evaluation has Keras callbacks, which hear of batches in on_test_batch_end. Hooks "
+                    f"hear of a training alone. Received: {type(hook).__name__} in EvalSpec.hooks"
+                )
         if self.steps is not None:
             _check_positive("EvalSpec", "steps", self.steps)
         for name in ("start_delay_secs", "throttle_secs"):

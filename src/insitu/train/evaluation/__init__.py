@@ -3,13 +3,19 @@
 Begin reading with `sidecar.py`.
 """
 
-from insitu.train.evaluation.checkpoints import assign_iterations, find_checkpoints, load_checkpoint
+from insitu.train.evaluation.checkpoints import (
+    Candidate,
+    assign_iterations,
+    find_checkpoints,
+    load_checkpoint,
+)
 from insitu.train.evaluation.event_files import EventFile
 from insitu.train.evaluation.sidecar import BATCH_SIZE, SidecarEvaluator, expect_ends
 from insitu.train.evaluation.tensorboard import TensorBoard
 
 __all__ = [
     "BATCH_SIZE",
+    "Candidate",
     "EventFile",
     "SidecarEvaluator",
     "TensorBoard",

@@ -54,6 +54,11 @@ def test_scores_are_found_by_name_and_step() -> None:
         find_scores(found, "accuracy", 0)
 
 
+def test_an_estimator_is_no_name_of_a_metric() -> None:
+    with pytest.raises(InputError, match=r"name of a metric, such as 'loss'. Received: object"):
+        stop_if_no_decrease_hook(object(), "loss", 1000)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("hook", "steps"),
     [

@@ -30,6 +30,11 @@ def test_the_first_evaluation_is_delayed_and_the_others_are_throttled() -> None:
             due.append(second)
             pace.begin()
     assert due == [5, 25, 45]
+    pace.begin(at=40.0)  # an evaluation is over that had begun then
+    now[0] = 59.0
+    assert not pace.is_due()
+    now[0] = 60.0
+    assert pace.is_due()
 
 
 class Batches(keras.utils.PyDataset):

@@ -82,6 +82,24 @@ def test_the_final_one_comes_at_the_end_alone(tmp_path: Path) -> None:
     assert names(tmp_path / "last") == ["00000006.keras"]
 
 
+def is_more_accurate(current_eval_result: Any, best_eval_result: Any) -> bool:
+    """Compare as a function of TensorFlow's estimators may: its arguments have their names in any order."""
+    assert current_eval_result["global_step"] == best_eval_result["global_step"] + 1
+    return bool(current_eval_result["accuracy"] > best_eval_result["accuracy"])
+
+
+def test_a_compare_function_of_tensorflow_gets_its_arguments_by_name(tmp_path: Path) -> None:
+    exporter, model = BestExporter(compare_fn=is_more_accurate), model_of()
+    exported = [
+        exporter.export(model, tmp_path, step, {"accuracy": accuracy}, EXAMPLE, is_final=False) is not None
+        for step, accuracy in ((1, 0.5), (2, 0.75))
+    ]
+    assert exported == [True, True] and len(names(tmp_path / "best")) == 3
+    by_place = BestExporter("place", lambda best, newest: newest["a"] > best["a"])
+    found = [by_place.export(model, tmp_path, 1, {"a": a}, EXAMPLE, is_final=False) for a in (1, 0)]
+    assert found[0] is not None and found[1] is None
+
+
 def test_the_best_is_known_again_after_a_restart(tmp_path: Path) -> None:
     def export(step: int, loss: float, **more: float) -> bool:
         scores = {"loss": loss, **more}

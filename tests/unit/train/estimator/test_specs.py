@@ -7,6 +7,7 @@ import pytest
 
 from insitu.errors import InputError
 from insitu.train.estimator.exporters import FinalExporter
+from insitu.train.estimator.hooks import NanTensorHook
 from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_data
 
 
@@ -20,6 +21,8 @@ from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_d
         (lambda: EvalSpec(lambda: 0, steps=-1), "EvalSpec.steps"),
         (lambda: EvalSpec(lambda: 0, throttle_secs=-1), "throttle_secs .* Received: -1"),
         (lambda: EvalSpec(lambda: 0, start_delay_secs=float("nan")), "start_delay_secs"),
+        (lambda: EvalSpec(lambda: 0, hooks=[NanTensorHook()]), "Received: NanTensorHook in EvalSpec.hooks"),
+        (lambda: EvalSpec(lambda: 0, 100, "name"), "Received: str in EvalSpec.hooks"),
         (lambda: RunConfig(save_checkpoints_steps=0), "save_checkpoints_steps"),
         (lambda: RunConfig(keep_checkpoint_max=True), "keep_checkpoint_max"),
     ],
@@ -41,3 +44,7 @@ def test_one_exporter_may_stand_alone() -> None:
     assert EvalSpec(lambda: 0, exporters=one).all_exporters == (one,)
     assert EvalSpec(lambda: 0, exporters=[one]).all_exporters == (one,)
     assert EvalSpec(lambda: 0).all_exporters == EvalSpec(lambda: 0, exporters=None).all_exporters == ()
+
+
+def test_none_stands_for_no_hooks() -> None:
+    assert TrainSpec(lambda: 0, hooks=None).hooks == EvalSpec(lambda: 0, hooks=None).hooks == ()  # type: ignore[arg-type]
