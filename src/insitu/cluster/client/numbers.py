@@ -45,7 +45,7 @@ class Rates:
     step_seconds: float | None
     #: Those by activity (`insitu.time_account`).
     split: Mapping[str, float]
-    #: Processor cores that it used.
+    #: Processor cores that it used in its last seconds, also beside training.
     cpu: float
     #: Bytes of physical memory.
     memory: int
@@ -78,10 +78,20 @@ def compute_rates(samples: Sequence[Sample]) -> Rates:
         rows_per_second=(b.rows - a.rows) / training if is_known else None,
         step_seconds=training / steps if is_known else None,
         split={name: value / steps for name, value in split.items() if value > 0} if is_known else {},
-        cpu=(b.cpu - a.cpu) / span if span > 0 else b.cpu / max(b.at - b.started, 1e-3),
+        cpu=_compute_cpu(own),
         memory=last.memory,
         gpus=last.gpus,
     )
+
+
+def _compute_cpu(samples: Sequence[Sample]) -> float:
+    """Return the cores that a process used in its last seconds, whatever it did, such as to evaluate. Of
+    one sample, those of all its life."""
+    last = samples[-1]
+    first = next((each for each in samples if last.at - each.at <= _WINDOW), last)
+    if last.at > first.at:
+        return (last.cpu - first.cpu) / (last.at - first.at)
+    return last.cpu / max(last.at - last.started, 1e-3)
 
 
 def find_newest(samples: Iterable[Sample]) -> Sample | None:

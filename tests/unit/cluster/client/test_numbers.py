@@ -55,6 +55,16 @@ def test_a_new_process_has_no_rates_before_its_second_sample() -> None:
     assert compute_rates([sample(1.0, 0), sample(9.0, 1)]).step_seconds is None
 
 
+def test_cores_are_those_of_the_last_seconds_also_without_a_step() -> None:
+    busy = [sample(float(at), 0, cpu=float(at)) for at in range(1, 20)]
+    idle = [sample(float(at), 0, cpu=19.0) for at in range(20, 40)]
+    assert compute_rates(busy[:1]).cpu == 1.0
+    assert compute_rates(busy).cpu == pytest.approx(1.0)
+    assert compute_rates([*busy, *idle]).cpu == 0.0
+    after = [sample(1.0, 10, cpu=1.0), sample(2.0, 20, cpu=2.0), sample(12.0, 20, cpu=2.0)]
+    assert compute_rates(after).cpu == 0.0
+
+
 def test_steps_longer_than_the_window_are_measured_too() -> None:
     assert compute_rates([sample(1.0, 1), sample(61.0, 2)]).step_seconds == 60.0
 
