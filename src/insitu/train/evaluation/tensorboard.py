@@ -107,7 +107,9 @@ class TensorBoard(keras.callbacks.Callback):
         if self._file is None or self._update_freq == "epoch":
             return
         if self._steps.count % int(self._update_freq) == 0:
-            self._begin(self._file).write(self._read_updates(), _as_numbers(logs or {}))
+            step, numbers = self._read_updates(), _as_numbers(logs or {})
+            self._begin(self._file).write(step, numbers)
+            self._steps.newest = (step, numbers)
 
     def _begin(self, file: EventFile) -> EventFile:
         """Return the file, in which the first event says where the training goes on. A task that takes up a
@@ -125,7 +127,10 @@ class TensorBoard(keras.callbacks.Callback):
         step = self._read_updates()
         rate = {"learning_rate": _read_learning_rate(self.model)}
         file = self._begin(self._file)
-        file.write(step, {**_as_numbers(logs or {}), **rate})
+        # An epoch's end repeats the logs of its last step, beside those of the validation.
+        there = self._steps.newest[1] if self._steps.newest[0] == step else {}
+        numbers = {name: n for name, n in _as_numbers(logs or {}).items() if there.get(name) != n}
+        file.write(step, {**numbers, **rate})
         arrays: dict[str, NDArray[Any]] = {}
         if WEIGHTS in self._histograms:
             arrays |= {f"weights/{v.path}": to_numpy(v) for v in self.model.trainable_variables}
@@ -150,6 +155,8 @@ class _Steps:
         self.count = 0
         #: Whether anything was written.
         self.written = False
+        #: The step whose logs were written last, and these.
+        self.newest: tuple[int, dict[str, float]] = (-1, {})
 
 
 def _nobody() -> None:
