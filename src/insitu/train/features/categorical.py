@@ -292,6 +292,12 @@ class CrossedColumn(CategoricalColumn):
         found = [self._hash_leaf(leaf, features) for leaf in self.leaves]
         found.sort(key=lambda part: not part[2])
         rows = len(found[0][0])
+        if any(len(part) != rows for part, _, _ in found):
+            raise InputError(
+                f"All features of a batch have the same number of rows. Received: "
+                f"{sorted({len(part) for part, _, _ in found})} rows of {', '.join(self.raw_keys)}, for "
+                f"column {self.name!r}"
+            )
         hashes = np.full((rows, 1), self.hash_key or CROSS_KEY, np.uint64)
         present = np.ones((rows, 1), bool)
         for part, there, _ in found:
@@ -368,7 +374,7 @@ def _read_weights(raw: Any, key: str, ids: Ids) -> npt.NDArray[Any]:
             f"in {key!r} for row {wrong} of the batch, with other values. Give both the same lengths"
         )
     numbers = np.asarray(raw)
-    if numbers.ndim == 0 or numbers.size != ids.values.size:
+    if numbers.ndim == 0 or len(numbers) != shape[0] or numbers.size != ids.values.size:
         raise InputError(
             f"Each value has one weight. Received: weights {key!r} of shape {numbers.shape} for values of "
             f"shape "
@@ -378,10 +384,12 @@ def _read_weights(raw: Any, key: str, ids: Ids) -> npt.NDArray[Any]:
 
 
 def _check_weights(weights: npt.NDArray[Any], key: str) -> npt.NDArray[Any]:
-    if np.isnan(weights).any():
-        row = int(np.argwhere(np.isnan(weights))[0][0])
+    wrong = ~np.isfinite(weights)
+    if wrong.any():
+        row = int(np.argwhere(wrong)[0][0])
+        received = "NaN" if np.isnan(weights[wrong][0]) else str(weights[wrong][0])
         raise InputError(
-            f"A weight is a number. Received: NaN in row {row} of the batch, in feature {key!r}. Fill such "
-            f"weights, such as with 0, which leaves the value out"
+            f"A weight is a finite number. Received: {received} in row {row} of the batch, in feature "
+            f"{key!r}. Fill such weights, such as with 0, which leaves the value out"
         )
     return weights

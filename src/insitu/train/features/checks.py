@@ -111,7 +111,10 @@ def check_vocabulary(vocabulary: Any, dtype: Any, key: str) -> tuple[tuple[Any, 
     if isinstance(vocabulary, str | bytes) or not isinstance(vocabulary, Iterable):
         raise InputError(f"vocabulary_list is a list of texts or whole numbers. Received: {vocabulary!r}")
     plain = [v.item() if isinstance(v, np.generic) else v for v in vocabulary]
-    listed = tuple(v.decode() if isinstance(v, bytes) else v for v in plain)
+    try:
+        listed = tuple(v.decode() if isinstance(v, bytes) else v for v in plain)
+    except UnicodeDecodeError as error:
+        raise InputError(f"A vocabulary is in UTF-8. Received: {error}, for column {key!r}") from None
     are_texts = all(isinstance(value, str) for value in listed)
     are_numbers = all(isinstance(v, int) and not isinstance(v, bool) for v in listed)
     if not listed or not (are_texts or are_numbers):
@@ -121,6 +124,9 @@ def check_vocabulary(vocabulary: Any, dtype: Any, key: str) -> tuple[tuple[Any, 
             f"{key!r}"
         )
     found = "string" if are_texts else "int64"
+    beyond = next((v for v in listed if isinstance(v, int) and not -(2**63) <= v < 2**63), None)
+    if beyond is not None:
+        raise InputError(f"Whole numbers must fit into int64. Received: {beyond} for column {key!r}")
     if dtype is not None and check_dtype(dtype, "vocabulary_list") != found:
         raise InputError(f"dtype is that of the vocabulary, {found!r}. Received: {dtype!r}. Leave it out")
     refuse_duplicates(listed, f"vocabulary_list of column {key!r}")

@@ -90,8 +90,18 @@ def test_weights_lie_beside_the_values():
         column.look_up({"k": [[1, 2], [3, 4]], "w": [[0.5], [2.0]]})
     with pytest.raises(InputError, match=r"1 weights in 'w' for row 0"):
         column.look_up({"k": [[1, 2], [3]], "w": [[0.5], [2.0, 1.0]]})
-    with pytest.raises(InputError, match="NaN in row 1"):
-        column.look_up({"k": [1, 2], "w": [0.5, np.nan]})
+    for wrong, told in ((np.nan, "NaN in row 1"), (np.inf, "inf in row 1"), (-np.inf, "-inf in row 1")):
+        with pytest.raises(InputError, match=told):
+            column.look_up({"k": [1, 2], "w": [0.5, wrong]})
+    with pytest.raises(InputError, match=r"weights 'w' of shape \(4,\) for values of shape \(2, 2\)"):
+        column.look_up({"k": np.array([[1, 2], [3, 4]]), "w": np.arange(4.0)})
+
+
+def test_features_of_a_cross_have_the_same_rows():
+    cross = fc.crossed_column(["a", "b"], 10)
+    for rows in (1, 2):
+        with pytest.raises(InputError, match=rf"Received: \[{rows}, 3\] rows of a, b, for column 'a_X_b'"):
+            cross.look_up({"a": np.arange(rows), "b": np.arange(3)})
 
 
 def test_names_are_those_of_tensorflow():

@@ -45,6 +45,14 @@ WEIGHTED = fc.weighted_categorical_column(CATEGORY, "w")
         (lambda: fc.categorical_column_with_vocabulary_list("c", ["a", 1]), r"Received: \['a', 1\]"),
         (lambda: fc.categorical_column_with_vocabulary_list("c", ["a", "b", "a"]), "'a' at 0 and 2"),
         (
+            lambda: fc.categorical_column_with_vocabulary_list("c", [b"\xff"]),
+            "in UTF-8. Received: .* for column 'c'",
+        ),
+        (
+            lambda: fc.categorical_column_with_vocabulary_list("c", [1, 2**63]),
+            f"int64. Received: {2**63} for",
+        ),
+        (
             lambda: fc.categorical_column_with_vocabulary_list("c", ["a"], "int64"),
             "'string'. Received: 'int64'",
         ),
