@@ -31,6 +31,8 @@ from insitu.train.replica import to_numpy
 from insitu.train.strategies import MultiWorkerMirroredStrategy
 
 InputFn = Callable[[], Any]
+_TRAINS_IN_JOB: list[object] = []
+"""The mark of the estimator that trains to the folder of the job, if one does. Written by `Estimator`."""
 _LOG = logging.getLogger("insitu")
 
 
@@ -99,6 +101,8 @@ class Estimator:
         self._model_fn = model_fn
         self._params = dict(params or {})
         self._warm_start = _read_settings(warm_start_from)
+        #: Tells it from others.
+        self._mark = object()
         #: The model, once a batch has been seen. Written by `_prepare`.
         self._made: Any = None
         #: Whether its weights are what was trained in this process. Written by `train` and `_load`.
@@ -161,6 +165,7 @@ class Estimator:
                 "In a job a training ends at max_steps: `steps` counts from where a run begins, and each "
                 f"recovery would begin again. Received: steps={steps}. Pass max_steps"
             )
+        self._claim_folder()
         self._prepare(input_fn)
         if self._is_older or (steps is not None and not self._is_current):
             self._load()
@@ -268,6 +273,8 @@ class Estimator:
         """Return what train_and_evaluate takes: the model, the specs with data as the model takes them, and
         the config."""
         in_evaluator = self._context.role == "evaluator"
+        if not in_evaluator:
+            self._claim_folder()
         self._prepare(eval_spec.input_fn if in_evaluator else train_spec.input_fn)
         self._check_modes(ModeKeys.EVAL, *([ModeKeys.PREDICT] if eval_spec.all_exporters else []))
         train_spec = replace(train_spec, input_fn=self._adapted(train_spec.input_fn))
@@ -303,6 +310,17 @@ class Estimator:
             self._made = self._make_model(features, labels)
         if self._warm_start is not None:
             self._start_warm(self._warm_start)
+
+    def _claim_folder(self) -> None:
+        """Raise InputError where another estimator trains to the same folder of the job."""
+        if self._config.model_dir is not None or self._context.job is None:
+            return
+        if _TRAINS_IN_JOB and _TRAINS_IN_JOB[0] is not self._mark:
+            raise InputError(
+                "An estimator without model_dir saves to the folder of its job, and goes on from what it "
+                "finds there. Received: a second one that trains in this job. Pass a model_dir to each"
+            )
+        _TRAINS_IN_JOB[:] = [self._mark]
 
     def _check_modes(self, *modes: str) -> None:
         """Raise InputError where model_fn isn't made for one of the modes, before the work begins."""

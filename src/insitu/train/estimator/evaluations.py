@@ -138,8 +138,10 @@ class InTurnEvaluator(keras.callbacks.Callback):
     The chief's clock decides when. All tasks run it.
     """
 
-    def __init__(self, spec: EvalSpec, publisher: Publisher, context: Context) -> None:
+    def __init__(self, spec: EvalSpec, publisher: Publisher, context: Context, number: int = 0) -> None:
         super().__init__()
+        #: Number of the training in its script: another one has evaluations of its own.
+        self._number = number
         self._spec = spec
         self._publisher = publisher
         self._context = context
@@ -173,12 +175,19 @@ class InTurnEvaluator(keras.callbacks.Callback):
             self._publisher.export(model, step, scores, is_final=is_final)
         return scores
 
+    def is_own(self, evaluation: Evaluation) -> bool:
+        """Return whether an evaluation of the job is one of this training."""
+        return evaluation.key.startswith(f"{self._number}/")
+
     def _note(self, step: int, scores: dict[str, float], seconds: float) -> None:
-        evaluation = Evaluation(f"step {step}", None, None, step, scores, time.time(), seconds)
+        name, key = f"step {step}", f"{self._number}/{step}"
+        if self._number and self._context.job is not None:
+            name = f"training {self._number + 1}, {name}"
+        evaluation = Evaluation(name, None, None, step, scores, time.time(), seconds, key)
         self.found.append(evaluation)
         job = self._context.job
-        if job is not None and evaluation.checkpoint not in {
-            each.checkpoint for each in read_evaluations(job.evaluations)
+        if job is not None and evaluation.identity not in {
+            each.identity for each in read_evaluations(job.evaluations)
         }:
             append_evaluation(job.evaluations, evaluation)
         sys.stdout.write(f"[insitu] evaluation of {evaluation.describe()}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import tempfile
@@ -43,6 +44,8 @@ from insitu.train.fit import KerasTrainer, trainer_of
 ENDLESS = 1 << 31
 """Epochs of a training without max_steps."""
 _LOG = logging.getLogger("insitu")
+_CALLS = itertools.count()
+"""Numbers the calls of `train_and_evaluate` in this script, the same in each run of it."""
 
 Scores = dict[str, float]
 
@@ -68,7 +71,7 @@ def train_and_evaluate(
             or data that can be read once.
         NanLossDuringTrainingError: where the loss isn't finite. No checkpoint is written of it.
     """
-    context, series = read_context(), None
+    context, series, number = read_context(), None, next(_CALLS)
     model = estimator
     if hasattr(estimator, "make_trained"):
         if config is not None:
@@ -88,7 +91,13 @@ def train_and_evaluate(
         evaluator.start()
         scores = dict(evaluator.evaluations[-1].metrics) if evaluator.evaluations else None
         return scores, publisher.published
-    in_turn = None if _has_evaluator(context) else InTurnEvaluator(eval_spec, publisher, context)
+    in_turn = None if _has_evaluator(context) else InTurnEvaluator(eval_spec, publisher, context, number)
+    if in_turn is None and number and any(isinstance(hook, StopIfHook) for hook in train_spec.hooks):
+        raise TrainingError(
+            "An evaluator scores the first train_and_evaluate of a script until training is over, and of "
+            f"others the last checkpoint. Received: a hook that reads the scores of call {number + 1}. Start "
+            "the job without --evaluator, or train one model in it."
+        )
     train(trainer, train_spec, config, in_turn, series)
     if in_turn is None:
         return None, []
@@ -216,9 +225,10 @@ def _build(model: Any, data: Any, store: CheckpointStore | None) -> None:
 def _read_evaluations(in_turn: InTurnEvaluator | None) -> list[Evaluation]:
     """Return what is known of the training's scores, oldest first."""
     job = read_context().job
-    if job is not None:
-        return read_evaluations(job.evaluations)
-    return in_turn.found if in_turn is not None else []
+    found = read_evaluations(job.evaluations) if job is not None else []
+    if in_turn is None:
+        return found
+    return [each for each in found if in_turn.is_own(each)] if job is not None else in_turn.found
 
 
 def check_trained(model: Any) -> KerasTrainer:

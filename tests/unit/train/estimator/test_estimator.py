@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from keras import layers, ops
 from models import image_rows, in_shards, weights
 
 from insitu import estimator as est
+from insitu.context import Context
 from insitu.errors import InputError, TrainingError
+from insitu.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy
 
 # Keras, as it saves
@@ -125,6 +128,19 @@ def test_scores_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         trained.train(Batches, max_steps=21, hooks=[Fails()])
     assert trained.evaluate(Batches)["global_step"] == 14
+
+
+def test_estimators_of_one_job_have_a_folder_each(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("insitu.train.estimator.estimator")
+    monkeypatch.setattr(module, "read_context", lambda: Context(Paths(home), job_id="j-1"))
+    monkeypatch.setattr(module, "_TRAINS_IN_JOB", [])
+    first, second, third = make(None), make(None), make(tmp_path)
+    first.train(Batches, max_steps=1).train(Batches, max_steps=2)
+    with pytest.raises(InputError, match=r"a second one that trains in this job. Pass a model_dir to each"):
+        second.train(Batches, max_steps=1)
+    third.train(Batches, max_steps=1)
 
 
 def test_data_of_tensorflow_is_read(tmp_path: Path) -> None:

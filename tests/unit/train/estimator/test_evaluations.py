@@ -9,8 +9,11 @@ import keras
 import numpy as np
 import pytest
 
+from insitu.context import Context
 from insitu.errors import InputError, TrainingError
-from insitu.train.estimator.evaluations import Pace, Publisher, count_steps, find_inputs
+from insitu.evaluations import read_evaluations
+from insitu.paths import Paths
+from insitu.train.estimator.evaluations import InTurnEvaluator, Pace, Publisher, count_steps, find_inputs
 from insitu.train.estimator.exporters import Exporter, LatestExporter
 from insitu.train.estimator.specs import EvalSpec
 
@@ -69,6 +72,19 @@ def test_an_exporter_that_fails_harms_no_other(tmp_path: Path, caplog: pytest.Lo
     publisher.export(model, 7, {}, is_final=False)
     assert publisher.published == [tmp_path / "latest" / "00000007.keras"]
     assert "'f' published nothing: Received: nothing good." in caplog.text
+
+
+def test_trainings_of_one_job_have_evaluations_of_their_own(home: Path) -> None:
+    context = Context(Paths(home), job_id="j-1")
+    assert context.job is not None
+    context.job.evaluations.parent.mkdir(parents=True)
+    spec = EvalSpec(lambda: (X, X))
+    first, second = (InTurnEvaluator(spec, Publisher(spec, None), context, number) for number in (0, 1))
+    for evaluator, loss in ((first, 1.0), (second, 2.0), (second, 3.0)):
+        evaluator._note(20, {"loss": loss}, 0.1)  # what was noted before the script was run again stays
+    found = read_evaluations(context.job.evaluations)
+    assert [each.checkpoint for each in found] == ["step 20", "training 2, step 20"]
+    assert [each.metrics["loss"] for each in found if second.is_own(each)] == [2.0]
 
 
 def test_exports_need_a_folder() -> None:
