@@ -8,10 +8,32 @@ from typing import Any
 import keras
 from keras import ops
 
+from insitu.errors import InputError
 from insitu.train.features.column_layer import ColumnLayer
 from insitu.train.features.dense_columns import EmbeddingColumn, leaf_of
+from insitu.train.features.raw_values import Features
 from insitu.train.features.sequence import SequenceNumericColumn
-from insitu.train.features.transform import LENGTHS, VALUES, check_sequence
+from insitu.train.features.transform import LENGTHS, VALUES, FeatureTransform, check_sequence
+
+
+class _EqualSteps(FeatureTransform):
+    """Transforms the features of one layer, whose columns have the same steps in each row."""
+
+    def __call__(self, features: Features, *rest: Any) -> Any:
+        result = super().__call__(features, *rest)
+        found = result[0] if rest else result
+        steps = {name: found[name] for name in found if name.endswith(LENGTHS)}
+        first = next(iter(steps))
+        for name, counts in steps.items():
+            if (differs := counts != steps[first]).any():
+                row = int(differs.argmax())
+                raise InputError(
+                    f"All columns of SequenceFeatures have the same number of steps in a row. Received: "
+                    f"{steps[first][row]} of {first.removesuffix(LENGTHS)!r} and {counts[row]} of "
+                    f"{name.removesuffix(LENGTHS)!r} in row {row} of the batch. Correct the rows, or pass "
+                    f"each column to a layer of its own"
+                )
+        return result
 
 
 @keras.saving.register_keras_serializable(package="insitu")
@@ -21,7 +43,8 @@ class SequenceFeatures(ColumnLayer):
 
     Args:
         feature_columns: sequence columns: `sequence_numeric_column`, or others wrapped in `indicator_column`
-            or `embedding_column`. In each row all of them have the same number of steps.
+            or `embedding_column`. In each row all of them have the same number of steps, which `transform`
+            checks.
         trainable: whether embeddings are trained.
         lengths: steps of each row, by the name of a column, as for `FeatureTransform`.
     """
@@ -35,6 +58,7 @@ class SequenceFeatures(ColumnLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(check_sequence(feature_columns), lengths, name=name, trainable=trainable, **kwargs)
+        self.transform = _EqualSteps(self.feature_columns, lengths)
 
     def call(self, features: Any) -> Any:
         parts = [self._output_of(column, features) for column in self.feature_columns]

@@ -80,6 +80,16 @@ def test_values_equal_those_of_tensorflow():
     )
 
 
+def test_all_columns_have_the_same_steps_in_a_row():
+    layer = fc.SequenceFeatures(make_columns(fc))
+    rows = {**ROWS, "n": [[1.0, 2.0], [1.0] * 6, [7.0, 8.0]]}
+    told = "2 of 'i' and 1 of 'n' in row 0 of the batch"
+    with pytest.raises(InputError, match=told):
+        layer(rows)
+    with pytest.raises(InputError, match=told):
+        layer.transform(rows, np.zeros(3))
+
+
 def test_a_model_over_sequences_is_saved(tmp_path: Path):
     inputs = fc.make_inputs(make_columns(fc))
     values, lengths = fc.SequenceFeatures(make_columns(fc))(inputs)
