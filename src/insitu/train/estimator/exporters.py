@@ -120,16 +120,23 @@ _NAMES = ("best_eval_result", "current_eval_result")
 
 
 def _compare(function: Compare, best: Scores, newest: Scores) -> bool:
-    """Return what a compare_fn says. As in TensorFlow its arguments may come in any order."""
+    """Return what a compare_fn says. As in TensorFlow its arguments may come in any order. Raises InputError
+    where it raises."""
     try:
         has_names = set(_NAMES) <= inspect.signature(function).parameters.keys()
     except ValueError:  # some functions in C have no signature
         has_names = False
-    return (
-        bool(function(**dict(zip(_NAMES, (best, newest), strict=True))))
-        if has_names
-        else bool(function(best, newest))
-    )
+    try:
+        if has_names:
+            return bool(function(**dict(zip(_NAMES, (best, newest), strict=True))))
+        return bool(function(best, newest))
+    except InputError:
+        raise
+    except Exception as error:  # it is the user's
+        raise InputError(
+            f"A compare_fn returns whether the newest scores are better. Received: {error!r}, of scores "
+            f"{', '.join(newest)}"
+        ) from error
 
 
 def remove_oldest(folder: Path, kept: int | None, format: str = KERAS) -> None:

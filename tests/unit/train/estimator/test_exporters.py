@@ -95,6 +95,10 @@ def test_a_compare_function_of_tensorflow_gets_its_arguments_by_name(tmp_path: P
         for step, accuracy in ((1, 0.5), (2, 0.75))
     ]
     assert exported == [True, True] and len(names(tmp_path / "best")) == 3
+    wrong = BestExporter("wrong", lambda best, newest: newest["auc"] > best["auc"])
+    assert wrong.export(model, tmp_path, 1, {"loss": 1.0}, EXAMPLE, is_final=False) is not None
+    with pytest.raises(InputError, match=r"Received: KeyError\('auc'\), of scores loss, global_step"):
+        wrong.export(model, tmp_path, 2, {"loss": 0.5}, EXAMPLE, is_final=False)
     by_place = BestExporter("place", lambda best, newest: newest["a"] > best["a"])
     found = [by_place.export(model, tmp_path, 1, {"a": a}, EXAMPLE, is_final=False) for a in (1, 0)]
     assert found[0] is not None and found[1] is None
