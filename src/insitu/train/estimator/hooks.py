@@ -7,6 +7,7 @@ value stops it in all tasks at the same step.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import sys
@@ -23,6 +24,7 @@ from insitu.train.fit import trainer_of
 from insitu.train.replica import inner_optimizer, to_numpy
 
 _LOG = logging.getLogger("insitu")
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +71,30 @@ class _Asked:
 
 
 class SessionRunHook(keras.callbacks.Callback):
-    """The base of hooks. Override `begin`, `before_run`, `after_run` and `end`."""
+    """The base of hooks. Override `begin`, `before_run`, `after_run` and `end`.
 
-    def __init__(self) -> None:
-        super().__init__()
-        #: Updates of the model so far, over all workers and runs.
-        self.global_step = 0
-        #: That number at the step before: on parameter servers others make updates in between.
-        self.previous_step = 0
-        #: What `before_run` has asked for in the step under way. An object, so that it stays in this process.
-        self._asked = _Asked()
+    Raises InputError for a class with methods of TensorFlow's hooks that take a session.
+    """
+
+    # Of the class, since hooks written for TensorFlow don't call this class's __init__.
+    global_step = 0
+    """Updates of the model so far, over all workers and runs."""
+    previous_step = 0
+    """That number at the step before: on parameter servers others make updates in between."""
+    _asked: _Asked
+    """What `before_run` has asked for in the step under way. An object, so that it stays in this process.
+    Written as a training begins."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        end = list(inspect.signature(cls.end).parameters.values())[1:]
+        takes_session = any(each.default is each.empty and each.kind not in _VARIADIC for each in end)
+        if takes_session or hasattr(cls, "after_create_session"):
+            received = "end(self, session)" if takes_session else "after_create_session"
+            raise InputError(
+                f"There are no sessions: a hook has begin(self), and end(self). Received: {received} in "
+                f"{cls.__name__}. Leave the session out, and read run_context.model or self.model"
+            )
 
     def begin(self) -> None:
         """Prepare for a training. `self.global_step` is where it begins."""
@@ -101,6 +117,7 @@ class SessionRunHook(keras.callbacks.Callback):
                 f"{self.model.steps_per_execution}. Compile it without"
             )
         self.global_step = self.previous_step = read_global_step(self.model)
+        self._asked = _Asked()
         self.begin()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -97,6 +97,27 @@ def test_before_run_comes_before_the_step(strategy: Any) -> None:
     assert order.events == expected
 
 
+def test_a_hook_of_tensorflow_needs_no_init_and_has_no_session() -> None:
+    class Plain(SessionRunHook):
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+        def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+            return SessionRunArgs("loss")
+
+        def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+            self.losses.append(run_values.results)
+
+    hook = Plain()
+    fit(hook)
+    assert len(hook.losses) == hook.global_step == 8
+    with pytest.raises(InputError, match=r"Received: end\(self, session\) in Ends"):
+        type("Ends", (SessionRunHook,), {"end": lambda self, session: None})
+    with pytest.raises(InputError, match="Received: after_create_session in Makes"):
+        type("Makes", (SessionRunHook,), {"after_create_session": lambda self, session, coord: None})
+    type("Both", (SessionRunHook,), {"end": lambda self, session=None: None})
+
+
 @pytest.mark.parametrize("every", [0, -1, 2.5, True])
 def test_numbers_of_steps_are_checked(every: Any) -> None:
     with pytest.raises(InputError, match=r"LoggingTensorHook\.every_n_iter is a number of steps"):
