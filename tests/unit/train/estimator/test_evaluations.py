@@ -13,9 +13,17 @@ from insitu.context import Context
 from insitu.errors import InputError, TrainingError
 from insitu.evaluations import read_evaluations
 from insitu.paths import Paths
-from insitu.train.estimator.evaluations import InTurnEvaluator, Pace, Publisher, count_steps, find_inputs
+from insitu.train.estimator.evaluations import (
+    InTurnEvaluator,
+    Pace,
+    Publisher,
+    SpecEvaluator,
+    count_steps,
+    find_inputs,
+)
 from insitu.train.estimator.exporters import Exporter, LatestExporter
 from insitu.train.estimator.specs import EvalSpec
+from insitu.train.evaluation.checkpoints import Candidate, Loaded
 
 # Keras, as it saves
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -38,6 +46,38 @@ def test_the_first_evaluation_is_delayed_and_the_others_are_throttled() -> None:
     assert not pace.is_due()
     now[0] = 60.0
     assert pace.is_due()
+
+
+class OneCheckpoint:
+    """A source whose checkpoints change nothing."""
+
+    def find(self) -> list[Candidate]:
+        return [Candidate("one")]
+
+    def load(self, candidate: Candidate, model: Any) -> Loaded:
+        return Loaded(iterations=5, is_final=False)
+
+
+def test_an_evaluator_counts_from_the_beginning_of_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, now = EvalSpec(lambda: (X, X[:, :1]), start_delay_secs=0, throttle_secs=20), [100.0]
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    evaluator = SpecEvaluator(model, spec, tmp_path, Publisher(spec, None))
+
+    def evaluate(steps: int | None = None) -> dict[str, float]:
+        now[0] += 15.0
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(evaluator, "_pace", Pace(spec, lambda: now[0]))
+    monkeypatch.setattr(evaluator, "_source", OneCheckpoint())
+    monkeypatch.setattr(evaluator, "_evaluate", evaluate)
+    assert evaluator._is_due()
+    evaluator._score(Candidate("one"))
+    assert now[0] == 115.0 and not evaluator._is_due()
+    now[0] = 120.0
+    assert evaluator._is_due()
 
 
 class Batches(keras.utils.PyDataset):
