@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import sys
@@ -221,4 +222,17 @@ def count_steps(data: Any, steps: int | None) -> int | None:
     if steps is None or not isinstance(data, tuple):
         return steps
     rows = len(keras.tree.flatten(data)[0])
+    if steps * BATCH_SIZE < rows:
+        _tell_of_fewer_rows(steps, rows)
     return min(steps, math.ceil(rows / BATCH_SIZE))
+
+
+@functools.cache
+def _tell_of_fewer_rows(steps: int, rows: int) -> None:
+    _LOG.warning(
+        "Evaluations are on the first %d of %d rows: steps=%d batches of %d. With steps=None they are on all",
+        steps * BATCH_SIZE,
+        rows,
+        steps,
+        BATCH_SIZE,
+    )

@@ -101,6 +101,14 @@ def test_arrays_have_as_many_batches_as_they_have() -> None:
     assert count_steps((X, X), None) is None and count_steps(Batches(), 100) == 100
 
 
+def test_rows_that_are_left_out_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    rows = np.zeros((3217, 1), "float32")
+    assert count_steps((rows,), 100) == count_steps((rows,), 100) == 100
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("Evaluations are on the first 3200 of 3217 rows: steps=100 batches of 32.")
+    assert count_steps((rows,), 101) == 101 and len(caplog.records) == 1
+
+
 class Failing(Exporter):
     def export(self, *args: Any, **kwargs: Any) -> Path | None:
         raise TrainingError("Received: nothing good.")
