@@ -50,8 +50,6 @@ _START_SECONDS = 40.0
 """Seconds in which a host's server starts and dials."""
 _ASK_SECONDS = 10.0
 _CONNECT_SECONDS = 1.0
-_SUSPECTING_SECONDS = 0.05
-"""Seconds between two looks at hosts, while one may be lost."""
 _CLOSE_SECONDS = 60.0
 _WARM_SECONDS = 8.0
 """Seconds that a process which stands by has to import what a task needs, before a task moves to its host."""
@@ -251,8 +249,7 @@ class HostsEngine(TaskFiles):
     def wait(self, timeout: float | None) -> list[Output | Ended]:
         self._beat()
         self._copying.advance(self._links.values())
-        patience = _SUSPECTING_SECONDS if self._watch.is_suspecting else BEAT_SECONDS
-        patience = patience if timeout is None else min(timeout, patience)
+        patience = min(BEAT_SECONDS, self._watch.next_look, math.inf if timeout is None else timeout)
         news = bool(self._happened) or any(link.has_news for link in self._links.values())
         self._poll(0.0 if news else patience, (self._wake,))
         for _, channel in self._accept():

@@ -14,6 +14,7 @@ of arrivals (Hayashibara et al., 2004) would learn how busy processes are; on th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +27,8 @@ SILENT_SECONDS = 10.0
 """Seconds without a word of a host's server, which speaks each second, after which the host is lost."""
 ROUND_TRIPS = 20
 """Round trips that the limit is at least, on a long path."""
+_CLOSE_LOOK = 0.05
+"""Seconds between two looks, while a host is suspected that no other one has reached."""
 _SUSPECTED_SHARE = 1 / 3
 """Share of the limit after which a host is suspected, and others are asked."""
 _LONGEST_LOOK = 0.5
@@ -65,11 +68,8 @@ class HostWatch:
         #: Hosts that another one has reached since they have been suspected.
         self._seen: set[NodeId] = set()
         self._looked_at = 0.0
-
-    @property
-    def is_suspecting(self) -> bool:
-        """Whether the next look is to come soon."""
-        return bool(self._suspected.keys() - self._seen)
+        #: Seconds after the last look in which nothing can change the verdict. Written by `observe`.
+        self.next_look = math.inf
 
     def note_seen(self, node: NodeId) -> None:
         """Another host has reached this one."""
@@ -98,4 +98,13 @@ class HostWatch:
                     )
         for node in lost:
             self._suspected.pop(node, None)
+        self.next_look = self._find_next_look(signs, limits)
         return Verdict(tuple(sorted(fresh - lost.keys())), lost)
+
+    def _find_next_look(self, signs: Mapping[NodeId, HostSigns], limits: Mapping[NodeId, float]) -> float:
+        """Return in how many seconds a host can be suspected, or lost."""
+        if self._suspected.keys() - self._seen:
+            return _CLOSE_LOOK
+        waiting = [n for n, sign in signs.items() if sign.unacknowledged > 0 and n not in self._suspected]
+        left = (_SUSPECTED_SHARE * limits[n] - signs[n].unacknowledged for n in waiting)
+        return min((max(_CLOSE_LOOK, seconds) for seconds in left), default=math.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -97,9 +98,24 @@ def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
     watch = HostWatch()
     watch.observe({A: FINE, B: FINE}, 0.0)
     assert watch.observe({A: FINE, B: HostSigns(60.0, 1.0)}, 60.0).lost == {}
-    assert watch.is_suspecting
+    assert watch.next_look <= STEP
     assert watch.observe({A: FINE, B: FINE}, 60.1).lost == {}
-    assert not watch.is_suspecting
+    assert watch.next_look == math.inf
+
+
+@pytest.mark.parametrize("last_beat", [0.0, 0.1, 0.2])
+def test_a_host_is_suspected_and_lost_on_time_if_one_looks_when_the_watch_says(last_beat: float) -> None:
+    """A look comes with each beat at the latest. The host has acknowledged the last one before time 0."""
+    watch, now, beat, suspected_at = HostWatch(), 0.0, 0.25, None
+    while now < 10:
+        verdict = watch.observe({A: FINE, B: HostSigns(now + last_beat, 0.0), C: FINE}, now)
+        if verdict.suspected:
+            suspected_at = now
+        if verdict.lost:
+            break
+        now += min(beat, watch.next_look) + 0.001
+    assert suspected_at is not None and suspected_at + last_beat <= VANISHED_SECONDS / 3 + STEP
+    assert VANISHED_SECONDS <= now + last_beat <= VANISHED_SECONDS + 2 * STEP
 
 
 def test_a_host_that_was_seen_can_be_suspected_again() -> None:
