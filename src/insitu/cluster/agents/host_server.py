@@ -62,7 +62,9 @@ LEASE_SECONDS = 60.0
 BEAT_SECONDS = 1.0
 REPORT_SECONDS = 0.25
 FAST_REPORT_SECONDS = 0.02
-"""Seconds between two looks at the tasks' progress, while one of them waits for others."""
+"""Seconds between two looks at the tasks' progress, while one of them waits for others, and shortly after."""
+_SHORTLY = 1.0
+"""Seconds after such a wait in which the next step is expected, which ends a recovery."""
 COPY_SECONDS = 0.5
 _MAX_UNSENT_BYTES = 1 << 22
 _CATALOG_SECONDS = 15.0
@@ -103,7 +105,7 @@ class HostServer(EngineServer):
         self._known: dict[str, Mark] = {} if self._shares_folder else scan_folder(job.root, {})
         self._sending: Iterator[Message] = iter(())
         self._unpublished: Roster | None = None
-        self._beat_at = self._report_at = self._copy_at = 0.0
+        self._beat_at = self._report_at = self._copy_at = self._fast_until = 0.0
 
     def serve(self) -> None:
         """Return once the supervisor has closed, or is lost. Nothing runs any more then."""
@@ -148,8 +150,10 @@ class HostServer(EngineServer):
 
     def _compute_pause(self) -> float:
         now = time.monotonic()
-        fast = any(record is not None and record.place in _WAITING for record in self._tasks.values())
-        self._report_at = min(self._report_at, now + (FAST_REPORT_SECONDS if fast else REPORT_SECONDS))
+        if any(record is not None and record.place in _WAITING for record in self._tasks.values()):
+            self._fast_until = now + _SHORTLY
+        interval = FAST_REPORT_SECONDS if now < self._fast_until else REPORT_SECONDS
+        self._report_at = min(self._report_at, now + interval)
         return max(0.0, min(self._report_at, self._beat_at, self._copy_at) - now)
 
     # What happens here
