@@ -12,6 +12,9 @@ Contenders, in turn:
                   agents of the others form a smaller group, and all workers start again
   Ray Train v2    TorchTrainer with FailureConfig on a Ray cluster of the three hosts, two processors each
 
+A round takes about a minute for insitu, and some for each peer. `--only CONTENDER --ways WAY --keep` measures
+one of them, and takes all others from the file of --json, as they were measured before.
+
 The head of insitu runs beside the hosts; the rendezvous of torchrun and Ray's head are on the first host.
 A contender that needs longer than the patience is named with it. insitu runs Keras 3 on the backend of
 KERAS_BACKEND (JAX if unset), with one thread per worker.
@@ -19,6 +22,7 @@ KERAS_BACKEND (JAX if unset), with one thread per worker.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -48,6 +52,8 @@ from ray_hosts import RayLab  # noqa: E402
 PEERS = Path(__file__).resolve().parent / "recovery_peers"
 PATIENCE = 90.0
 """Seconds for each wait."""
+GLOO = "GLOO_SOCKET_IFNAME=eth0"
+"""Gloo looks up the host's own name, which nothing knows here, and would listen on the loopback interface."""
 STEPS_BEFORE = 20
 LOST = 1
 """Index of the host that is lost."""
@@ -157,7 +163,7 @@ class Bench:
         first = self.lab.hosts[0].address
         options = "--nnodes 2:3 --nproc-per-node 1 --max-restarts 3 --monitor-interval 0.1 --rdzv-id loss"
         options += f" --rdzv-backend c10d --rdzv-endpoint {first}:29400"
-        run = f"{sys.executable} -m torch.distributed.run {options}"
+        run = f"env {GLOO} {sys.executable} -m torch.distributed.run {options}"
         launch = [
             (host, f"{run} --local-addr {host.address} {PEERS / 'torchrun_rank.py'}")
             for host in self.lab.hosts
@@ -170,8 +176,8 @@ class Bench:
         self.lab.clear()
         ray = RayLab(self.lab, processors=2)
         for host in self.lab.hosts:
-            ray.start(host)
-        program = f"env RAY_ADDRESS={ray.address} WORKERS=3 {sys.executable} {PEERS / 'ray_train.py'}"
+            ray.start(host, GLOO_SOCKET_IFNAME="eth0")
+        program = f"env {GLOO} RAY_ADDRESS={ray.address} WORKERS=3 {sys.executable} {PEERS / 'ray_train.py'}"
         return self._measure_peer(way, [(self.lab.hosts[0], program)], members=3, clear=False)
 
     def _measure_peer(
@@ -218,21 +224,34 @@ class Bench:
         return list(found.values()) if len(found) >= members else []
 
 
+def read_kept(path: Path | None) -> dict[str, dict[str, common.Result]]:
+    """Return what was measured before: contenders by the way of losing the host."""
+    if path is None or not path.exists():
+        return {}
+    ways = json.loads(path.read_text())["ways"]
+    for results in ways.values():
+        for found in results.values():
+            del found["median"]
+    return {way: {n: common.Result(**found) for n, found in ways[way].items()} for way in WAYS if way in ways}
+
+
 def main() -> None:
     made = common.parser(__doc__ or "")
     made.add_argument("--only", default="", help="contenders, separated by commas")
+    made.add_argument("--ways", default=",".join(WAYS), help="ways to lose the host, separated by commas")
+    made.add_argument("--keep", action="store_true", help="take the others from the file of --json")
     options = made.parse_args()
     if obstacle := find_obstacle():
         sys.exit(f"Several hosts can't be made here: {obstacle}")
     rounds = options.rounds or (1 if options.quick else 3)
     machine = common.machine()
-    tables, saved = [], {}
+    kept = read_kept(options.json) if options.keep else {}
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         HostsLab(Path(folder), 3) as lab,
     ):
         bench = Bench(lab)
-        for way in WAYS:
+        for way in options.ways.split(","):
             contenders: dict[str, Callable[[], float]] = {
                 "insitu": partial(bench.insitu, way),
                 "torchrun": partial(bench.torchrun, way),
@@ -242,11 +261,13 @@ def main() -> None:
             results = common.alternate(
                 {name: contenders[name] for name in wanted}, "s to the next step of all", rounds
             )
-            shown = common.results_table(results, wanted[0], more_is_better=False, form="{:.2f}".format)
-            tables.append(f"\n{way}\n\n{shown}")
-            saved[way] = common.results_json(results)
+            merged = kept.get(way, {}) | results
+            kept[way] = {name: merged[name] for name in contenders if name in merged}
     print(common.machine_line(machine))
-    print("\n".join(tables))
+    for way, found in kept.items():
+        shown = common.results_table(found, next(iter(found)), more_is_better=False, form="{:.2f}".format)
+        print(f"\n{way}\n\n{shown}")
+    saved = {way: common.results_json(found) for way, found in kept.items()}
     common.save_json(options.json, "host_loss", machine, ways=saved)
 
 

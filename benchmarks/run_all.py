@@ -31,6 +31,7 @@ BENCHMARKS = {
     "start_speed": "Start",
     "start_on_hosts": "Start on hosts",
     "recovery": "Recovery",
+    "host_loss": "Loss of a host",
     "checkpoint": "Checkpoints",
     "overhead": "Cost of being able to recover",
     "train_and_evaluate": "Training by global steps",
