@@ -122,14 +122,17 @@ class Lab:
 
 
 def main() -> None:
-    options = common.parser(__doc__ or "").parse_args()
+    made = common.parser(__doc__ or "")
+    made.add_argument("--only", default="", help="contenders, separated by commas")
+    made.add_argument("--megabytes", type=int, help="the size of the cache (1200; 60 with --quick)")
+    options = made.parse_args()
     machine = common.machine()
     from hosts_lab import HostsLab, find_obstacle
 
     if obstacle := find_obstacle():
         sys.exit(f"Hosts can't be made here: {obstacle}")
     rounds = options.rounds or (1 if options.quick else 5)
-    megabytes = 60 if options.quick else 1200
+    megabytes = options.megabytes or (60 if options.quick else 1200)
     moved: list[dict[str, int]] = []
     with tempfile.TemporaryDirectory() as folder, HostsLab(Path(folder), 3) as hosts:
         os.environ["INSITU_HOME"] = str(Path(folder) / "head")
@@ -150,14 +153,16 @@ def main() -> None:
                 DEFAULT: rebalance,
                 UNLIMITED: lambda: rebalance("--rate", "0"),
             }
-            results = common.alternate(contenders, "ms a step of one worker", rounds)
+            wanted = options.only.split(",") if options.only else list(contenders)
+            chosen = {name: contenders[name] for name in wanted}
+            results = common.alternate(chosen, "ms a step of one worker", rounds)
         finally:
             subprocess.run([*INSITU, "down", "--force"], capture_output=True, timeout=PATIENCE)
     most = max(entry["moved"] - entry["fewest"] for entry in moved)
     print(common.machine_line(machine))
     fewest = moved[0]["fewest"]
     print(f"\n{len(moved)} rebalancings moved {fewest:,} bytes each, the fewest; {most:,} more at most\n")
-    print(common.results_table(results, ALONE, more_is_better=False, form="{:.2f}".format))
+    print(common.results_table(results, wanted[0], more_is_better=False, form="{:.2f}".format))
     common.save_json(options.json, "rebalancing", machine, moved=moved, results=common.results_json(results))
 
 
