@@ -84,6 +84,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 4 << 20
 """Bytes of sources that are read, and passed on, at once."""
+_TIMES_SENT = 2
+"""How many times as many where rows go to other hosts: fewer messages take less of the processors."""
 _FEWER_ROWS = 8
 """By how much a block gets fewer rows where texts turn out to be too long."""
 
@@ -417,7 +419,8 @@ def _build(
     labels = [np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and not is_variable(c)]
     label_type = labels[0] if labels else None
     numbers = {label: number for number, label in enumerate(plan.labels)}
-    with SourceBlocks(plan.sources, plan.states, BLOCK_BYTES, (place.source, place.start)) as blocks:
+    block_bytes = BLOCK_BYTES * (_TIMES_SENT if router.owners_elsewhere else 1)
+    with SourceBlocks(plan.sources, plan.states, block_bytes, (place.source, place.start)) as blocks:
         for item in blocks:
             source = plan.sources[item.source]
             block = add_labels(numbers, source, item.block)
