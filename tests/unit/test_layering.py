@@ -37,6 +37,7 @@ GROUND = {
     "paths",
     "ports",
     "preload_hooks",
+    "priorities",
     "processes",
     "progress",
     "roster",

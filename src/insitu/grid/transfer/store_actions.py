@@ -6,6 +6,7 @@ the answer is its name, and the action `task` says how far it is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -32,6 +33,7 @@ from insitu.grid.transfer.import_actions import ImportActions, parse_address
 from insitu.grid.transfer.rate_limit import RateLimit
 from insitu.grid.transfer.requests import MAX_PARTITION, check_number, check_text, parse_spec
 from insitu.paths import Paths
+from insitu.priorities import in_background, lower_thread
 from insitu.spec import CacheSpec, NodeId, check_cache_name, check_simple_name
 
 MAX_BODY_BYTES = 64 << 20
@@ -161,7 +163,8 @@ class StoreActions:
             self._fetch_one(task, cache, index, addresses, marked and self._node not in owners, limit)
 
         def fetch(task: Task) -> None:
-            with ThreadPoolExecutor(_FETCHES) as threads:
+            initializer = lower_thread if limit is not None else None
+            with _paced(limit), ThreadPoolExecutor(_FETCHES, initializer=initializer) as threads:
                 futures = [threads.submit(fetch_one, task, index) for index in indices]
                 try:
                     for future in futures:
@@ -222,10 +225,11 @@ class StoreActions:
 
         def verify(task: Task) -> None:
             pace = Pace(rate, task.add)
-            for index in indices:
-                check = check_copy(self._paths, cache, cache.partitions[index], self._node, pace)
-                problem = None if check.problem is None else str(check.problem)
-                task.results.append([index, str(check.path), problem, list(check.blocks)])
+            with _paced(rate):
+                for index in indices:
+                    check = check_copy(self._paths, cache, cache.partitions[index], self._node, pace)
+                    problem = None if check.problem is None else str(check.problem)
+                    task.results.append([index, str(check.path), problem, list(check.blocks)])
 
         return self._start(sum(cache.partitions[index].bytes for index in indices), verify)
 
@@ -275,6 +279,11 @@ def _flag(name: str, fields: Fields) -> bool:
     if type(value) is not bool:
         raise InputError(f"{name} is true or false. Received: {value!r:.100}")
     return value
+
+
+def _paced(rate: object) -> contextlib.AbstractContextManager[None]:
+    """Return what to do something in that has a rate: others of the machine aren't to notice."""
+    return contextlib.nullcontext() if rate is None else in_background()
 
 
 def _rate(fields: Fields) -> float | None:

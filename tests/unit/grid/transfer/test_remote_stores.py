@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from store_hosts import StoreHosts
 from insitu.errors import TransferError
 from insitu.grid import Catalog, import_cache, scrub_cache, store_tidying, tidy_store
 from insitu.grid.manifests import read_manifest
-from insitu.grid.transfer import remote_stores
+from insitu.grid.transfer import remote_stores, store_actions
 from insitu.grid.transfer.client import PartitionClient
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId
@@ -151,6 +152,31 @@ def test_a_task_is_asked_about_over_one_connection_and_over_a_new_one_after_a_fa
     size = spread.partitions[index].bytes
     fetched = hosts.remote().fetch(spread, {C: [index]}, rate=size / 0.3)
     assert fetched[C].bytes == size and len(opened) == connections
+
+
+@pytest.mark.parametrize("rate", [None, 1e7])
+def test_copies_and_checks_with_a_rate_give_way_to_other_programs(
+    paths: Paths, hosts: StoreHosts, spread: CacheSpec, monkeypatch: pytest.MonkeyPatch, rate: float | None
+) -> None:
+    lowered: set[int] = set()
+
+    def watch(function: Any) -> Any:
+        def watched(*arguments: Any, **options: Any) -> Any:
+            lowered.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return function(*arguments, **options)
+
+        return watched
+
+    for name in ("fetch_partition", "check_copy"):
+        monkeypatch.setattr(store_actions, name, watch(getattr(store_actions, name)))
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    (index,) = not_on(spread, C)
+    hosts.remote().fetch(spread, {C: [index]}, rate=rate)
+    hosts.remote().verify(spread, {C: [index]}, rate=rate)
+    assert lowered == {usual if rate is None else 19}
+    # Threads of the connections outlive the copy, and answer others.
+    left = {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir("/proc/self/task")}
+    assert left == {usual}
 
 
 def test_damage_on_a_host_is_found_there_and_repaired_from_another(
