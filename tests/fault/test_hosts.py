@@ -249,43 +249,6 @@ def test_one_host_that_cannot_join_is_named(cluster: Cluster, line: str, problem
     assert first.processes() == {}
 
 
-SSHD = """
-ListenAddress {address}
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/user.pub
-StrictModes no
-UsePAM no
-PidFile none
-PermitRootLogin yes
-"""
-
-
-@pytest.mark.slow
-def test_hosts_come_up_over_ssh(cluster: Cluster, tmp_path: Path) -> None:
-    server = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-    if server is None:
-        pytest.skip("sshd isn't installed (Debian: openssh-server)")
-    for name in ("host", "user"):
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    Path("/run/sshd").mkdir(exist_ok=True)
-    first, second, _ = cluster.lab.hosts
-    for host in (first, second):
-        config = tmp_path / f"{host.name}.conf"
-        config.write_text(SSHD.format(address=host.address, folder=tmp_path))
-        cluster.run_on(host, f"{server} -f {config}")
-    cluster.write_hosts(f"root@{first.address} home={first.home}", f"{second.address} home={second.home}")
-    options = "-T -F none -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-    launcher = f"ssh {options} -o LogLevel=ERROR -i {tmp_path / 'user'} {{host}}"
-    said = cluster.up("--launcher", launcher)
-    assert "2 of 2 host(s) up" in said and f"root@{first.address}: host1 serves at {first.address}:" in said
-    assert cluster.states() == ("alive", "alive")
-    insitu(cluster.head, "down")
-    for host in (first, second):
-        assert all("sshd" in command for command in host.processes().values()), host.processes()
-        assert host.shared_memory() == []
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The weights of the job of `HostJobs` with three workers on one machine."""

@@ -23,7 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]*|\[[0-9a-fA-F:.%a-z]+\]")
 class HostLine:
     """One host, as the user names it."""
 
-    #: What the launcher is given: a name, an address, or user@name.
+    #: What the launcher is given: a name, an address without brackets, or user@name.
     host: str
     #: The name of its node; empty: the store's, or that of the host.
     name: str = ""
@@ -37,7 +37,7 @@ class HostLine:
     @property
     def address(self) -> str:
         """The host without the user."""
-        return self.host.rpartition("@")[2].removeprefix("[").removesuffix("]")
+        return self.host.rpartition("@")[2]
 
 
 def parse_hosts(text: str, name: str) -> list[HostLine]:
@@ -69,6 +69,14 @@ def _parse_line(words: list[str], where: str) -> HostLine:
             f"{where}: a host is a name, an address or user@name. Received: {host!r:.100}. Options follow "
             f"it, such as name=NODE"
         )
+    user, at, address = host.rpartition("@")
+    if address.count(":") == 1 or "]:" in address:
+        raise InputError(
+            f"{where}: a host is named without a port. Received: {host!r:.100}. Put the port of ssh into "
+            f"~/.ssh/config, or give --launcher 'ssh -p PORT {{host}}'; the agent's own is port=PORT"
+        )
+    # ssh takes addresses of IPv6 without brackets alone.
+    host = f"{user}{at}{address.removeprefix('[').removesuffix(']')}"
     values: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")

@@ -18,12 +18,12 @@ from typing import Any
 
 from insitu.cluster.agents.detached import open_input
 from insitu.cluster.agents.hosts_file import HostLine
+from insitu.cluster.agents.launch_problems import describe_failure
 from insitu.errors import InputError
 
 SSH = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 {host}"
 START_SECONDS = 120.0
 _AT_ONCE = 16
-_SHOWN_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ def make_stop_command(line: HostLine, insitu: str) -> str:
 
 
 def _set_home(line: HostLine) -> str:
-    return f"INSITU_HOME={shlex.quote(line.home)} " if line.home else ""
+    # By `env`, since not every login shell takes `NAME=VALUE COMMAND`, such as tcsh.
+    return f"env INSITU_HOME={shlex.quote(line.home)} " if line.home else ""
 
 
 def run_on_hosts(
@@ -127,9 +128,7 @@ def _run(launcher: str, host: str, command: str, given: str, seconds: float) -> 
     answer = _find_answer(out)
     if process.returncode == 0 and answer is not None:
         return Outcome(host, answer)
-    said = [line for line in err.decode(errors="replace").splitlines() if line.strip()][-_SHOWN_LINES:]
-    why = " ".join(said).removeprefix("error: ") or f"the command ended with code {process.returncode}"
-    return Outcome(host, None, why)
+    return Outcome(host, None, describe_failure(host, process.returncode, out, err))
 
 
 def _find_answer(out: bytes) -> dict[str, Any] | None:

@@ -13,7 +13,11 @@ node1.example.com
 10.0.0.7   name=fast interface=ib0 port=7071   # with options
 login@node3 home='/data/my insitu'
 [fd00::1]
+me@[fd00::2]
 """
+
+
+V6 = ["fd00::1", "fd00::2"]
 
 
 def test_each_line_is_a_host_with_its_options() -> None:
@@ -22,9 +26,10 @@ def test_each_line_is_a_host_with_its_options() -> None:
         HostLine("node1.example.com"),
         HostLine("10.0.0.7", "fast", "ib0", "", 7071),
         HostLine("login@node3", home="/data/my insitu"),
-        HostLine("[fd00::1]"),
+        HostLine("fd00::1"),
+        HostLine("me@fd00::2"),
     ]
-    assert [line.address for line in lines] == ["node1.example.com", "10.0.0.7", "node3", "fd00::1"]
+    assert [line.address for line in lines] == ["node1.example.com", "10.0.0.7", "node3", *V6]
 
 
 @pytest.mark.parametrize(
@@ -33,6 +38,8 @@ def test_each_line_is_a_host_with_its_options() -> None:
         ("# nothing\n", r"hosts\.txt must name a host a line\. Received: no host"),
         ("a\n-oProxyCommand=evil\n", r"line 2: a host is a name.*Received: '-oProxyCommand=evil'"),
         ("a;b\n", "line 1: a host is a name"),
+        ("a:22\n", r"line 1: a host is named without a port.*Received: 'a:22'.*ssh -p PORT"),
+        ("me@[fd00::1]:22\n", "a host is named without a port"),
         ("a slots=4\n", r"line 1: options are name=.*Received: 'slots=4'"),
         ("a name=x name=y\n", "each once"),
         ("a name=../x\n", r"a node's name is made of.*Received: '\.\./x'"),

@@ -35,7 +35,7 @@ def test_a_launcher_says_where_it_runs(launcher: str) -> None:
 def test_commands_survive_the_hosts_shell() -> None:
     line = HostLine("a", "fast", "ib0", "/data/my insitu", 7071)
     assert make_start_command(line, "/opt/x/python -m insitu", "10.0.0.1:7070") == (
-        "INSITU_HOME='/data/my insitu' /opt/x/python -m insitu agent --detach --token-stdin "
+        "env INSITU_HOME='/data/my insitu' /opt/x/python -m insitu agent --detach --token-stdin "
         "--head 10.0.0.1:7070 --name fast --interface ib0 --port 7071"
     )
     assert make_stop_command(HostLine("a"), "insitu") == "insitu agent --stop"
@@ -61,7 +61,7 @@ def test_failures_are_named_by_host_and_hurt_no_other() -> None:
         "echo '{}'", "echo first >&2; echo 'error: no room' >&2; exit 3", f"exec {shlex.quote('false')}"
     )
     assert good.answer == {}
-    assert failing == Outcome("h1", None, "first error: no room")
+    assert failing == Outcome("h1", None, "no room")
     assert silent == Outcome("h2", None, "the command ended with code 1")
 
 
