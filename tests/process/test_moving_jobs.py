@@ -147,9 +147,12 @@ def test_what_a_node_had_is_copied_again_when_it_is_lost_or_gets_sigterm(
     insitu(hosts.homes["d"], "agent", "--detach", "--token-stdin", *options, given=f"{token}\n")
     insitu(hosts.head, "rebalance", "x")
     assert count_copies(hosts, "x") == {"a": 4, "b": 4, "d": 4}
+    insitu(hosts.head, "import", "alone", str(tmp_path / "x.npy"), "--partitions", "3")
     pid = hosts.agent_pid("d")
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: not is_running(pid), "the agent has ended")
     assert count_copies(hosts, "x") == {"a": 6, "b": 6} and hosts.states()["d"] == "left"
     assert "verified: 12 file(s)" in insitu(hosts.head, "describe", "x", "--verify").stdout
+    # What only that node had was copied from itself.
+    assert "verified: 3 file(s)" in insitu(hosts.head, "describe", "alone", "--verify").stdout
     assert "copied again for c" in Paths(hosts.head).head_log.read_text()

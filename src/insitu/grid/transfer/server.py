@@ -83,7 +83,8 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
         )
         #: Where clients find this server.
         self.address = ServerAddress(host, self.port, pem)
-        self._thread = threading.Thread(target=self.serve, name="insitu-transfer", daemon=True)
+        # Not `serve`, which stops at SIGTERM where this process handles that, as an agent that drains its node.
+        self._thread = threading.Thread(target=self.wait, name="insitu-transfer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

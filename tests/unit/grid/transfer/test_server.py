@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 
 import pyarrow.flight as flight
@@ -25,6 +26,22 @@ def test_every_part_of_a_file_is_given(server: PartitionServer, paths: Paths, ca
         for offset, length in ((0, 1), (5, 1 << 23), (0, 1 << 28), (len(whole) - 1, 9), (len(whole), 9)):
             parts = list(client.read(ReadRequest("a/b", 1, 0, offset, length)))
             assert b"".join(parts) == whole[offset : offset + length]
+
+
+def test_a_process_that_handles_sigterm_goes_on_serving(paths: Paths, cache: CacheSpec):
+    """As an agent, whose node is drained then."""
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append(True))
+    server = PartitionServer(paths, NodeId("node-0"), SECRET, certificate())
+    try:
+        for _ in range(5):
+            with PartitionClient(server.address, SECRET) as client:
+                assert len(list(client.read(ReadRequest("a/b", 1, 0, 0, 1)))) == 1
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert came
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        server.stop()
 
 
 @pytest.mark.parametrize(("version", "partition"), [(2, 0), (1, 1)])
