@@ -108,6 +108,24 @@ def test_agents_come_up_serve_a_copy_of_the_catalogue_and_end(hosts: LoopbackHos
     assert insitu(hosts.head, "nodes", "--json").stdout.count('"node"') == 1
 
 
+def test_a_head_comes_up_alone_for_agents_that_others_start(hosts: LoopbackHosts) -> None:
+    """As under a scheduler."""
+    command = ("up", "--hosts", str(hosts.file), "--head-only")
+    assert (
+        "Received: --head-only with --launcher"
+        in insitu(hosts.head, *command, "--launcher", "sh {host}", code=2).stderr
+    )
+    assert "--head-only" in insitu(hosts.head, "up", "--head-only", code=2).stderr
+    address = insitu(hosts.head, *command).stdout.strip()
+    assert address.startswith("127.0.0.1:") and hosts.states() == {}
+    assert insitu(hosts.head, *command).stdout.strip() == address
+    token = (hosts.head / "token").read_text()
+    options = ("--name", "a", "--head", address)
+    insitu(hosts.homes["a"], "agent", "--detach", "--token-stdin", *options, given=f"{token}\n")
+    assert hosts.states() == {"a": "alive"}
+    assert "1 agent(s) ended, whose stores stay: a" in insitu(hosts.head, "down").stderr
+
+
 @pytest.mark.hosts
 def test_a_killed_agent_is_lost_and_comes_back_and_so_does_the_head(hosts: LoopbackHosts) -> None:
     hosts.up()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,17 @@ def up_hosts(
     address, outcomes = bring_up_hosts(Paths.default(), request, _report_start)
     _change_head(changed)
     _report_end(address, outcomes, "host")
+
+
+def up_head(file: Path, interface: str, port: int, copy_lost_after: str | None) -> None:
+    """Start the head alone, where the hosts of a file reach it. Prints its address."""
+    from insitu.cluster import HostRequest, bring_up_head, read_hosts_file
+
+    changed = parse_copy_settings(copy_lost_after)
+    request = HostRequest(read_hosts_file(file), str(file), "", "", interface, port)
+    address = bring_up_head(Paths.default(), request)
+    _change_head(changed)
+    sys.stdout.write(f"{address}\n")
 
 
 def up_ray(ray: str, interface: str, port: int, copy_lost_after: str | None) -> None:

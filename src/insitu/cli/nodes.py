@@ -21,6 +21,7 @@ from insitu.cli.hosts import (
     refuse_options,
     require_hosts,
     take_over,
+    up_head,
     up_hosts,
     up_ray,
 )
@@ -43,6 +44,8 @@ name=NODE, interface=ib0, port=7071 or home=/data/insitu. The head runs on this 
 reached by ssh, or by the command of --launcher. insitu must be installed there in the same version. Run
 again, it starts what doesn't run. What a host had that is away for the time of --copy-lost-after is copied
 again from backups to others.
+
+A scheduler, such as Slurm, starts agents itself: with --head-only there is a head alone.
 
 Ray: --engine ray starts an agent on each node of the Ray cluster that this machine is a node of, also on
 nodes that join it later. An agent's $INSITU_HOME is that of `ray start` there.
@@ -115,6 +118,12 @@ def up(
         str | None,
         typer.Option(metavar="COMMAND", help="Runs insitu on the hosts.", show_default="insitu"),
     ] = None,
+    head_only: Annotated[
+        bool,
+        typer.Option(
+            "--head-only", help="With --hosts: start the head alone, and print where these reach it."
+        ),
+    ] = False,
     interface: Annotated[
         str | None,
         typer.Option(
@@ -157,24 +166,36 @@ def up(
         )
     local: dict[str, object] = {"--nodes": nodes, "--shared": shared, "--private": private or None}
     local |= {"--quota": quota, "--tier": tier}
-    of_hosts = {"--launcher": launcher, "--insitu": insitu}
+    of_hosts: dict[str, object] = {"--launcher": launcher, "--insitu": insitu}
+    head_alone = {"--head-only": head_only or None}
     of_head: dict[str, object] = {"--interface": interface, "--port": port}
     if take_over_here:
-        others = {**local, **of_hosts, "--hosts": hosts, "--engine": engine, "--address": address}
+        others = {
+            **local,
+            **of_hosts,
+            **head_alone,
+            "--hosts": hosts,
+            "--engine": engine,
+            "--address": address,
+        }
         refuse_options("--take-over", {**others, "--copy-lost-after": copy_lost_after})
         take_over(interface or "", port or 0)
     elif hosts is not None:
         refuse_options("--hosts", {**local, "--engine": engine, "--address": address})
+        if head_only:
+            refuse_options("--head-only", of_hosts)
+            up_head(hosts, interface or "", port or 0, copy_lost_after)
+            return
         started = (hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0)
         up_hosts(*started, copy_lost_after)
     elif engine is not None:
-        refuse_options("--engine ray", {**local, **of_hosts})
+        refuse_options("--engine ray", {**local, **of_hosts, **head_alone})
         up_ray(
             address or os.environ.get("RAY_ADDRESS") or "auto", interface or "", port or 0, copy_lost_after
         )
     else:
         of_head["--copy-lost-after"] = copy_lost_after
-        require_hosts({**of_hosts, **of_head}, {"--address": address})
+        require_hosts({**of_hosts, **head_alone, **of_head}, {"--address": address})
         _up_nodes(nodes, shared, private, quota, tier)
 
 

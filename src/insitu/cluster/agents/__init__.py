@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from insitu.cluster.agents.hosts import (
         DownReport,
         HostRequest,
+        bring_up_head,
         bring_up_hosts,
         find_separated,
         read_hosts_file,
@@ -55,6 +56,7 @@ __getattr__, __dir__ = lazy_door(
         "hosts": (
             "DownReport",
             "HostRequest",
+            "bring_up_head",
             "bring_up_hosts",
             "find_separated",
             "read_hosts_file",
@@ -92,6 +94,7 @@ __all__ = [
     "Outcome",
     "RayRequest",
     "ask_for_nodes",
+    "bring_up_head",
     "bring_up_hosts",
     "bring_up_ray",
     "cancel_draining",

@@ -77,10 +77,8 @@ def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[
     """
     lines = parse_hosts(request.text, request.name)
     check_launcher(request.launcher)
-    check_record_owner(paths)
-    check_head_home(paths)
+    address = bring_up_head(paths, request)
     token = make_token(paths)
-    address = start_head(paths, request.interface, request.port, [line.address for line in lines])
     stops = {_name(line): make_stop_command(line, request.insitu) for line in lines}
     before = read_head(paths)
     hosts = {**((before and before.hosts) or {}), **stops}
@@ -97,6 +95,18 @@ def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[
         hosts={host: stop for host, stop in hosts.items() if host in known or host not in nothing_there},
     )
     return address, outcomes
+
+
+def bring_up_head(paths: Paths, request: HostRequest) -> str:
+    """Start the head of this home, unless it runs, where all hosts of the request reach it.
+
+    Returns its address. Raises as `bring_up_hosts`.
+    """
+    lines = parse_hosts(request.text, request.name)
+    check_record_owner(paths)
+    check_head_home(paths)
+    make_token(paths)
+    return start_head(paths, request.interface, request.port, [line.address for line in lines])
 
 
 def _name(line: HostLine) -> str:
