@@ -141,7 +141,7 @@ def read_unit(
                 break
     refuse_changed(file, before_reading)
     if unit.stop is not None and rows != unit.stop - unit.start:
-        raise SourceError(f"{unit.path} must have {unit.stop} rows at least. Received: {unit.start + rows}")
+        raise SourceError(f"{file} must have {unit.stop} rows at least. Received: {unit.start + rows}")
     return counts
 
 

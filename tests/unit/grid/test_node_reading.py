@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,11 +27,11 @@ from insitu.grid.partition_builder import PartitionBuilders
 from insitu.grid.partitions import make_batch
 from insitu.grid.row_plan import Destination, RowPlan
 from insitu.grid.source_blocks import FileState
-from insitu.grid.sources import SourceOptions, open_sources
+from insitu.grid.sources import SourceOptions, UrlFile, open_sources
 from insitu.grid.transfer import RemoteStores, import_actions, row_sending
 from insitu.grid.transfer.client import PartitionClient
 from insitu.grid.transfer.requests import RowsRequest
-from insitu.grid.unit_reading import Unit, count_rows
+from insitu.grid.unit_reading import Unit, count_rows, read_unit
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column, NodeId
 
@@ -354,6 +355,18 @@ def test_units_of_other_forms_are_refused(change: dict[str, Any]) -> None:
     unit = Unit(0, "/a.csv", "csv", FileState(1, 1, 1), 0, None, 0).to_json()
     with pytest.raises(InputError, match="A unit"):
         Unit.from_json({**unit, **change})
+
+
+def test_a_unit_of_too_few_rows_is_named_without_what_its_url_hides() -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.arange(3))
+    url = "memory://units/a.npy?sig=SECRET"
+    fsspec.filesystem("memory").pipe("/units/a.npy?sig=SECRET", buffer.getvalue())
+    unit = Unit(0, url, "npy", FileState.of(UrlFile(url)), 0, 9, 0)
+    plan = replace(PLAN, destinations=(Destination("d", 0, (NodeId("a"),)),))
+    with pytest.raises(SourceError, match=r"memory://units/a.npy must have 9 rows") as refused:
+        read_unit(plan, unit, SourceOptions(), lambda block, where: None, lambda size: None)
+    assert "SECRET" not in str(refused.value)
 
 
 def test_a_node_without_the_import_refuses_to_read(hosts: StoreHosts, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
         )
         #: Where clients find this server.
         self.address = ServerAddress(host, self.port, pem)
-        # Not `serve`, which stops at SIGTERM where this process handles that, as an agent that drains its node.
+        # Not `serve`, which stops at SIGTERM where this process handles that, as one that drains its node.
         self._thread = threading.Thread(target=self.wait, name="insitu-transfer", daemon=True)
         self._thread.start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import fsspec
@@ -95,3 +96,135 @@ def test_what_a_package_raises_is_an_error_of_the_file(monkeypatch: pytest.Monke
     with pytest.raises(OSError, match=r"RuntimeError: 403 for .*a.npy") as refused:
         UrlFile(f"{url}?key=SECRET").open()
     assert "SECRET" not in str(refused.value)
+
+
+class Flaky:
+    """A file of fsspec whose reads fail some times, as those of a server that is cut off."""
+
+    def __init__(self, data: bytes, failures: int, error: Exception) -> None:
+        self.size, self.opened = len(data), 0
+        self._data, self._left, self._error = data, failures, error
+        self._place = 0
+
+    def open(self, *_: object, **__: object) -> Flaky:
+        self.opened += 1
+        return self
+
+    def seek(self, offset: int) -> None:
+        """Return nothing, as hdfs-native."""
+        self._place = offset
+
+    def read(self, size: int) -> bytes:
+        if self._left:
+            self._left -= 1
+            raise self._error
+        return self._data[self._place : self._place + size]
+
+    def close(self) -> None:
+        self._place = -1
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "_PAUSES", (0, 0, 0))
+
+
+def test_a_piece_that_does_not_come_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, no_pauses: None
+) -> None:
+    flaky = Flaky(b"0123456789", 3, RuntimeError("cut"))
+    monkeypatch.setattr(urls, "connect", lambda _: (flaky, "a"))
+    with UrlFile("x://a").open() as opened:
+        assert opened.seek(4) == 4 and opened.read(3) == b"456" and opened.seek(-2, 2) == 8
+        assert opened.read() == b"89" and opened.tell() == 10
+    assert flaky.opened == 4
+    flaky = Flaky(b"0123456789", 4, RuntimeError("cut"))
+    with UrlFile("x://a").open() as opened, pytest.raises(OSError, match="RuntimeError: cut"):
+        opened.read()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FileNotFoundError("bucket/a"), "it isn't there"),
+        (PermissionError("no right"), "no right"),
+        (ValueError("doesn't appear to support range requests."), "gives whole files alone .*import it from"),
+    ],
+)
+def test_what_another_try_does_not_change_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    flaky = Flaky(b"0123456789", 1, error)
+    monkeypatch.setattr(urls, "connect", lambda _: (flaky, "a"))
+    with UrlFile("x://a").open() as opened, pytest.raises(OSError, match=message):
+        opened.read()
+
+
+def test_a_server_that_names_no_length_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    flaky = Flaky(b"", 0, OSError())
+    flaky.size = None  # type: ignore[assignment]
+    monkeypatch.setattr(urls, "connect", lambda _: (flaky, "a"))
+    with pytest.raises(OSError, match="whole files alone"):
+        UrlFile("x://a").open()
+
+
+def test_no_secret_of_a_url_is_in_what_a_package_says(
+    monkeypatch: pytest.MonkeyPatch, no_pauses: None
+) -> None:
+    file = UrlFile("https://me:PASS%20WORD@host/a.npy?sig=SECRET%2B")
+    assert str(file) == "https://me@host/a.npy"
+    for error in (OSError, PermissionError, RuntimeError):
+        for text in (file.url, "sig=SECRET+ of PASS WORD", "https://host/a.npy?sig=SECRET%2B"):
+            flaky = Flaky(b"0", 9, error(f"can't get {text}"))
+            monkeypatch.setattr(urls, "connect", lambda _, flaky=flaky: (flaky, "a"))
+            with file.open() as opened, pytest.raises(OSError, match="can't get") as refused:
+                opened.read()
+            assert "SECRET" not in str(refused.value) and "WORD" not in str(refused.value)
+            assert error is RuntimeError or refused.type is error
+
+
+class Says:
+    """A file system that says one thing of every file."""
+
+    protocol = ("abc",)
+
+    def __init__(self, **found: object) -> None:
+        self._found = {"size": 3, "type": "file", **found}
+
+    def invalidate_cache(self) -> None:
+        """Forget nothing."""
+
+    def info(self, path: str) -> dict[str, object]:
+        return self._found
+
+
+def test_a_file_has_the_same_state_on_all_hosts_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def state(**found: object) -> tuple[int, int]:
+        monkeypatch.setattr(urls, "connect", lambda _: (Says(**found), "a"))
+        seen = UrlFile("abc://a").stat()
+        return seen.st_size, seen.st_mtime_ns
+
+    then = datetime(2026, 1, 1, tzinfo=UTC)
+    there = then.astimezone(timezone(timedelta(hours=9)))
+    assert state(LastModified=then, ETag="x") == state(LastModified=there, ETag="x")
+    # Servers say seconds, so another version may have the same time.
+    assert state(LastModified=then, ETag="x") != state(LastModified=then, ETag="y")
+    assert state(modificationTime=1000) != state(modificationTime=1001)
+    assert state(modification_time=1000) != state(modification_time=1001)
+    assert state() == (3, 0)
+
+
+def test_the_files_of_a_folder_keep_the_server_and_user_of_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WebHdfs:
+        def glob(self, path: str) -> list[str]:
+            return ["/d/a.npy"]
+
+        def isfile(self, path: str) -> bool:
+            return True
+
+        def unstrip_protocol(self, path: str) -> str:
+            return f"webhdfs://{path}"
+
+    monkeypatch.setattr(urls, "connect", lambda _: (WebHdfs(), "/d/*.npy"))
+    (file,), _ = urls.expand_url("webhdfs://me@host:9870/d/*.npy")
+    assert file.url == "webhdfs://me@host:9870/d/a.npy"
