@@ -201,7 +201,7 @@ def test_a_file_that_changes_meanwhile_is_named(
             file.write("1,2,x\n")
 
     monkeypatch.setattr(node_reading.NodeReading, "number_rows", change)
-    with pytest.raises(TransferError, match=r"2\.csv must be the same file for all hosts"):
+    with pytest.raises(SourceError, match=r"2\.csv must be the same file for all hosts"):
         import_cache(head, "d", sources, remote=hosts.remote(), read_on="nodes")
     assert Catalog(head).find("d") is None
     assert all(list_staged_imports(paths) == [] for paths in hosts.paths.values())

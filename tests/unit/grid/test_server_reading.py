@@ -264,7 +264,7 @@ def test_what_is_another_cache_by_then_is_named(
 
         with monkeypatch.context() as patch:
             change_on_the_way(patch, change)
-            with pytest.raises(TransferError, match=r"columns of a cache must stay.* value int64, after key"):
+            with pytest.raises(SourceError, match=r"columns of a cache must stay.* value int64, after key"):
                 read_snapshot(head, cluster.address(), NO_OPTIONS, remote=hosts.remote())
     assert_nothing_left(head, hosts)
 
@@ -283,7 +283,7 @@ def test_another_cluster_at_the_same_address_is_named(
             return parse_address(other.address(7)) if arguments[2] == "b" else find_ways(*arguments)
 
         monkeypatch.setattr(server_reading, "find_ways", lead_astray)
-        with pytest.raises(TransferError, match=r"b: All hosts must read the same cluster of Ignite"):
+        with pytest.raises(SourceError, match=r"b: All hosts must read the same cluster of Ignite"):
             read_snapshot(head, cluster.address(), NO_OPTIONS, remote=hosts.remote())
     assert_nothing_left(head, hosts)
 

@@ -24,7 +24,7 @@ from insitu.grid.store_settings import read_settings
 from insitu.grid.transfer.background import Task
 from insitu.grid.transfer.client import ServerAddress
 from insitu.grid.transfer.requests import RowsRequest, check_number, check_text
-from insitu.grid.transfer.row_sending import BUSY, TEXTS_TOO_LONG, RowSender
+from insitu.grid.transfer.row_sending import BUSY, SOURCE_FAILED, TEXTS_TOO_LONG, RowSender
 from insitu.grid.unit_reading import Unit, count_rows, decode_options, read_unit
 from insitu.paths import Paths
 from insitu.ports import list_host_addresses
@@ -146,7 +146,7 @@ class ImportActions:
 
         def finish(task: Task) -> None:
             _refuse_over_quota(self._paths, self._node)
-            with _long_texts_noted(task):
+            with _failures_noted(task):
                 task.results += [each.to_json() for each in intake.finish(units)]
             intake.stop()
 
@@ -186,7 +186,7 @@ class ImportActions:
         unit, options = Unit.from_json(fields.get("unit")), decode_options(fields.get("options"))
 
         def count(task: Task) -> None:
-            with _reading_explained():
+            with _reading_explained(), _failures_noted(task):
                 task.results.append(count_rows(unit, options, task.add))
 
         return self._start(unit.state.size, count)
@@ -207,7 +207,7 @@ class ImportActions:
         def read(task: Task) -> None:
             with (
                 _reading_explained(),
-                _long_texts_noted(task),
+                _failures_noted(task),
                 RowSender(plan, owners, self._secret, silence=silence) as sender,
             ):
                 sender.begin_unit(unit.number)
@@ -235,7 +235,7 @@ class ImportActions:
             intake.append(block, files)
 
         def read(task: Task) -> None:
-            with _reading_explained(), _long_texts_noted(task):
+            with _reading_explained(), _failures_noted(task):
                 found = read_servers(plan, self._node, request, append, task.add)
                 intake.end_unit()
                 task.results.append(found)
@@ -288,12 +288,14 @@ def _refuse_over_quota(paths: Paths, node: NodeId) -> None:
 
 
 @contextlib.contextmanager
-def _long_texts_noted(task: Task) -> Iterator[None]:
-    """Have the result say that blocks need fewer rows."""
+def _failures_noted(task: Task) -> Iterator[None]:
+    """Have the result say that blocks need fewer rows, or that the source can't be read."""
     try:
         yield
     except TextsTooLong:
         task.results[:] = [TEXTS_TOO_LONG]
+    except SourceError as error:
+        task.results[:] = [[SOURCE_FAILED, error.message]]
 
 
 @contextlib.contextmanager

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import TransferError
+from insitu.errors import SourceError, TransferError
 from insitu.grid.ignite import normalize_address
 from insitu.grid.partition_builder import TextsTooLong
 from insitu.grid.row_intake import Finished
 from insitu.grid.row_plan import RowPlan
 from insitu.grid.sources import SourceOptions
 from insitu.grid.transfer.client import ServerAddress
-from insitu.grid.transfer.row_sending import TEXTS_TOO_LONG, RowSender
+from insitu.grid.transfer.row_sending import SOURCE_FAILED, TEXTS_TOO_LONG, RowSender
 from insitu.grid.unit_reading import Unit, encode_options
 from insitu.spec import NodeId
 
@@ -47,7 +47,8 @@ class Agents(Protocol):
 
 
 class RemoteImport:
-    """The calls of one import. All raise TransferError; where blocks need fewer rows, TextsTooLong."""
+    """The calls of one import. All raise TransferError; where blocks need fewer rows, TextsTooLong; where a
+    node can't read a source, SourceError."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class RemoteImport:
         """Have nodes complete what they hold. Returns what each says of its destinations."""
         fields = {"token": token, "units": units}
         answers = self._agents.run_tasks(dict.fromkeys(nodes, fields), "finish_rows")
-        return {node: list(map(Finished.from_json, _results(a))) for node, a in answers.items()}
+        return {node: list(map(Finished.from_json, _results(node, a))) for node, a in answers.items()}
 
     def close(self, nodes: Iterable[NodeId], token: str) -> None:
         """Have nodes take no more rows. What is staged stays. One that doesn't answer is left alone."""
@@ -141,7 +142,7 @@ class RemoteImport:
         """
         fields = {node: {"token": token, "request": request} for node, request in requests.items()}
         answers = self._agents.run_tasks(fields, "read_servers", progress)
-        return {node: _results(answer)[0] for node, answer in answers.items()}
+        return {node: _results(node, answer)[0] for node, answer in answers.items()}
 
     def _run(
         self, node: NodeId, kind: str, fields: Mapping[str, Any], on_read: Callable[[int], None]
@@ -153,11 +154,14 @@ class RemoteImport:
             on_read(done - before)
             before = done
 
-        return _results(self._agents.run_task(node, kind, fields, count, self.stopped))
+        return _results(node, self._agents.run_task(node, kind, fields, count, self.stopped))
 
 
-def _results(answer: Mapping[str, Any]) -> list[Any]:
+def _results(node: NodeId, answer: Mapping[str, Any]) -> list[Any]:
+    """Return what a node has found. Raises TextsTooLong, SourceError."""
     results = list(answer["results"])
     if results == [TEXTS_TOO_LONG]:
         raise TextsTooLong
+    if results and isinstance(results[0], list) and results[0][:1] == [SOURCE_FAILED]:
+        raise SourceError(f"{node}: {results[0][1]}")
     return results

@@ -25,6 +25,8 @@ from insitu.spec import Column, NodeId
 
 BUSY = "busy"
 """What an owner replies whose partitions don't keep pace."""
+SOURCE_FAILED = "source failed"
+"""Stands before why a source can't be read, as the result of a node that reads it."""
 TEXTS_TOO_LONG = "texts too long"
 """What an owner replies where blocks need fewer rows."""
 ROUNDS = 3
