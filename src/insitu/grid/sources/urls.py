@@ -11,6 +11,7 @@ import contextlib
 import errno
 import glob
 import io
+import logging
 import re
 import time
 import zlib
@@ -29,7 +30,7 @@ _PAUSES = (0.2, 1.0, 3.0)
 """Seconds before a piece is asked for again."""
 _TRY_SECONDS = 10.0
 """Seconds after which nothing is asked for again: packages that took longer have tried again themselves."""
-_NO_PARTS = "range requests"
+_NO_PARTS = ("range requests", "Cannot seek")
 """What fsspec says of a server that gives whole files alone."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PACKAGES = {
@@ -120,9 +121,12 @@ class UrlFile:
 
     def _open(self) -> Any:
         system, path = connect(self.url)
-        opened = system.open(path, "rb", block_size=PIECE_BYTES, cache_type="readahead")
+        # What hdfs-native opens with blocks can't be sought in.
+        plain = type(system).__module__.startswith("hdfs_native")
+        pieces = {} if plain else {"block_size": PIECE_BYTES, "cache_type": "readahead"}
+        opened = system.open(path, "rb", **pieces)
         if getattr(opened, "size", None) is None:
-            raise ValueError(f"its server doesn't support {_NO_PARTS}")
+            raise ValueError(f"its server doesn't support {_NO_PARTS[0]}")
         return opened
 
     def stat(self) -> UrlState:
@@ -239,6 +243,7 @@ def connect(url: str) -> tuple[Any, str]:
     if "::" in shown:
         raise SourceError(f"A URL names a file alone. Received: {shown}. Leave out what is chained by `::`")
     try:
+        _log_nothing_by_default(fsspec.get_filesystem_class(protocol))
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         package = _PACKAGES.get(protocol)
@@ -253,6 +258,13 @@ def connect(url: str) -> tuple[Any, str]:
             f"({error})"
         ) from None
     return system, str(path)
+
+
+def _log_nothing_by_default(kind: type) -> None:
+    """Keep what a package logs, such as a traceback of each try, off the terminal: its errors become ours."""
+    logger = logging.getLogger(kind.__module__.partition(".")[0])
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
 
 
 def expand_url(source: str) -> tuple[list[UrlFile], bool]:
@@ -270,10 +282,11 @@ def expand_url(source: str) -> tuple[list[UrlFile], bool]:
             elif "?" not in source and system.isdir(path):
                 found = sorted(str(match) for match in system.find(path))
                 return [_name_file(system, source, each) for each in found], True
-            elif not system.exists(path):
-                raise SourceError(f"{shown} doesn't exist")
             else:
+                system.info(path)  # `exists` calls whatever fails a no
                 return [UrlFile(source) if "?" in source else _name_file(system, source, path)], False
+    except FileNotFoundError as error:
+        raise SourceError(f"{shown} doesn't exist, or this host's credentials don't show it") from error
     except OSError as error:
         raise SourceError(f"{shown} can't be read: {error.strerror or error}") from error
     if not files:
@@ -303,6 +316,10 @@ def _failures_as_os_errors(file: UrlFile) -> Iterator[None]:
         raise
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.strerror is None:  # some say a path alone
+            cause = error.__cause__
+            # fsspec calls it that, too, where a server of HTTP fails.
+            if type(cause).__module__.startswith("aiohttp") and getattr(cause, "status", 0) not in (404, 410):
+                raise OSError(f"{type(cause).__name__}: {file.clean(str(cause))[:300]}") from None
             raise FileNotFoundError(errno.ENOENT, "it isn't there") from None
         shown = file.clean(str(error))
         if shown == str(error):
@@ -310,7 +327,7 @@ def _failures_as_os_errors(file: UrlFile) -> Iterator[None]:
         kind = next((lasting for lasting in _LASTING if isinstance(error, lasting)), OSError)
         raise kind(shown) from None
     except Exception as error:  # each package has errors of its own
-        if _NO_PARTS in str(error):
+        if any(words in str(error) for words in _NO_PARTS):
             raise _Lasting(
                 "files are read in pieces, and its server gives whole files alone (HTTP range requests). "
                 "Fetch the file, and import it from a disk"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -181,6 +182,37 @@ def test_no_secret_of_a_url_is_in_what_a_package_says(
                 opened.read()
             assert "SECRET" not in str(refused.value) and "WORD" not in str(refused.value)
             assert error is RuntimeError or refused.type is error
+
+
+def test_a_server_that_fails_is_not_said_to_have_no_such_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Down:
+        error: Exception = RuntimeError("no answer")
+
+        def isdir(self, path: str) -> bool:
+            return False
+
+        def info(self, path: str) -> None:
+            raise self.error
+
+    monkeypatch.setattr(urls, "connect", lambda _: (Down(), "a"))
+    with pytest.raises(SourceError, match=r"x://a can't be read: RuntimeError: no answer"):
+        urls.expand_url("x://a")
+    refused = type("ClientConnectorCertificateError", (Exception,), {"__module__": "aiohttp.client"})(
+        "no trust"
+    )
+    missing = FileNotFoundError("a")
+    missing.__cause__ = refused
+    monkeypatch.setattr(Down, "error", missing)
+    with pytest.raises(SourceError, match=r"x://a can't be read: ClientConnectorCertificateError: no trust"):
+        urls.expand_url("x://a")
+    monkeypatch.setattr(Down, "error", FileNotFoundError("a"))
+    with pytest.raises(SourceError, match=r"x://a doesn't exist, or this host's credentials"):
+        urls.expand_url("x://a")
+
+
+def test_what_a_package_logs_is_not_printed_by_itself() -> None:
+    urls.connect("memory://a")
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("fsspec").handlers)
 
 
 class Says:
