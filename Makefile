@@ -15,7 +15,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats demo demo-ignite test test-long test-torch test-slow test-tls test-hosts test-ray test-ui test-api test-formats test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-launchers demo demo-ignite test test-long test-torch test-slow test-tls test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -70,6 +70,14 @@ test-hosts: ready-hosts ## Run the tests on several hosts made of namespaces (ne
 test-ray: ready-ray ## Run the tests on a Ray cluster of such hosts (installs Ray)
 	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts_ray.py tests/process/test_ray_import.py
 
+# Nothing is installed: Debian's packages start servers of their own.
+ready-launchers: ready-lab
+	PYTHONPATH=tests/support $(BIN)/python -c "import sys, slurm_hosts, ssh_hosts; \
+	  sys.exit('; '.join(filter(None, (ssh_hosts.find_obstacle(), slurm_hosts.find_obstacle()))) or None)"
+
+test-launchers: ready-launchers ## Run the tests of hosts that a real ssh and Slurm start (needs openssh-server, slurm-wlm, munge)
+	$(BIN)/python -m pytest -m "hosts and slow" --timeout 600 tests/fault/test_hosts_ssh.py tests/fault/test_hosts_slurm.py
+
 ready-ui: $(STAMP)
 	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install --quiet --yes chromium >/dev/null
 	$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install --quiet "playwright>=1.50,<2"
@@ -88,6 +96,18 @@ ready-formats:
 test-formats: ready-formats ## Test exports as ONNX and StableHLO, on TensorFlow and JAX (installs their libraries)
 	for backend in tensorflow jax; do KERAS_BACKEND=$$backend timeout 900 $(FORMATS)/bin/python -m pytest \
 	  --timeout 600 tests/unit/train/exports || exit 1; done
+
+# In an environment of its own: what reads stores of objects, and servers for them. HDFS is left out without Maven.
+STORES := build/stores
+ready-stores:
+	@test -e $(STORES)/.ready || { $(PYTHON) -m venv $(STORES) && \
+	  $(STORES)/bin/python -m pip install --quiet --editable ".[dev]" s3fs gcsfs aiohttp requests huggingface_hub \
+	    "hdfs-native==0.14.7" "moto[server]==5.2.5" "gcp-storage-emulator==2026.7.19" && touch $(STORES)/.ready; }
+	-$(STORES)/bin/python tests/support/hdfs_server.py
+
+test-stores: ready-stores ## Test imports from stores of objects: S3, GCS, HDFS, Hugging Face, HTTP (installs their libraries and servers)
+	timeout 1200 $(STORES)/bin/python -m pytest --timeout 300 tests/process/test_object_stores.py \
+	  tests/process/test_web_sources.py
 
 # In an environment of its own: its libraries aren't those of the lock.
 SCHEMATHESIS := build/schemathesis
