@@ -142,11 +142,13 @@ class Segment:
             os.close(self.file)
             self.file = -1
 
-    def __del__(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
-        if self.address and self._over is None:
-            _libc.munmap(self.address, max(self.size, 1))
+    # Arguments, since a process that ends may have emptied this module before.
+    def __del__(self, close: Any = os.close, unmap: Any = _libc.munmap) -> None:
+        file, address, self.file, self.address = self.file, self.address, -1, 0
+        if file >= 0:
+            close(file)
+        if address and self._over is None:
+            unmap(address, max(self.size, 1))
 
 
 def create(name: str, size: int) -> int:

@@ -27,6 +27,19 @@ def test_segment_can_be_opened_by_its_owner_only(file: int) -> None:
     os.close(file)
 
 
+def test_a_segment_is_freed_when_the_process_has_emptied_its_module(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's buffer may be the last to go: it printed "'NoneType' object has no attribute 'munmap'"."""
+    segment = memory.adopt(file, 10_000)
+    monkeypatch.setattr(memory, "os", None)
+    monkeypatch.setattr(memory, "_libc", None)
+    segment.__del__()
+    assert (segment.file, segment.address) == (-1, 0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
 def test_attached_segments_share_memory_until_one_is_private(file: int) -> None:
     memory.fill(file, np.full(10_000, 5, np.uint8))
     one, other = (memory.adopt(os.dup(file), 10_000) for _ in range(2))
