@@ -44,6 +44,11 @@ def gradient(weights, x, y):
     return inputs.T @ (chance - y) / len(y)
 
 
+def parts_of(batch):
+    """Return the (pictures, labels) of each replica of this process, as NumPy arrays on each backend."""
+    return [tuple(map(keras.ops.convert_to_numpy, part)) for part in strategy.local_results(batch)]
+
+
 weights = np.zeros(3, "float32")
 group = strategy.group()
 # One row for each replica of this process, in the memory that the tasks share.
@@ -51,7 +56,7 @@ buffer = group.buffer((len(group.shards), len(weights)), "float32")
 data = strategy.distribute_dataset(Batches())
 for _epoch in range(20):
     for batch in data:
-        parts = strategy.local_results(batch)
+        parts = parts_of(batch)
         for row, (x, y) in zip(buffer, parts, strict=True):
             row[:] = gradient(weights, x, y) if len(y) else 0
         rows = [float(len(y)) for _, y in parts]
@@ -61,7 +66,7 @@ for _epoch in range(20):
 
 right = total = 0
 for batch in data:
-    for x, y in strategy.local_results(batch):
+    for x, y in parts_of(batch):
         right += int(((features(x) @ weights > 0) == y).sum()) if len(y) else 0
         total += len(y)
 counts = strategy.reduce("sum", np.array([right, total])) // len(group.shards)
