@@ -10,6 +10,7 @@ from insitu.train.elastic import EPOCH, TEST, LoopPosition
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
+from insitu.train.fit.fit_strategy import FitStrategy
 from insitu.train.replica import Logs, ModelState, load_snapshot, read_state, to_numpy
 
 
@@ -21,9 +22,12 @@ class LoopState:
     runs again after a failure gets a checkpoint (`restore`, `restore_callbacks`).
     """
 
-    def __init__(self, model: Any, bookkeeper: Bookkeeper, position: LoopPosition) -> None:
+    def __init__(
+        self, model: Any, bookkeeper: Bookkeeper, position: LoopPosition, strategy: FitStrategy
+    ) -> None:
         self._model = model
         self._bookkeeper = bookkeeper
+        self._strategy = strategy
         #: The unit that comes next. Written by `KerasTrainer` behind each step, and here.
         self.position = position
         #: The step at which this task entered the epoch under way: callbacks hear of no step before.
@@ -63,12 +67,15 @@ class LoopState:
     def count_updates(self, position: LoopPosition) -> int | None:
         """Return how many updates the model has had at `position`, in all runs of the script; None where that
         isn't known."""
+        on_servers = self._strategy.count_updates()
+        if on_servers is not None:
+            return on_servers
         optimizer = getattr(self._model, "optimizer", None)
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         count = int(to_numpy(optimizer.iterations)) if optimizer is not None else 0
         if count:
             return count
-        # Parameter servers count themselves; there each worker's position is that of all.
+        # A model that updates itself has no optimizer that counts.
         before = self.data.epoch_lengths.count(position.epoch) if self.data is not None else None
         return None if before is None else before + position.step
 

@@ -23,7 +23,7 @@ class _Pace:
         self.steps = steps
         #: Rows of all tasks; None where they aren't counted.
         self.rows = rows
-        #: The number of steps at which the next line is printed.
+        #: The progress at which the next line is printed.
         self.next_line = next_line
         #: When it was, by the monotonic clock, moved by the time that tests took since.
         self.at = time.monotonic()
@@ -39,7 +39,8 @@ class StepLog(keras.callbacks.Callback):
     ```
 
     A step is an update of the model, counted through recoveries and restarts. Examples are those of all
-    tasks, and of the worker itself with parameter servers. The time is that of a whole step without
+    tasks. With parameter servers they are those of the chief itself; other workers make updates between its
+    steps, so that a line may come some updates late. The time is that of a whole step of the chief, without
     validation. Logs are as Keras shows them: means over the epoch so far. One replica outside a job trains by
     Keras' own loop, which doesn't count examples: then the line is without them.
 
@@ -88,13 +89,22 @@ class StepLog(keras.callbacks.Callback):
         steps, rows = count()
         if pace is None:
             # From here on, since the first step is compiled.
-            self._pace = _Pace(steps, rows, steps + self._steps_until_line())
-        elif steps >= pace.next_line:
+            self._pace = _Pace(steps, rows, self._find_next_line(steps))
+        elif self._read_progress(steps) >= pace.next_line:
             self._print(pace, steps, rows, logs or {})
 
-    def _steps_until_line(self) -> int:
+    def _read_progress(self, steps: int) -> int:
+        """Return how far the training is: the servers' updates, which others make too. Else this process'
+        steps, since it takes time to read the optimizer's count."""
+        trainer = self._find_trainer()
+        updates = trainer.strategy.count_updates() if trainer is not None else None
+        return steps if updates is None else updates
+
+    def _find_next_line(self, steps: int) -> int:
+        """Return the progress at which the next line is due."""
         updates = self._read_updates()
-        return self.every if updates is None else self.every - updates % self.every
+        more = self.every if updates is None else self.every - updates % self.every
+        return self._read_progress(steps) + more
 
     def _read_updates(self) -> int | None:
         optimizer = getattr(self.model, "optimizer", None)
@@ -113,7 +123,7 @@ class StepLog(keras.callbacks.Callback):
         if rows is not None and pace.rows is not None:
             parts.append(f"{(rows - pace.rows) / seconds:,.0f} examples/s")
         parts.append(f"{1000 * seconds / (steps - pace.steps):.3g} ms/batch")
-        self._pace = _Pace(steps, rows, steps + self._steps_until_line())
+        self._pace = _Pace(steps, rows, self._find_next_line(steps))
         if self._write is not None:
             self._write(", ".join(parts))
         else:

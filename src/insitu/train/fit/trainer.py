@@ -77,7 +77,7 @@ class KerasTrainer:
         #: Number of the model's last fit among all fits of the process. Written by `_fit`.
         self.fit_index = -1
         #: Where the call under way is; that of the last fit in between. Written by `_run_call`.
-        self.loop = LoopState(model, self.bookkeeper, self.calls.position(TRAIN))
+        self.loop = LoopState(model, self.bookkeeper, self.calls.position(TRAIN), strategy)
         #: Keras' list of callbacks of the fit under way; else None. Written by `_fit`.
         self.callbacks: EpochCallbacks | None = None
         self._executors = StepExecutors(model, strategy)
@@ -413,7 +413,7 @@ class KerasTrainer:
         kind, outer, nested = _KINDS[name], self.loop, self.calls.is_under_way
 
         def begin() -> Any:
-            self.loop = LoopState(self.model, self.bookkeeper, self.calls.position(kind))
+            self.loop = LoopState(self.model, self.bookkeeper, self.calls.position(kind), self.strategy)
             self.membership.check_call(name)
             return getattr(self, f"_{name}")(arguments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -35,11 +36,12 @@ class Fit:
 
     def __init__(self) -> None:
         self.books: Any = Books()
+        self.strategy: Any = SimpleNamespace(count_updates=lambda: None)
         self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         self.model.compile("sgd", "mse", metrics=["mae"])
         self.model.train_on_batch(np.ones((2, 2)), np.zeros((2, 1)))
         self.counting = Counting()
-        self.loop = LoopState(self.model, self.books, LoopPosition(0, TRAIN, 1))
+        self.loop = LoopState(self.model, self.books, LoopPosition(0, TRAIN, 1), self.strategy)
         self.loop.callback_memory = CallbackMemory([self.counting], keras.callbacks.History(), True)
 
 

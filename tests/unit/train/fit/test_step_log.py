@@ -10,7 +10,7 @@ from models import image_model, image_rows, in_shards
 
 import insitu
 from insitu.errors import TrainingError
-from insitu.train import MultiWorkerMirroredStrategy, StepLog
+from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy, StepLog
 
 LINE = r"step (\d+), loss = \S+, accuracy = \S+, top = \S+(, [\d,]+ examples/s)?, [\d.e+]+ ms/batch"
 
@@ -44,6 +44,15 @@ def test_a_line_has_the_updates_of_the_model_and_all_rows(others: list[Any]) -> 
     assert all("examples/s" in line for line in lines)
     # The next fit goes on counting.
     assert parse(fit(model, 10, epochs=2)) == [30]
+
+
+def test_a_line_has_the_updates_of_parameter_servers() -> None:
+    """In mode async each gradient of a step is one: a line had the steps of the chief."""
+    with ParameterServerStrategy(context=in_shards((0, 1), 2), mode="async").scope():
+        model = image_model()
+    lines = fit(model, 6)
+    assert parse(lines) == [6, 12, 18, 24, 30, 36, 42]
+    assert parse(fit(model, 6, epochs=1)) == [48, 54]
 
 
 def test_kerass_own_loop_counts_no_rows() -> None:
