@@ -102,6 +102,11 @@ class CacheReader:
         place = (self._paths, self.cache, self.shard_map, self.shards, self._node)
         return CacheReader(*place, tuple(names), None)
 
+    def for_shards(self, shards: Sequence[int]) -> CacheReader:
+        """Return a reader of the same columns for a task that has these shards."""
+        place = (self._paths, self.cache, self.shard_map, tuple(shards), self._node)
+        return CacheReader(*place, self._features, self.label, self._version_at)
+
     @property
     def is_refreshed(self) -> bool:
         """Whether later epochs may read other rows."""

@@ -30,15 +30,7 @@ from insitu.grid.layout import (
 from insitu.grid.read_ahead import WindowedColumns
 from insitu.grid.reads import READS
 from insitu.grid.selection import Filter, Selection, Take
-from insitu.grid.structure import (
-    Pad,
-    Structure,
-    apply_maps,
-    concatenate,
-    has_lists,
-    map_leaves,
-    spec_of,
-)
+from insitu.grid.structure import Pad, Structure, apply_maps, concatenate, has_lists, map_leaves, spec_of
 from insitu.spec import CacheSpec, ShardMap
 
 
@@ -250,6 +242,9 @@ class Dataset:
     def _chained(self, chain: Chain) -> Dataset:
         return Dataset(self._reader, self._context, chain, self._selection)
 
+    def _over(self, reader: CacheReader) -> Dataset:
+        return Dataset(reader, self._context, self._chain, self._selection.over(reader))
+
     @property
     def cache(self) -> CacheSpec:
         """The version of the cache that is read."""
@@ -294,8 +289,12 @@ class Dataset:
         if reader is self._reader:
             return self
         if self._later is None or self._later._reader is not reader:
-            self._later = Dataset(reader, self._context, self._chain, self._selection.over(reader))
+            self._later = self._over(reader)
         return self._later
+
+    def over_all_shards(self) -> Dataset:
+        """Return this dataset for a task that iterates all shards."""
+        return self._over(self._reader.for_shards(range(self.num_shards)))
 
     @property
     def passes(self) -> int | None:

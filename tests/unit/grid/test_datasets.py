@@ -54,6 +54,15 @@ def test_every_row_once_an_epoch(
         assert all(r == own for r in rows[: ds.rows_of_shard(s) // own])
 
 
+def test_a_task_may_iterate_the_rows_of_all_shards(paths: Paths, cache: str) -> None:
+    own = dataset(cache, features="id", label=None, context=context(paths, num_shards=3, shards=(1,)))
+    even = own.filter(lambda id: id % 2 == 0).batch(64).map(lambda id: id // 2)
+    everything = even.over_all_shards()
+    assert (own.shards, even.shards, everything.shards) == ((1,), (1,), (0, 1, 2))
+    assert sorted(np.concatenate(list(everything))) == list(range(ROWS // 2))
+    assert len(np.concatenate(list(even))) < ROWS // 2
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_origins_say_where_each_row_lies(shuffle: bool, paths: Paths, cache: str) -> None:
     spec = Catalog(paths).get(cache)

@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import keras
 from insitu.context import Context
 from insitu.errors import InputError, InsituError
 from insitu.evaluations import Evaluation, append_evaluation, read_evaluations
+from insitu.grid import Dataset
 from insitu.train.estimator.agreement import agree
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.server_training import find_servers
@@ -198,8 +198,10 @@ class InTurnEvaluator(keras.callbacks.Callback):
 def evaluate_model(model: Any, spec: EvalSpec) -> dict[str, float]:
     """Return the scores of `model` as it is. Collective; on parameter servers of this worker alone, which
     reads all rows."""
-    data, servers = check_data("an evaluation", spec.input_fn()), find_servers(model)
-    with expect_ends(), servers.evaluating_all_rows() if servers is not None else nullcontext():
+    data = check_data("an evaluation", spec.input_fn())
+    if find_servers(model) is not None and isinstance(data, Dataset):
+        data = data.over_all_shards()
+    with expect_ends():
         found = model.evaluate(
             **name_parts(data),
             batch_size=BATCH_SIZE if isinstance(data, tuple) else None,

@@ -3,8 +3,7 @@ staleness."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -141,8 +140,6 @@ class ParameterServerStrategy(Strategy):
         self._plan = UpdatePlan()
         #: None before the first fit.
         self._updates: UpdateCount | None = None
-        #: Whether this worker evaluates on all shards of a dataset. Written by `evaluating_all_rows`.
-        self._evaluates_all = False
         #: True once a ClusterCoordinator was made. Written by `coordinate`.
         self._coordinated = False
         #: True while a function that a coordinator has scheduled runs. Written by `run_closure`.
@@ -389,18 +386,8 @@ class ParameterServerStrategy(Strategy):
         anything else."""
         options = {**self.membership.feed_options, "launched_shards": None}
         if isinstance(x, Dataset):
-            shards = tuple(range(x.num_shards)) if self._evaluates_all else x.shards
-            return {**options, "shards": shards, "num_shards": x.num_shards}
+            return {**options, "shards": x.shards, "num_shards": x.num_shards}
         return {**options, "shards": (0,), "num_shards": 1}
-
-    @contextlib.contextmanager
-    def evaluating_all_rows(self) -> Iterator[None]:
-        """While open, this worker evaluates on the rows of all shards of an `insitu.dataset`."""
-        before, self._evaluates_all = self._evaluates_all, True
-        try:
-            yield
-        finally:
-            self._evaluates_all = before
 
     def plan_updates(self, plan: UpdatePlan) -> None:
         """Have the next fit end as `plan` says, in all workers. Called in each of them."""

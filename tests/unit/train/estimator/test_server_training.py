@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ from models import image_model, image_rows, in_shards, same_bits, weights
 
 import insitu
 from insitu.errors import CheckpointError, TrainingError
+from insitu.grid import import_cache
+from insitu.paths import Paths
 from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.estimator import (
     DNNLinearCombinedClassifier,
@@ -27,6 +30,7 @@ from insitu.train.estimator import (
     stop_if_higher_hook,
     train_and_evaluate,
 )
+from insitu.train.estimator.evaluations import evaluate_model
 from insitu.train.estimator.hooks import LoggingTensorHook, StepCounterHook, read_global_step
 from insitu.train.estimator.server_training import check_tables, load_newest, open_store
 from insitu.train.evaluation import find_checkpoints, load_checkpoint
@@ -184,6 +188,20 @@ def test_an_estimator_trains_on_servers(tmp_path: Path) -> None:
 
 def held_by_workers() -> Any:
     return MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2))
+
+
+def test_the_chief_evaluates_in_turn_on_all_rows_of_a_dataset(tmp_path: Path) -> None:
+    """Its part of a dataset was refused when all steps were done: "The dataset's shards must be ..."."""
+    np.savez(tmp_path / "rows.npz", x=X, label=Y)
+    paths = Paths(tmp_path / "home")
+    import_cache(paths, "rows", [str(tmp_path / "rows.npz")], partitions=4)
+    context = replace(in_shards((0,), 2), paths=paths)
+    held = insitu.dataset("rows", context=context, paths=paths).batch(64)
+    assert held.shards == (0,) and held.rows == len(X)
+    model = model_in(on_servers("async", 1))
+    expected = model.evaluate(X, Y, verbose=0, return_dict=True)
+    scores = evaluate_model(model, EvalSpec(lambda: held))
+    assert scores == pytest.approx(expected, rel=1e-5)
 
 
 def test_tables_are_evaluated_in_turn_alone(tmp_path: Path) -> None:
