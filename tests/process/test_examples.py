@@ -95,6 +95,24 @@ def test_drawings_become_an_answer_file(tmp_path: Path, write: Callable[[Path], 
 
 
 @pytest.mark.slow
+def test_drawings_are_learned_by_steps_on_parameter_servers(tmp_path: Path) -> None:
+    """The chief evaluates in turn on the held-out rows of both shards."""
+    folder, home = tmp_path / "drawings", tmp_path / "home"
+    folder.mkdir()
+    sources = write_bitmaps(folder)
+    run(home, "import", "--label-from-filename", "--split", "train=0.75,test=0.25", "quickdraw", *sources)
+    done = run(
+        home,
+        *("start", "--workers", "2", "--ps", "1", "--threads", "1", "quickdraw/train"),
+        *(str(EXAMPLES / "quickdraw"), "answers.py", "--how", "steps", "--strategy"),
+        *("ParameterServer-sync", "--epochs", "4", "--batch", "16", "--out", str(tmp_path / "answers.csv")),
+    )
+    assert float(re.findall(r"MAP@3 ([\d.]+) of \d+ drawings", done.stdout)[0]) > 0.8
+    (scored,) = re.findall(r"evaluation of step \d+.*: accuracy = ([\d.]+)", done.stdout)
+    assert float(scored) > 0.7
+
+
+@pytest.mark.slow
 def test_digits_are_learned_over_four_devices(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     home, folder = tmp_path / "home", EXAMPLES / "devices"
@@ -189,3 +207,23 @@ def test_incomes_are_learned_on_parameter_servers_beside_an_evaluator(tmp_path: 
     # The weights of the last file are those of the servers.
     last = re.findall(r"\[evaluator:0\] .*evaluation of 008.keras of \d+: .*auc = ([\d.]+)", output)
     assert [float(auc) for auc in last] == [pytest.approx(scores["auc"], abs=0.02)]
+
+
+@pytest.mark.slow
+def test_clicks_are_learned_by_tables_on_parameter_servers(tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", EXAMPLES / "recommender"
+    make = [sys.executable, str(folder / "make_clicks.py"), str(tmp_path / "clicks.npz")]
+    subprocess.run(make, check=True, timeout=150)
+    run(home, "import", "--split", "train=0.9,test=0.1", "clicks", str(tmp_path / "clicks.npz"))
+    trained = run(home, "start", "--workers", "2", "--ps", "2", "clicks/train", str(folder), "train.py")
+    assert float(re.findall(r"held-out AUC ([\d.]+)", trained.stdout)[0]) > 0.7
+    (job,) = (home / "jobs").iterdir()
+    served = subprocess.run(
+        [sys.executable, str(folder / "serve.py"), str(job / "code")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert float(re.findall(r"AUC ([\d.]+)", served.stdout)[0]) > 0.7
+    assert "the exported model agrees: True" in served.stdout
