@@ -1,8 +1,8 @@
 """Between-graph replication, as in TensorFlow 1: each worker builds the graph, ps tasks hold the variables.
 
-    insitu start --workers 2 --ps 1 CACHE examples/tensorflow between_graph.py
+    insitu start --workers 2 --ps 1 - examples/tensorflow between_graph.py
 
-The script reads only TF_CONFIG. It makes its own data, so CACHE can be any cache.
+The script reads only TF_CONFIG, and makes its own data.
 """
 
 import json

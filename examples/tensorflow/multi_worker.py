@@ -1,8 +1,8 @@
 """Synchronous training with TensorFlow only: a custom loop under tf.distribute.MultiWorkerMirroredStrategy.
 
-    insitu start --workers 2 CACHE examples/tensorflow multi_worker.py
+    insitu start --workers 2 - examples/tensorflow multi_worker.py
 
-The script reads only TF_CONFIG. It makes its own data, so CACHE can be any cache.
+The script reads only TF_CONFIG, and makes its own data.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """Asynchronous training with TensorFlow only: tf.distribute.ParameterServerStrategy with a coordinator.
 
-    insitu start --workers 2 --ps 1 --chief CACHE examples/tensorflow parameter_server.py
+    insitu start --workers 2 --ps 1 --chief - examples/tensorflow parameter_server.py
 
 The chief coordinates. Workers and ps tasks serve until insitu stops them, once the chief has ended. The
-script reads only TF_CONFIG. It makes its own data, so CACHE can be any cache.
+script reads only TF_CONFIG, and makes its own data.
 """
 
 import os
