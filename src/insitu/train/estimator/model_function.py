@@ -114,9 +114,10 @@ def _check_needed(spec: EstimatorSpec) -> None:
     }[spec.mode]
     missing = [name for name in needed if getattr(spec, name) is None]
     if missing:
+        given = ", ".join(f"{name}=..." for name in needed)
         raise InputError(
             f"An EstimatorSpec of mode {spec.mode!r} has {' and '.join(needed)}. Received: none for "
-            f"{missing[0]}"
+            f"{' and '.join(missing)}. Return EstimatorSpec(mode, {given})"
         )
     for output in keras.tree.flatten(spec.predictions) if spec.mode == ModeKeys.PREDICT else ():
         if not isinstance(output, keras.KerasTensor) or not output.shape:

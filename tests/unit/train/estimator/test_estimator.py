@@ -272,7 +272,8 @@ def refused(function: Any, message: str, folder: Path, shards: int = 1) -> None:
 
 def test_what_model_fn_must_not_return_is_refused(tmp_path: Path) -> None:
     refused(lambda features: None, "returns an insitu.estimator.EstimatorSpec", tmp_path)
-    refused(lambda features: est.EstimatorSpec("train"), "has loss and train_op", tmp_path)
+    lacking = r"none for loss and train_op\. Return EstimatorSpec\(mode, loss=\.\.\., train_op=\.\.\.\)"
+    refused(lambda features: est.EstimatorSpec("train"), lacking, tmp_path)
     refused(lambda features: est.EstimatorSpec("eval"), "has the mode", tmp_path)
 
     def of_rows(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
