@@ -40,9 +40,10 @@ def run(folder: Path, backend: str, strategies: dict[str, str], ways: tuple[str,
     return results
 
 
-def test_the_low_level_example_learns(tmp_path: Path):
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_the_low_level_example_learns(tmp_path: Path, backend: str):
     name = "MultiWorkerMirroredStrategy"
-    assert run(tmp_path, "jax", {name: STRATEGIES[name]}, ("low_level",))[f"low_level/{name}"] > 0.9
+    assert run(tmp_path, backend, {name: STRATEGIES[name]}, ("low_level",))[f"low_level/{name}"] > 0.9
 
 
 def test_every_strategy_that_runs_here_is_one_of_those_below():
