@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
 from insitu.time_account import ACCOUNT, CHECKPOINT
 from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter, wait_for_writers
@@ -166,7 +166,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             read = [place.load_latest() for place in places if place is not None]
             found = max((one for one in read if one), key=lambda one: one.position, default=None)
             if found is not None:
-                check_snapshot(trainer.state, found.values)
+                try:
+                    check_snapshot(trainer.state, found.values)
+                except CheckpointError as error:
+                    path = store.path_of(found.position)
+                    raise CheckpointError(f"{path} is of another model. {error}") from None
             received[:] = [broadcast_newest(group, found)]
             return barrier_token(group)
 
