@@ -22,7 +22,7 @@ from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.server_training import find_servers
 from insitu.train.estimator.specs import EvalSpec, check_data
 from insitu.train.evaluation import BATCH_SIZE, Candidate, SidecarEvaluator, expect_ends
-from insitu.train.fit import trainer_of
+from insitu.train.fit import find_shards_of, trainer_of
 
 _LOG = logging.getLogger("insitu")
 
@@ -199,8 +199,8 @@ def evaluate_model(model: Any, spec: EvalSpec) -> dict[str, float]:
     """Return the scores of `model` as it is. Collective; on parameter servers of this worker alone, which
     reads all rows."""
     data = check_data("an evaluation", spec.input_fn())
-    if find_servers(model) is not None and isinstance(data, Dataset):
-        data = data.over_all_shards()
+    if find_servers(model) is not None:
+        data = _take_all_rows(data)
     with expect_ends():
         found = model.evaluate(
             **name_parts(data),
@@ -211,6 +211,20 @@ def evaluate_model(model: Any, spec: EvalSpec) -> dict[str, float]:
             return_dict=True,
         )
     return {name: float(value) for name, value in found.items()}
+
+
+def _take_all_rows(data: Any) -> Any:
+    """Return the data for a worker that evaluates alone. Raises InputError for a part of the rows."""
+    if isinstance(data, Dataset):
+        return data.over_all_shards()
+    held, total = find_shards_of(data) or (1, 1)
+    if held < total:
+        raise InputError(
+            f"On parameter servers the chief evaluates in turn alone, on all rows. Received: as_tf_dataset() "
+            f"with the rows of {held} of {total} shards. Return the insitu.dataset itself from "
+            f"EvalSpec.input_fn, or start the job with --evaluator"
+        )
+    return data
 
 
 def name_parts(data: Any) -> dict[str, Any]:

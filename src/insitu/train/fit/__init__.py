@@ -15,6 +15,7 @@ from insitu.train.fit.makers import note_maker
 from insitu.train.fit.predicting_into import predict_into
 from insitu.train.fit.sources import is_never_sharded, make_feed
 from insitu.train.fit.step_log import StepLog
+from insitu.train.fit.tf_dataset import find_shards_of
 from insitu.train.fit.trainer import KerasTrainer, trainer_of
 from insitu.train.fit.two_phase import TwoPhaseStep
 
@@ -30,6 +31,7 @@ __all__ = [
     "TwoPhaseStep",
     "check_same_data",
     "dispatch_methods",
+    "find_shards_of",
     "is_never_sharded",
     "make_feed",
     "note_maker",

@@ -24,4 +24,16 @@ def to_tf_dataset(dataset: Dataset) -> Any:
     made = tf.data.Dataset.from_generator(batches, output_signature=map_leaves(spec, dataset.element_spec))
     passes = dataset.passes
     length = tf.data.INFINITE_CARDINALITY if passes is None else passes * dataset.own_steps
-    return made.apply(tf.data.experimental.assert_cardinality(length))
+    found = made.apply(tf.data.experimental.assert_cardinality(length))
+    found._insitu_shards = (len(dataset.shards), dataset.num_shards)
+    return found
+
+
+def find_shards_of(data: Any) -> tuple[int, int] | None:
+    """Return (how many shards' rows there are, of how many) where data comes from an `insitu.dataset` as a
+    tf.data.Dataset, by any transformations; else None."""
+    shards: tuple[int, int] | None = getattr(data, "_insitu_shards", None)
+    inputs = getattr(data, "_inputs", None)
+    if shards is not None or not callable(inputs):
+        return shards
+    return next((found for each in inputs() if (found := find_shards_of(each)) is not None), None)

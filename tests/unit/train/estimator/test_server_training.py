@@ -13,7 +13,7 @@ import pytest
 from models import image_model, image_rows, in_shards, same_bits, weights
 
 import insitu
-from insitu.errors import CheckpointError, TrainingError
+from insitu.errors import CheckpointError, InputError, TrainingError
 from insitu.grid import import_cache
 from insitu.paths import Paths
 from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
@@ -202,6 +202,10 @@ def test_the_chief_evaluates_in_turn_on_all_rows_of_a_dataset(tmp_path: Path) ->
     expected = model.evaluate(X, Y, verbose=0, return_dict=True)
     scores = evaluate_model(model, EvalSpec(lambda: held))
     assert scores == pytest.approx(expected, rel=1e-5)
+    if keras.backend.backend() == "tensorflow":  # a part of the rows, as any other worker has one
+        part = held.as_tf_dataset().map(lambda x, y: (x, y)).prefetch(2)
+        with pytest.raises(InputError, match=r"alone, on all rows. Received: .* of 1 of 2 shards."):
+            evaluate_model(model, EvalSpec(lambda: part))
 
 
 def test_tables_are_evaluated_in_turn_alone(tmp_path: Path) -> None:
