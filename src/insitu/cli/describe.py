@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from insitu.cli.completion import complete_cache, complete_job
 from insitu.cli.console import (
     format_duration,
     format_position,
@@ -16,7 +17,6 @@ from insitu.cli.console import (
 )
 from insitu.cli.goodput import print_goodput
 from insitu.cli.ignite import ConfigOption, find_address, format_refreshes, format_snapshot
-from insitu.cli.jobs import complete_cache, complete_job
 from insitu.cli.ledger import print_ledger
 from insitu.cli.rates import print_rates
 from insitu.errors import InputError, UnknownCache, UnknownJob

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from insitu.cli.completion import complete_cache
 from insitu.cli.console import format_size, open_byte_bar, print_json, print_notice, print_table
-from insitu.cli.jobs import complete_cache
 from insitu.errors import InputError
 from insitu.paths import Paths
 

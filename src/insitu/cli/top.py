@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from insitu.cli.completion import complete_job
 from insitu.cli.console import format_position, print_json, print_notice, table_lines
-from insitu.cli.jobs import complete_job
 from insitu.cli.rates import RATES_HEADER, format_milliseconds, format_rates
 from insitu.errors import ClusterError, InputError
 from insitu.paths import Paths

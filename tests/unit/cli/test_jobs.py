@@ -109,14 +109,6 @@ def test_the_shell_completes_tasks_of_the_job(replaced: JobPaths) -> None:
     assert complete("no-such-job", "") == complete(None, "") == []
 
 
-def test_the_shell_completes_a_dash_for_no_cache(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        jobs, "complete_cache", lambda incomplete: ["a"] if "a".startswith(incomplete) else []
-    )
-    assert jobs.complete_start("") == ["a", "-"] and jobs.complete_start("-") == ["-"]
-    assert jobs.complete_start("a") == ["a"]
-
-
 def test_logs_print_the_lines_of_insitu_with_the_others(
     insitu: Insitu, capsys: pytest.CaptureFixture[str]
 ) -> None:
