@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from agent_hosts import INSITU, insitu, wait_until
+from host_cluster import Cluster, count_tasks
 from host_jobs import HostJobs, make_images, run_undisturbed
 from hosts_lab import Host, HostsLab, find_obstacle
 
@@ -41,45 +41,6 @@ def whole_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostsLab]:
         pytest.skip(obstacle)
     with HostsLab(tmp_path_factory.mktemp("lab"), 3) as lab:
         yield lab
-
-
-class Cluster:
-    """A head beside the hosts, and how it sees them."""
-
-    def __init__(self, lab: HostsLab, head: Path) -> None:
-        self.lab = lab
-        self.head = head
-        self.paths = Paths(head)
-        self.file = head.with_name("hosts.txt")
-        self.write_hosts(*(host.address for host in lab.hosts))
-
-    def write_hosts(self, *lines: str) -> None:
-        self.file.write_text("".join(f"{line}\n" for line in lines))
-
-    def up(self, *options: str, code: int = 0) -> str:
-        hosts = ("--hosts", str(self.file), "--launcher", self.lab.launcher, "--insitu", INSITU)
-        return insitu(self.head, "up", *hosts, *options, code=code).stderr
-
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        return {each["node"]: each for each in json.loads(insitu(self.head, "nodes", "--json").stdout)}
-
-    def states(self) -> tuple[str, ...]:
-        """The states of host1, host2, ..."""
-        found = self.nodes()
-        return tuple(found[host.name]["state"] for host in self.lab.hosts if host.name in found)
-
-    def on(self, host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run insitu on a host."""
-        return self.run_on(host, f"{INSITU} {' '.join(arguments)}")
-
-    def run_on(self, host: Host, command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of the shell on a host."""
-        return subprocess.run(
-            [*self.lab.launcher.replace("{host}", host.address).split(), command],
-            capture_output=True,
-            text=True,
-            timeout=250,
-        )
 
 
 @pytest.fixture
@@ -264,11 +225,6 @@ def start_three(cluster: Cluster, folder: Path) -> tuple[HostJobs, str]:
     found = {task: where[:2] for task, where in jobs.where(job).items()}
     assert found == {f"worker:{n}": [f"host{n + 1}", f"host{n + 1}"] for n in range(3)}
     return jobs, job
-
-
-def count_tasks(host: Host) -> int:
-    """How many processes run on a host beside its agent."""
-    return sum("insitu.cluster.agents.agent" not in line for line in host.processes().values())
 
 
 def has_no_task(host: Host) -> bool:
