@@ -134,7 +134,7 @@ class Controller:
     def run(self, *, resume: bool = False) -> int:
         """Return the job's exit code."""
         if resume:
-            self._feed(ResumedEvent())
+            self._feed(ResumedEvent(self._find_lost_nodes()))
         elif self._state.phase != "pending":
             self._take_over()
         self._feed(SubmittedEvent())

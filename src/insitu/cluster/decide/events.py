@@ -188,7 +188,10 @@ class TakenOverEvent:
 
 @dataclass(frozen=True, slots=True)
 class ResumedEvent:
-    """A user asked for a job that has ended without having finished to go on."""
+    """A job that has ended without having finished is to go on."""
+
+    #: Nodes that can't be reached now.
+    lost: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

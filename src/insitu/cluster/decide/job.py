@@ -116,7 +116,7 @@ def new_job(
 def advance(state: JobState, event: Event, now: float) -> Result:
     """Return the state after `event`, and what to do. An event that no longer matters changes nothing."""
     if isinstance(event, ResumedEvent):
-        return _handle_resume(state, now)
+        return _handle_resume(state, event, now)
     if state.phase in ENDED:
         return state, []
     match event:
@@ -193,13 +193,13 @@ def _launch_all(state: JobState, now: float, why: str = "") -> Result:
     return state, [*logs, Publish(generation), Launch(tuple(t.task for t in state.alive))]
 
 
-def _handle_resume(state: JobState, now: float) -> Result:
+def _handle_resume(state: JobState, event: ResumedEvent, now: float) -> Result:
     if state.phase == "finished" or state.phase not in ENDED:
         return state, []
     tasks = tuple(replace(t, progress_at_death=None, failures_in_a_row=0) for t in state.tasks)
     state = replace(
         state, exit_code=None, reason="", failures=0, failure_progress=None, evaluator_failures=0, bug=None,
-        tasks=tasks,
+        tasks=tasks, lost_nodes=event.lost,
     )  # fmt: skip
     return _launch_all(state, now, "resumed from the last checkpoint")
 

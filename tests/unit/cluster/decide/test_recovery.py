@@ -313,6 +313,18 @@ def test_a_failed_job_goes_on_when_it_is_resumed_and_a_finished_one_does_not() -
     assert run.feed(ResumedEvent()) == [] and run.state.phase == "finished"
 
 
+def test_a_job_that_is_resumed_starts_where_nodes_can_be_reached_at_the_first_try() -> None:
+    """As after a take-over, whose reason is that a node is lost. Those that were lost before may be back."""
+    run, other = running(W0, W1, max_restarts=0), NodeId("other")
+    run.state = replace(run.state, holders=((NODE, other), (other, NODE)), lost_nodes=(other,))
+    run.exits(W0, KILLED)
+    run.exits(W1, KILLED)
+    assert run.state.phase == "failed"
+    assert run.feed(ResumedEvent((NODE,)))[-1] == Launch((W0, W1))
+    assert [task.node for task in run.state.tasks] == [other, other]
+    assert (run.state.lost_nodes, run.state.failures) == ((NODE,), 0)
+
+
 def test_parts_of_a_job_that_are_about_to_begin_do_not_begin_once_it_is_stopped() -> None:
     run = running(W0, W1)
     dies(run, W1)
