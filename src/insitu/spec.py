@@ -244,6 +244,8 @@ class JobSpec:
     gpus_per_worker: int = 0
     #: MiB of main memory that the node of a task that trains must have free for it at the start; 0: any.
     memory_per_worker: int = 0
+    #: Processors of its node that each task that trains has for itself; 0: any.
+    cores_per_worker: int = 0
     #: After how many epochs rows are read from Apache Ignite again; 0: never.
     refresh: int = 0
     #: The nodes that tasks may run on; empty: all.
@@ -265,6 +267,7 @@ class JobSpec:
             ("--evaluator-grace", self.evaluator_grace, 0),
             ("--gpus-per-worker", self.gpus_per_worker, 0),
             ("--memory-per-worker", self.memory_per_worker, 0),
+            ("--cores-per-worker", self.cores_per_worker, 0),
         )
         for option, value, least in rules:
             if value < least:

@@ -16,10 +16,19 @@ from typing import Any
 import pytest
 import ray_hosts
 from agent_hosts import wait_until
+from host_jobs import (
+    IMPORT_OPTIONS,
+    JOB_SECONDS,
+    HostJobs,
+    make_images,
+    read_ledger,
+    run_undisturbed_on_images,
+)
 from hosts_lab import Host, HostsLab, find_obstacle
 from ray_hosts import RayLab, find_ours, find_processes, wait_until_none
 
 from insitu.cluster.agents import records
+from insitu.cluster.job_files import Journal, is_locked
 from insitu.paths import Paths
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
@@ -197,14 +206,22 @@ def test_ray_asks_for_its_own_token_and_its_end_ends_the_agents(ray: RayLab) -> 
     assert find_ours(third) == {}
 
 
-def reserve(ray: RayLab, job: str, **gpus: int) -> dict[str, Any]:
+def reserve(ray: RayLab, job: str, gpus: int = 0, cores: int = 0) -> dict[str, Any]:
+    """Reserve something of the third host, as a job's supervisor does."""
     first = ray.hosts[0]
     record = records.read_head(Paths(first.home))
     assert record is not None
-    request = {"address": ray.address, "cluster": record.cluster, "job": job, "gpus": gpus}
+    wanted = {"host3": {"gpus": gpus, "cores": cores}}
+    request = {"address": ray.address, "cluster": record.cluster, "job": job, "wanted": wanted}
     program = f"{sys.executable} -P -m insitu.cluster.agents.ray_reserving"
     done = ray.run(first, f"echo {shlex.quote(json.dumps(request))} | {program}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def wait_until_returned(ray: RayLab) -> None:
+    wait_until(
+        lambda: not [name for name in ray.list_actors() if name.startswith("reserved-")], "their return"
+    )
 
 
 def test_ray_gives_nobody_else_the_gpus_of_a_job_until_it_has_ended(ray: RayLab) -> None:
@@ -215,14 +232,105 @@ def test_ray_gives_nobody_else_the_gpus_of_a_job_until_it_has_ended(ray: RayLab)
     lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # as the process does that runs the tasks of the job there
-        given = reserve(ray, "one", host3=1)
+        given = reserve(ray, "one", 1)
         assert given == {"gpus": {"host3": ["0"]}, "failed": {}}
-        assert reserve(ray, "one", host3=1) == given, "it has them already"
-        refused = reserve(ray, "two", host3=2)
+        assert reserve(ray, "one", 1) == given, "it has them already"
+        refused = reserve(ray, "two", 2)
         assert refused["gpus"] == {}
-        assert refused["failed"] == {"host3": "2 more needed, and Ray has 1 of 2 free (job one has 1)"}
-    wait_until(lambda: not [name for name in ray.list_actors() if name.startswith("gpus-")], "their return")
-    assert sorted(reserve(ray, "two", host3=2)["gpus"]["host3"]) == ["0", "1"]
+        assert refused["failed"] == {"host3": "2 more GPU(s) needed, and Ray has 1 of 2 free (job one has 1)"}
+    wait_until_returned(ray)
+    assert sorted(reserve(ray, "two", 2)["gpus"]["host3"]) == ["0", "1"]
+
+
+def start_job(ray: RayLab, jobs: HostJobs, *options: str, cache: str = "-") -> str:
+    """Start the job of `HostJobs` on the first host. Returns its id."""
+    fixed = ("--detach", "--threads", "1", "--standby", "0", *options)
+    script = (cache, str(jobs.code), "train.py", str(jobs.meeting))
+    done = ray.insitu(ray.hosts[0], "start", *fixed, *script, KERAS_BACKEND="jax", NO_COLOR="1")
+    return done.stderr.split()[0]
+
+
+def wait_for_end(jobs: HostJobs, job: str) -> int:
+    """Wait until nothing of a job runs. Returns its exit code."""
+    folder = Paths(jobs.home).job(job)
+    wait_until(lambda: not is_locked(folder.controller), "the end of the job", JOB_SECONDS)
+    code = Journal(folder.journal).state().exit_code
+    assert code is not None
+    return code
+
+
+WORK = """
+import ray
+ray.init("{address}")
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+(node,) = [n["NodeID"] for n in ray.nodes() if n["NodeManagerHostname"] == "host3" and n["Alive"]]
+there = NodeAffinitySchedulingStrategy(node, soft=False)
+work = ray.remote(lambda: 1).options(num_cpus=1, scheduling_strategy=there).remote()
+print("DONE", len(ray.wait([work], timeout=10)[0]))
+"""
+
+
+def runs_work(ray: RayLab) -> bool:
+    """Return whether Ray runs other work on the third host, that takes a processor."""
+    program = shlex.quote(WORK.format(address=ray.address))
+    ran = ray.run(ray.hosts[0], f"{sys.executable} -c {program}")
+    assert "DONE " in ran.stdout, (ran.stdout, ran.stderr)
+    return "DONE 1" in ran.stdout
+
+
+def test_ray_gives_nobody_else_the_processors_of_a_job_until_it_has_ended(
+    ray: RayLab, tmp_path: Path
+) -> None:
+    """All of a node's, although a part of one is the holder's."""
+    first, _, third = ray.hosts
+    ray.start(third, processors=2)
+    up(ray)
+    jobs = HostJobs(first.home, tmp_path / "job")
+    options = ("--workers", "1", "--node", "host3", "--cores-per-worker", "2")
+    job = start_job(ray, jobs, *options)
+    jobs.wait_in_the_middle(job, 1)
+    taken = f"1 more processor(s) needed, and Ray has 0 of 2 free (job {job} has 2)"
+    assert reserve(ray, "two", cores=1)["failed"] == {"host3": taken}
+    assert not runs_work(ray)
+    # Another job is refused, and says who has them.
+    other = HostJobs(first.home, tmp_path / "other")
+    refused = start_job(ray, other, *options[:-1], "1")
+    assert wait_for_end(other, refused) != 0 and taken in other.output(refused)
+    jobs.let_go()
+    assert wait_for_end(jobs, job) == 0
+    wait_until_returned(ray)
+    assert runs_work(ray)
+    # What no node has is refused before anything starts.
+    cores = nodes(ray)["host3"]["cores"]
+    code = (*options[:-1], str(cores + 1), "-", str(jobs.code), "train.py", str(jobs.meeting))
+    done = ray.insitu(first, "start", "--detach", *code, code=2)
+    assert f"host3 has {cores} for 1 task(s)" in " ".join(done.stderr.split())
+
+
+def test_the_raylet_of_a_host_of_a_job_is_killed_and_the_job_goes_on(ray: RayLab, tmp_path: Path) -> None:
+    first, _, third = ray.hosts
+    undisturbed = run_undisturbed_on_images(tmp_path / "alone", 3)
+    ray.start(third)
+    up(ray)
+    ray.insitu(first, "import", "images", str(make_images(tmp_path / "images")), *IMPORT_OPTIONS)
+    jobs = HostJobs(first.home, tmp_path / "job")
+    job = start_job(ray, jobs, "--workers", "3", cache="images")
+    jobs.wait_in_the_middle(job, 3)
+    (raylet,) = find_processes(third, "raylet/raylet")
+    os.kill(raylet, signal.SIGKILL)
+    wait_until(lambda: not find_processes(third, AGENT), "the end of the agent")
+    jobs.let_go()
+    assert wait_for_end(jobs, job) == 0, jobs.output(job)
+    weights = {line.split("RESULT ")[1] for line in jobs.output(job).splitlines() if "] RESULT " in line}
+    report = ray.insitu(first, "describe", job, "--ledger", "--json").stdout
+    assert (weights, read_ledger(report)) == undisturbed
+    assert json.loads(report)["attempt"] == 1
+    said = jobs.output(job)
+    assert "host3 has ended the connection: its tasks count as killed" in said
+    assert "replacing worker:2" in said and json.loads(report)["task_list"][2]["node"] != "host3"
+    wait_until_none(third)
+    ray.start(third)
+    wait_until(lambda: states(ray)["host3"] == "alive", "its return")
 
 
 def test_a_node_that_ray_takes_away_is_drained_and_stays_when_it_returns(ray: RayLab) -> None:

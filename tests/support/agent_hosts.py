@@ -19,14 +19,14 @@ INSITU = f"{sys.executable} -m insitu"
 WAIT_SECONDS = 60.0
 
 
-def wait_until(is_so: Callable[[], Any], what: str) -> Any:
+def wait_until(is_so: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> Any:
     """Return the first true result of `is_so`, which is asked again and again until a deadline."""
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         found = is_so()
         if found:
             return found
-        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.1)
 
 

@@ -159,3 +159,25 @@ def run_undisturbed(folder: Path, workers: int) -> set[str]:
     jobs = HostJobs(folder / "home", folder)
     jobs.let_go()
     return jobs.finish(jobs.start(workers=workers))[1]
+
+
+IMPORT_OPTIONS = ("--partitions", "6", "--backups", "1", "--label-from-filename")
+
+
+def run_undisturbed_on_images(folder: Path, workers: int) -> tuple[set[str], Any]:
+    """Return the weights and the ledger of the job on the images of `make_images`, which are imported with
+    IMPORT_OPTIONS onto three nodes of this machine."""
+    jobs = HostJobs(folder / "home", folder / "job")
+    insitu(jobs.home, "up", "--nodes", "3")
+    insitu(jobs.home, "import", "images", str(make_images(folder / "images")), *IMPORT_OPTIONS)
+    jobs.let_go()
+    job = jobs.start(workers=workers, cache="images")
+    _, weights = jobs.finish(job)
+    return weights, read_ledger(insitu(jobs.home, "describe", job, "--ledger", "--json").stdout)
+
+
+def read_ledger(report: str) -> Any:
+    """Return the account of rows out of what `describe --ledger --json` has printed."""
+    ledger = json.loads(report)["ledger"]
+    assert ledger, report
+    return ledger

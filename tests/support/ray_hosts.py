@@ -44,9 +44,11 @@ class RayLab:
     def address(self) -> str:
         return f"{self.hosts[0].address}:{PORT}"
 
-    def start(self, host: Host, *, alone: bool = False, gpus: int = 0, **environment: str) -> None:
+    def start(
+        self, host: Host, *, alone: bool = False, gpus: int = 0, processors: int = 0, **environment: str
+    ) -> None:
         """Start Ray on a host: a head on the first one, or `alone`, else a node that joins. It believes that
-        there are so many GPUs."""
+        there are so many GPUs, and processors; 0: as many as on the others."""
         folder = host.disk / "ray"
         folder.mkdir(exist_ok=True)
         Path("/tmp/ray").mkdir(exist_ok=True)
@@ -55,8 +57,8 @@ class RayLab:
         settings = {**_SETTINGS, **environment}
         words = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
         options = (
-            f"--node-ip-address {host.address} --num-cpus {self.processors} --object-store-memory 80000000 "
-            f"--disable-usage-stats --num-gpus {gpus}"
+            f"--node-ip-address {host.address} --num-cpus {processors or self.processors} "
+            f"--object-store-memory 80000000 --disable-usage-stats --num-gpus {gpus}"
         )
         done = self.run(
             host,

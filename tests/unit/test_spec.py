@@ -45,6 +45,7 @@ def test_other_names_are_refused(name: str) -> None:
         ({"stall_timeout": float("inf")}, "--stall-timeout must be positive and finite"),
         ({"on_loss": "weep"}, "--on-loss must be replace, adopt or restart. Received: weep"),
         ({"on_rebalance": "run"}, "--on-rebalance must be follow or stay. Received: run"),
+        ({"cores_per_worker": -1}, "--cores-per-worker must be at least 0"),
         ({"seed": -1}, "--seed must be in"),
         ({"standby": 1, "gpus_per_worker": 2}, "A process that stands by has no GPUs yet"),
         ({"command": ()}, "JOB_CMD is missing"),

@@ -148,6 +148,9 @@ def start(
     memory_per_worker: Annotated[
         int, typer.Option(metavar="MIB", help="Main memory each worker must find free.", show_default="any")
     ] = 0,
+    cores_per_worker: Annotated[
+        int, typer.Option(metavar="N", help="Processors each worker has for itself.", show_default="any")
+    ] = 0,
     refresh: RefreshOption = "never",
     mixed: Annotated[bool, typer.Option("--allow-mixed-processors", help="Hosts may differ.")] = False,
     prefix: PrefixOption = True,
@@ -171,6 +174,7 @@ def start(
         allow_mixed_processors=mixed,
         gpus_per_worker=gpus_per_worker,
         memory_per_worker=memory_per_worker,
+        cores_per_worker=cores_per_worker,
         refresh=every,
         ps=parse_server_tasks(ps),
         ps_backups=ps_backups,

@@ -27,6 +27,7 @@ _OPTIONS = {
     "memory_checkpoint": "--memory-checkpoint",
     "gpus_per_worker": "--gpus-per-worker",
     "memory_per_worker": "--memory-per-worker",
+    "cores_per_worker": "--cores-per-worker",
     "refresh": "--refresh",
     "allow_unauthenticated": "--allow-unauthenticated",
 }

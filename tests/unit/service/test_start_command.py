@@ -40,6 +40,7 @@ REQUESTS = st.builds(
     memory_checkpoint=st.booleans(),
     gpus_per_worker=st.integers(0, 4),
     memory_per_worker=st.integers(0, 1 << 20),
+    cores_per_worker=st.integers(0, 4),
     nodes=st.sampled_from([(), ("node-1",), ("node-0", "node-2")]),
     settings=st.builds(DeviceSettings, memory_limit=st.none() | st.integers(1, 9999)),
 )

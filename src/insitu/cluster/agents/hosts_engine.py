@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from insitu.cluster.agents.connection import Acceptor, ask_head, open_listener
 from insitu.cluster.agents.file_pushes import push_files, push_statistics
-from insitu.cluster.agents.gpu_reservations import GpuReservations
 from insitu.cluster.agents.host_link import BEAT_SECONDS, HostLink
 from insitu.cluster.agents.job_code_copy import read_job_files
 from insitu.cluster.agents.job_copying import JobCopying
@@ -24,6 +23,7 @@ from insitu.cluster.agents.job_supplies import JobSupplies
 from insitu.cluster.agents.job_terms import encode_term, read_term
 from insitu.cluster.agents.messages import parse_members
 from insitu.cluster.agents.records import read_head, read_token
+from insitu.cluster.agents.reservations import Reservations
 from insitu.cluster.decide import SILENT_SECONDS, VANISHED_SECONDS, Failure, HostWatch
 from insitu.cluster.engines import (
     Channel,
@@ -99,8 +99,8 @@ class HostsEngine(TaskFiles):
         own_info = {"role": "supervisor", "room": "agents", "job": job.root.name, "term": term}
         self._acceptor = Acceptor(listener, read_token(self._paths), own_info)
         self._supplies = JobSupplies(job)
-        #: Those that Ray has given to the job.
-        self.gpus = GpuReservations(job.root.name, record.ray, record.cluster)
+        #: What Ray has given to the job.
+        self.reserved = Reservations(read_spec(job), record.ray, record.cluster)
         self._copying = JobCopying(job)
 
     # Servers on hosts
@@ -210,7 +210,7 @@ class HostsEngine(TaskFiles):
             self._happened += before.wait(0.0)  # the ends of its tasks
         self._links[node] = link
         self._lost.discard(node)
-        self.gpus.forget(node)
+        self.reserved.forget(node)
         return ""
 
     def _link_of(self, node: NodeId) -> HostLink:
@@ -228,7 +228,7 @@ class HostsEngine(TaskFiles):
     def launch(self, task: TaskSpec, command: Command) -> int:
         link = self._link_of(task.node)
         self.bring_partitions([task], _LAUNCH_SECONDS)
-        command = self.gpus.equip(task, command)
+        command = self.reserved.equip(task, command)
         push_files(self._job.root, link, whole=task.task.role != "worker" or task.task.index == 0)
         self._nodes[task.task] = task.node
         link.failures.pop(task.task, None)
@@ -486,7 +486,7 @@ def open_hosts_engine(job: JobPaths, wake: int | None) -> HostsEngine:
     try:
         # Tasks of the others find another node, as after any loss of a host.
         reached = [task for task in placement.tasks if task.node not in failed]
-        engine.gpus.require(reached, read_spec(job).gpus_per_worker)
+        engine.reserved.require(reached)
         engine.bring_partitions(reached, math.inf)
     except ClusterError:
         engine.close()

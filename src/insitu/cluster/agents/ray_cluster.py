@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from insitu.cluster.agents.ray_holder import AgentHolder, HolderAnswer, HolderSettings
-from insitu.cluster.agents.ray_reservation import GpuReservation
+from insitu.cluster.agents.ray_reservation import Reservation
 from insitu.errors import ClusterError, InputError
 from insitu.exchange import connect_within, parse_address
 from insitu.processes import runs_raylet
 
 CONNECT_SECONDS = 10.0
 _END_SECONDS = 20.0
-_HOLDER, _CONTROLLER, _RESERVATION = "agent-", "controller", "gpus-"
+_HOLDER, _CONTROLLER, _RESERVATION = "agent-", "controller", "reserved-"
 _CPUS = 0.001
 """What a holder takes of a node's processors: with nothing at all, an autoscaler would take the node away."""
 _MAX_SHOWN = 300
@@ -49,6 +49,26 @@ class Died:
 
     #: Why.
     problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a job is to have of a node for itself."""
+
+    #: Number of GPUs.
+    gpus: int = 0
+    #: Number of processors.
+    cores: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What Ray has given to a reservation."""
+
+    #: Ray's ids of the GPUs.
+    gpus: tuple[str, ...] = ()
+    #: Number of processors.
+    cores: int = 0
 
 
 def make_namespace(cluster: str) -> str:
@@ -257,66 +277,67 @@ class RayCluster:
     # Reservations
 
     def list_reservations(self) -> list[str]:
-        """Return the reservations of GPUs, as JOB/NODE/..."""
+        """Return the reservations, as JOB/NODE/..."""
         names = sorted(self._list_names())
         return [name.removeprefix(_RESERVATION) for name in names if name.startswith(_RESERVATION)]
 
-    def list_reserved_gpus(self, name: str, seconds: float) -> list[str]:
-        """Return Ray's ids of the GPUs of a reservation; empty where it has none yet, or has ended."""
-        import ray
-
+    def read_reservation(self, name: str, seconds: float) -> Given:
+        """Return what a reservation has; nothing where it has nothing yet, or has ended."""
         try:
             actor = self._get(f"{_RESERVATION}{name}")
-            return list(ray.get(actor.list_gpus.remote(), timeout=seconds))
-        except (ValueError, ray.exceptions.RayError):
-            return []
+        except ValueError:
+            return Given()
+        return self.read_given(actor, seconds) or Given()
 
     def start_reservation(
-        self, name: str, node: str, job: str, job_node: str, count: int, seconds: float
-    ) -> list[str] | None:
-        """Reserve GPUs on a node. Returns Ray's ids of them; None where Ray hasn't so many free."""
+        self, name: str, node: str, job: str, job_node: str, share: Share, seconds: float
+    ) -> Given | None:
+        """Reserve a share of a node. Returns what was given; None where Ray hasn't so much free."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        # The node's holder has its part of the processors, so that all of them can be reserved.
+        cpus = max(0.0, share.cores - _CPUS)
         until = time.monotonic() + _FRESH_SECONDS
-        while self.count_gpus(node)[0] < count:
+        while self.count_free(node, "GPU")[0] < share.gpus or self.count_free(node, "CPU")[0] < cpus:
             if time.monotonic() > until:
                 return None
             time.sleep(0.1)
-        actor = ray.remote(GpuReservation).options(
+        actor = ray.remote(Reservation).options(
             name=f"{_RESERVATION}{name}",
             namespace=self._namespace,
             lifetime="detached",
-            num_cpus=0,
-            num_gpus=count,
+            num_cpus=cpus,
+            num_gpus=share.gpus,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
-        found = self.list_gpus_of(actor.remote(job, job_node), seconds)
+        found = self.read_given(actor.remote(job, job_node, share.cores), seconds)
         if found is None:
             self.end_reservation(name)
         return found
 
-    def list_gpus_of(self, actor: Any, seconds: float) -> list[str] | None:
+    def read_given(self, actor: Any, seconds: float) -> Given | None:
         """Return what a reservation has been given within `seconds`."""
         import ray
 
         try:
-            return list(ray.get(actor.list_gpus.remote(), timeout=seconds))
+            gpus, cores = ray.get(actor.read.remote(), timeout=seconds)
         except ray.exceptions.RayError:
             return None
+        return Given(tuple(gpus), cores)
 
     def end_reservation(self, name: str) -> None:
-        """Give the GPUs of a reservation back."""
+        """Give back what a reservation has."""
         self._kill(f"{_RESERVATION}{name}")
 
-    def count_gpus(self, node: str) -> tuple[float, float]:
-        """Return how many GPUs of a node Ray has free, and how many it has in all."""
+    def count_free(self, node: str, resource: str) -> tuple[float, float]:
+        """Return how much of "GPU" or "CPU" of a node Ray has free, and how much there is in all."""
         from ray._private.state import available_resources_per_node, total_resources_per_node
 
         free, known = (
             found().get(node, {}) for found in (available_resources_per_node, total_resources_per_node)
         )
-        return float(free.get("GPU", 0)), float(known.get("GPU", 0))
+        return float(free.get(resource, 0)), float(known.get(resource, 0))
 
     # The controller
 

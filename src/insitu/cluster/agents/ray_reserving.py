@@ -1,8 +1,9 @@
-"""Reserves GPUs with Ray on behalf of a job's supervisor, so that other work of Ray doesn't get them.
+"""Reserves GPUs and processors with Ray for a job's supervisor, so that other work of Ray doesn't get them.
 
-`python -P -m insitu.cluster.agents.ray_reserving` reads {"address": RAY, "cluster": ID, "job": JOB, "gpus":
-{NODE: COUNT}} and writes {"gpus": {NODE: [ID]}, "failed": {NODE: WHY}}, or {"error": WHY}. It is a process of
-its own, since one that is connected to Ray ends where Ray's head is lost, and no job may.
+`python -P -m insitu.cluster.agents.ray_reserving` reads {"address": RAY, "cluster": ID, "job": JOB, "wanted":
+{NODE: {"gpus": COUNT, "cores": COUNT}}} and writes {"gpus": {NODE: [ID]}, "failed": {NODE: WHY}}, or
+{"error": WHY}. It is a process of its own, since one that is connected to Ray ends where Ray's head is lost,
+and no job may.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from insitu.cluster.agents.ray_cluster import RayCluster, connect_to_ray, make_namespace
+from insitu.cluster.agents.ray_cluster import RayCluster, Share, connect_to_ray, make_namespace
 from insitu.errors import ClusterError, InsituError
 from insitu.processes import die_with_parent
 
 _ANSWER_SECONDS = 20.0
 _GRANT_SECONDS = 10.0
-"""Seconds in which Ray gives GPUs that are free."""
+"""Seconds in which Ray gives what is free."""
+_LEAST = 0.01
+"""Of a processor: less is what holders take."""
 
 
 @dataclass(slots=True)
@@ -35,30 +38,33 @@ class Reserved:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def reserve(ray: RayCluster, job: str, wanted: Mapping[str, int]) -> Reserved:
-    """Have so many GPUs of each node for a job, all of them or none that it hasn't had before.
+def reserve(ray: RayCluster, job: str, wanted: Mapping[str, Share]) -> Reserved:
+    """Have so much of each node for a job, all of it or nothing that it hasn't had before.
 
     Raises ClusterError where Ray doesn't answer.
     """
     found = Reserved()
     ray_ids = _find_ray_ids(ray)
     made: list[str] = []
-    for node, count in sorted(wanted.items()):
+    for node, share in sorted(wanted.items()):
         names = [name for name in ray.list_reservations() if name.startswith(_prefix(job, node))]
-        given = [gpu for name in names for gpu in ray.list_reserved_gpus(name, _ANSWER_SECONDS)]
-        missing = count - len(given)
-        if missing > 0 and node not in ray_ids:
+        given = [ray.read_reservation(name, _ANSWER_SECONDS) for name in names]
+        gpus = [gpu for each in given for gpu in each.gpus]
+        missing = Share(
+            max(0, share.gpus - len(gpus)), max(0, share.cores - sum(each.cores for each in given))
+        )
+        if missing != Share() and node not in ray_ids:
             found.failed[node] = "Ray has no such node, or insitu's agent there hasn't been started by Ray"
             continue
-        if missing > 0:
+        if missing != Share():
             name = f"{_prefix(job, node)}{secrets.token_hex(3)}"
             new = ray.start_reservation(name, ray_ids[node], job, node, missing, _GRANT_SECONDS)
             if new is None:
                 found.failed[node] = _describe_shortage(ray, ray_ids[node], job, node, missing)
                 continue
             made.append(name)
-            given += new
-        found.gpus[node] = given
+            gpus += new.gpus
+        found.gpus[node] = gpus
     if found.failed:
         for name in made:
             ray.end_reservation(name)
@@ -81,20 +87,26 @@ def _find_ray_ids(ray: RayCluster) -> dict[str, str]:
     return {str(node.joined["node"]): node.id for node in nodes if node.joined is not None}
 
 
-def _describe_shortage(ray: RayCluster, ray_id: str, job: str, node: str, missing: int) -> str:
-    free, known = ray.count_gpus(ray_id)
-    held: dict[str, int] = {}
+def _describe_shortage(ray: RayCluster, ray_id: str, job: str, node: str, missing: Share) -> str:
+    held: dict[str, Share] = {}
     for name in ray.list_reservations():
         other, _, rest = name.partition("/")
         if other != job and rest.startswith(f"{node}/"):
-            held[other] = held.get(other, 0) + len(ray.list_reserved_gpus(name, _ANSWER_SECONDS))
-    jobs = [f"job {other} has {count}" for other, count in sorted(held.items())]
-    others = known - free - sum(held.values())
-    if others > 0:
-        jobs.append(f"other work of Ray has {others:g}")
-    return f"{missing} more needed, and Ray has {free:g} of {known:g} free" + (
-        f" ({', '.join(jobs)})" if jobs else ""
-    )
+            before, given = held.get(other, Share()), ray.read_reservation(name, _ANSWER_SECONDS)
+            held[other] = Share(before.gpus + len(given.gpus), before.cores + given.cores)
+    said = []
+    for count, resource, kind in ((missing.gpus, "GPU", "GPU(s)"), (missing.cores, "CPU", "processor(s)")):
+        if not count:
+            continue
+        free, known = ray.count_free(ray_id, resource)
+        of_jobs = {other: share.gpus if resource == "GPU" else share.cores for other, share in held.items()}
+        jobs = [f"job {other} has {own}" for other, own in sorted(of_jobs.items()) if own]
+        others = known - free - sum(of_jobs.values())
+        if others > _LEAST:
+            jobs.append(f"other work of Ray has {round(others, 2):g}")
+        has = f"{max(0.0, round(free, 2)):g} of {known:g} free" + (f" ({', '.join(jobs)})" if jobs else "")
+        said.append(f"{count} more {kind} needed, and Ray has {has}")
+    return ", and ".join(said)
 
 
 def main() -> int:
@@ -102,8 +114,9 @@ def main() -> int:
     answer: dict[str, Any]
     try:
         given = json.load(sys.stdin)
+        wanted = {str(n): Share(int(w["gpus"]), int(w["cores"])) for n, w in given["wanted"].items()}
         with connect_to_ray(str(given["address"]), make_namespace(str(given["cluster"]))) as ray:
-            found = reserve(ray, str(given["job"]), {str(n): int(c) for n, c in given["gpus"].items()})
+            found = reserve(ray, str(given["job"]), wanted)
         answer = {"gpus": found.gpus, "failed": found.failed}
     except (InsituError, OSError) as error:
         answer = {"error": str(error)}

@@ -166,6 +166,24 @@ def check_memory(placement: Placement, each: int, available: Mapping[NodeId, int
         )
 
 
+def check_cores(placement: Placement, each: int, cores: Mapping[NodeId, int]) -> None:
+    """Raise PlacementError where tasks that train, of `each` processors, are placed on nodes that have fewer.
+
+    `cores`: those that each node has. What other programs use of them isn't known there.
+    """
+    training = Counter(t.node for t in placement.tasks if t.task.role in ("chief", "worker"))
+    short = [
+        f"{node} has {cores.get(node, 0)} for {count} task(s)"
+        for node, count in sorted(training.items())
+        if cores.get(node, 0) < each * count
+    ]
+    if short:
+        raise PlacementError(
+            f"Each task that trains has the processors of --cores-per-worker for itself. Received: "
+            f"--cores-per-worker {each}, and {'; '.join(short)}. Start fewer --workers, or give each fewer"
+        )
+
+
 def check_reach(paths: Paths, nodes: Collection[NodeId]) -> None:
     """Raise ClusterError where two of these nodes can't talk, which names each such pair."""
     if len(nodes) < 2:

@@ -25,6 +25,7 @@ from insitu.access import make_sticky_folder
 from insitu.cluster.agents import HOSTS_ENGINE
 from insitu.cluster.client.host_nodes import (
     HostNodes,
+    check_cores,
     check_gpus,
     check_memory,
     check_reach,
@@ -131,8 +132,15 @@ class Request:
     gpus_per_worker: int = 0
     #: MiB of main memory that each task that trains must find free on its node; 0: any.
     memory_per_worker: int = 0
+    #: Processors of its node that each task that trains has for itself, and the default of `threads`; 0: any.
+    cores_per_worker: int = 0
     #: Whether libraries without authentication may connect tasks of several hosts.
     allow_unauthenticated: bool = False
+
+    @property
+    def given_threads(self) -> int | None:
+        """The backend threads of each replica that an option names; None: none does."""
+        return self.threads if self.threads is not None else self.cores_per_worker or None
 
 
 def submit(paths: Paths, request: Request) -> str:
@@ -163,7 +171,7 @@ def submit(paths: Paths, request: Request) -> str:
                 knows_insitu=imports_insitu(staged.code, command),
                 shards=request.shards,
                 grace=request.evaluator_grace,
-                cores=_count_cores() if request.threads is None else None,
+                cores=_count_cores() if request.given_threads is None else None,
             )
             cache = cache or stand_in_for_cache(spec.shards, topology)
             placement = place_tasks(spec, cache, topology)
@@ -231,13 +239,18 @@ def _fit_to_hosts(
             _check_own_gpus(placement, spec.gpus_per_worker)
         if spec.memory_per_worker:
             _check_own_memory(placement, spec.memory_per_worker)
+        if spec.cores_per_worker:
+            here = NodeId("this machine")
+            check_cores(_gather(placement, here), spec.cores_per_worker, {here: _count_cores()})
         return spec
     if spec.gpus_per_worker:
         check_gpus(placement, spec.gpus_per_worker, hosts.gpus)
     if spec.memory_per_worker:
         check_memory(placement, spec.memory_per_worker, hosts.memory)
+    if spec.cores_per_worker:
+        check_cores(placement, spec.cores_per_worker, hosts.cores)
     check_reach(paths, {task.node for task in placement.tasks})
-    if request.threads is not None:
+    if request.given_threads is not None:
         return spec
     return replace(spec, threads=choose_host_threads(placement, hosts.cores))
 
@@ -284,7 +297,7 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: 
         engine="local" if hosts is None else HOSTS_ENGINE,
         max_restarts=request.max_restarts,
         seed=request.seed,
-        threads=threads if request.threads is None else request.threads,
+        threads=threads if request.given_threads is None else request.given_threads,
         stall_timeout=request.stall_timeout,
         created=time.time(),
         settings=find_inherited_settings(request.settings) | _list_settings(request),
@@ -294,6 +307,7 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: 
         memory_checkpoint=request.memory_checkpoint,
         gpus_per_worker=request.gpus_per_worker,
         memory_per_worker=request.memory_per_worker,
+        cores_per_worker=request.cores_per_worker,
         refresh=request.refresh,
         nodes=topology.nodes if request.nodes else (),
     )

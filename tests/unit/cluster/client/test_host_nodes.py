@@ -10,6 +10,7 @@ from insitu.cluster.agents.records import HeadRecord
 from insitu.cluster.client import host_nodes
 from insitu.cluster.client.host_nodes import (
     HostNodes,
+    check_cores,
     check_gpus,
     check_memory,
     check_reach,
@@ -139,6 +140,9 @@ def test_nodes_with_too_few_gpus_or_too_little_memory_are_named(
     with pytest.raises(PlacementError, match=r"10, in MiB, and a has 19 MiB free for 2 task\(s\); b has 0"):
         check_memory(placement, 10, {A: (20 << 20) - 1, C: 1 << 40})
     assert found.memory == {A: 1, B: 1, C: 1}
+    check_cores(placement, 2, {A: 4, B: 2})
+    with pytest.raises(PlacementError, match=r"--cores-per-worker 2, and a has 3 for 2 task\(s\); b has 0"):
+        check_cores(placement, 2, {A: 3})
 
 
 def test_a_job_may_be_bound_to_nodes_that_hold_all_of_its_cache() -> None:

@@ -75,6 +75,10 @@ def test_what_was_not_asked_for_follows_from_the_rest(
             {"workers": 2, "memory_per_worker": 51},
             r"--memory-per-worker 51, in MiB, and this machine has 100 MiB free for 2 task\(s\)",
         ),
+        (
+            {"workers": 2, "cores_per_worker": 3},
+            r"--cores-per-worker 3, and this machine has 5 for 2 task\(s\)",
+        ),
     ],
 )
 def test_what_can_not_be_used_is_refused(
@@ -82,6 +86,7 @@ def test_what_can_not_be_used_is_refused(
 ) -> None:
     monkeypatch.setattr(submission, "count_free_gpus", lambda: (0, 0))
     monkeypatch.setattr(submission, "read_available_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
     with pytest.raises(InputError, match=message):
         make(insitu, **options)
     assert not insitu.paths.jobs.exists() or nothing_is_left(insitu)
@@ -145,6 +150,19 @@ def test_a_job_starts_where_the_memory_of_its_workers_is_free(
 ) -> None:
     monkeypatch.setattr(submission, "read_available_bytes", lambda: 100 << 20)
     assert read_spec(make(insitu, workers=2, ps=1, memory_per_worker=50)).memory_per_worker == 50
+
+
+@pytest.mark.usefixtures("unstarted")
+def test_the_processors_of_a_worker_are_its_threads_unless_these_are_given(
+    insitu: Insitu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    spec = read_spec(make(insitu, workers=2, cores_per_worker=3))
+    assert (spec.cores_per_worker, spec.threads) == (3, 3)
+    assert read_spec(make(insitu, workers=2, cores_per_worker=3, threads=1)).threads == 1
+    insitu.script("import insitu")  # a chief that trains is one more worker
+    spec = read_spec(make(insitu, workers=1, chief=True, cores_per_worker=4))
+    assert (spec.workers, spec.threads) == (2, 4)
 
 
 @pytest.mark.usefixtures("unstarted")

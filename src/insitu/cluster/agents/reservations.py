@@ -1,4 +1,4 @@
-"""What a job's supervisor knows of GPUs that Ray has given to the job.
+"""What a job's supervisor knows of the GPUs and processors that Ray has given to the job.
 
 Ray itself is asked by a process of its own (`ray_reserving.py`), when a node needs more than it has.
 """
@@ -14,53 +14,66 @@ from dataclasses import replace
 from typing import Any
 
 from insitu.cluster.engines import Command
-from insitu.context import GPU_NUMBERS_ENV, GPUS_ENV
+from insitu.context import GPU_NUMBERS_ENV
 from insitu.errors import ClusterError
-from insitu.spec import NodeId, TaskId, TaskSpec
+from insitu.spec import JobSpec, NodeId, TaskId, TaskSpec
 
 RESERVE_COMMAND = (sys.executable, "-P", "-m", "insitu.cluster.agents.ray_reserving")
 _SECONDS = 40.0
 _TRAINING = ("chief", "worker")
 
 
-class GpuReservations:
-    """The GPUs of one job on the nodes of a Ray cluster."""
+class Reservations:
+    """The GPUs and processors of one job on the nodes of a Ray cluster."""
 
     def __init__(
-        self, job: str, address: str, cluster: str, command: Sequence[str] = RESERVE_COMMAND
+        self, spec: JobSpec, address: str, cluster: str, command: Sequence[str] = RESERVE_COMMAND
     ) -> None:
         """`address`: of the Ray cluster; empty: Ray has started no agents, and nothing is reserved."""
-        self._job, self._address, self._cluster = job, address, cluster
+        self._job, self._address, self._cluster = spec.job_id, address, cluster
+        #: What each task that trains has for itself.
+        self._gpus, self._cores = spec.gpus_per_worker, spec.cores_per_worker
         self._command = command
+        #: Ray's ids of the GPUs, by node.
         self._given: dict[NodeId, list[str]] = {}
-        #: The node on which each task runs that has GPUs.
+        #: For how many tasks of each node Ray has given what they need.
+        self._counts: dict[NodeId, int] = {}
+        #: The node on which each task runs that needs something.
         self._nodes: dict[TaskId, NodeId] = {}
 
-    def require(self, tasks: Iterable[TaskSpec], each: int) -> None:
-        """Have the GPUs of tasks, `each` for one that trains. Raises ClusterError, which says who has them,
-        and reserves nothing then."""
-        self._nodes |= {task.task: task.node for task in tasks if each and task.task.role in _TRAINING}
-        counts = {node: each * count for node, count in Counter(self._nodes.values()).items()}
-        short = {node: count for node, count in counts.items() if len(self._given.get(node, ())) < count}
-        if not self._address or not short:
+    def require(self, tasks: Iterable[TaskSpec]) -> None:
+        """Have what tasks need that train. Raises ClusterError, which says who has it, and reserves nothing
+        then."""
+        if not self._address or not (self._gpus or self._cores):
+            return
+        self._nodes |= {task.task: task.node for task in tasks if task.task.role in _TRAINING}
+        counts = Counter(self._nodes.values())
+        short = {node: count for node, count in counts.items() if self._counts.get(node, 0) < count}
+        if not short:
             return
         answer = self._ask(short)
         if answer.get("error"):
-            raise ClusterError(f"GPUs can't be reserved with Ray: {answer['error']}")
+            raise ClusterError(f"Nothing can be reserved with Ray: {answer['error']}")
         if answer["failed"]:
             named = "; ".join(f"{node}: {why}" for node, why in sorted(answer["failed"].items()))
             raise ClusterError(
-                f"Ray must have the GPUs free that the job's tasks are given. Received: {named}. Wait until "
-                f"that has ended, or start with fewer --workers or --gpus-per-worker"
+                f"Ray must have free what the job's tasks are given. Received: {named}. Wait until that has "
+                f"ended, or start with fewer --workers, --gpus-per-worker or --cores-per-worker"
             )
-        self._given |= {NodeId(node): list(map(str, gpus)) for node, gpus in answer["gpus"].items()}
+        for node, gpus in answer["gpus"].items():
+            self._given[NodeId(node)] = list(map(str, gpus))
+            self._counts[NodeId(node)] = short[NodeId(node)]
 
     def forget(self, node: NodeId) -> None:
-        """Ask Ray again before tasks get GPUs of a node: its host may have been away, and Ray with it."""
+        """Ask Ray again before tasks run on a node: its host may have been away, and Ray with it."""
         self._given.pop(node, None)
+        self._counts.pop(node, None)
 
     def _ask(self, counts: Mapping[NodeId, int]) -> dict[str, Any]:
-        message = {"address": self._address, "cluster": self._cluster, "job": self._job, "gpus": dict(counts)}
+        wanted = {
+            n: {"gpus": self._gpus * count, "cores": self._cores * count} for n, count in counts.items()
+        }
+        message = {"address": self._address, "cluster": self._cluster, "job": self._job, "wanted": wanted}
         try:
             done = subprocess.run(
                 self._command, input=json.dumps(message), capture_output=True, text=True, timeout=_SECONDS
@@ -79,12 +92,11 @@ class GpuReservations:
         hasn't been on.
 
         Ray numbers GPUs as the leases of a host do. Raises ClusterError where it names them in another way,
-        or can't give them.
+        or can't give what the task needs.
         """
-        each = int(command.environment.get(GPUS_ENV) or 0)
-        if not self._address or not each:
+        self.require([task])
+        if not self._address or not self._gpus or task.task.role not in _TRAINING:
             return command
-        self.require([task], each)
         given = self._given.get(task.node, [])
         if not all(gpu.isdecimal() for gpu in given):
             raise ClusterError(
