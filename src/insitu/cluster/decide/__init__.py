@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.decide import holders, membership
+    from insitu.cluster.decide import holders, membership, taking_over
     from insitu.cluster.decide.copy_orders import (
         CopyOrder,
         CopyOrders,
@@ -242,6 +242,7 @@ __getattr__, __dir__ = lazy_door(
         ),
         "drain_notices": ("DrainNode", "KeepNode", "plan_drains"),
         "holders": ("holders",),
+        "taking_over": ("taking_over",),
         "membership": (
             "AgentFacts",
             "AgentLoad",
@@ -388,4 +389,5 @@ __all__ = [
     "plan_repair",
     "rank_nodes",
     "stand_in_for_cache",
+    "taking_over",
 ]

@@ -6,8 +6,8 @@ same number are of two that didn't know of each other: the one that came first i
 
 A head takes over with a number that the head before can't reach by starting again, and only where most
 agents of the cluster have promised it: so two can't do so with the same number. An agent that is led
-promises nothing, since the head before lives. It is the first half of Paxos (Lamport, 1998), with a person
-who decides that the head before is lost.
+promises nothing, since the head before lives. It is the first half of Paxos (Lamport, 1998). That the head
+before is lost is decided by a person, or by the time since (`taking_over.py`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class AgentView:
     epoch: int
     #: True: it has a connection to a head.
     is_led: bool
+    #: Seconds since it has lost its head, or has promised to obey another one.
+    without_head: float = 0.0
 
 
 def may_obey(seen: Claim | None, asked: Claim) -> bool:
