@@ -64,8 +64,8 @@ ready-ray: ready-lab
 	$(BIN)/python tests/support/ray_hosts.py
 
 test-hosts: ready-hosts ## Run the tests on several hosts made of namespaces (needs root; installs iproute2)
-	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts.py tests/process/test_agents.py \
-	  tests/process/test_host_jobs.py tests/process/test_cluster_files.py tests/process/test_moving_jobs.py
+	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts.py tests/fault/test_hosts_take_over.py \
+	  tests/process/test_agents.py tests/process/test_host_jobs.py tests/process/test_cluster_files.py tests/process/test_moving_jobs.py
 
 test-ray: ready-ray ## Run the tests on a Ray cluster of such hosts (installs Ray)
 	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts_ray.py tests/process/test_ray_import.py

@@ -250,6 +250,11 @@ class JobSpec:
     refresh: int = 0
     #: The nodes that tasks may run on; empty: all.
     nodes: tuple[NodeId, ...] = ()
+    #: What is done about the job after another node has become the head's by itself: `resume` has it go on
+    #: there. Then tasks get no variables of the shell but `environment`.
+    on_take_over: Literal["wait", "resume"] = "wait"
+    #: Variables of the shell that are kept with the job.
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_simple_name("A job's id", self.job_id)
@@ -281,10 +286,7 @@ class JobSpec:
             raise JobSpecError(f"--stall-timeout must be positive and finite. Received: {self.stall_timeout}")
         if not math.isfinite(self.evaluator_grace):
             raise JobSpecError(f"--evaluator-grace must be finite. Received: {self.evaluator_grace}")
-        if self.on_loss not in ("replace", "adopt", "restart"):
-            raise JobSpecError(f"--on-loss must be replace, adopt or restart. Received: {self.on_loss}")
-        if self.on_rebalance not in ("follow", "stay"):
-            raise JobSpecError(f"--on-rebalance must be follow or stay. Received: {self.on_rebalance}")
+        self._check_choices()
         if self.memory_checkpoint and (self.workers < 2 or self.ps):
             raise JobSpecError(
                 "--memory-checkpoint is for workers that train in step, two at least: one writes checkpoints "
@@ -301,6 +303,19 @@ class JobSpec:
             raise JobSpecError(f"--seed must be in [0, 2**31). Received: {self.seed}")
         if not self.command:
             raise JobSpecError("JOB_CMD is missing: say what to run in JOB_DIR, such as train.py")
+
+    def _check_choices(self) -> None:
+        if self.on_loss not in ("replace", "adopt", "restart"):
+            raise JobSpecError(f"--on-loss must be replace, adopt or restart. Received: {self.on_loss}")
+        if self.on_rebalance not in ("follow", "stay"):
+            raise JobSpecError(f"--on-rebalance must be follow or stay. Received: {self.on_rebalance}")
+        if self.on_take_over not in ("wait", "resume"):
+            raise JobSpecError(f"--on-take-over must be wait or resume. Received: {self.on_take_over}")
+        if self.on_take_over == "resume" and self.engine != "hosts":
+            raise JobSpecError(
+                "--on-take-over resume is for jobs on hosts, which keep copies of them. Received: a job "
+                f"whose engine is {self.engine}. Leave it out"
+            )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -45,6 +45,8 @@ def test_other_names_are_refused(name: str) -> None:
         ({"stall_timeout": float("inf")}, "--stall-timeout must be positive and finite"),
         ({"on_loss": "weep"}, "--on-loss must be replace, adopt or restart. Received: weep"),
         ({"on_rebalance": "run"}, "--on-rebalance must be follow or stay. Received: run"),
+        ({"on_take_over": "run"}, "--on-take-over must be wait or resume. Received: run"),
+        ({"on_take_over": "resume"}, "is for jobs on hosts, which keep copies of them"),
         ({"cores_per_worker": -1}, "--cores-per-worker must be at least 0"),
         ({"seed": -1}, "--seed must be in"),
         ({"standby": 1, "gpus_per_worker": 2}, "A process that stands by has no GPUs yet"),

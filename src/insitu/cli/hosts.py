@@ -35,46 +35,61 @@ def require_hosts(of_hosts: Mapping[str, object], of_ray: Mapping[str, object]) 
 
 
 def up_hosts(
-    file: Path, launcher: str, insitu: str, interface: str, port: int, copy_lost_after: str | None
+    file: Path, launcher: str, insitu: str, interface: str, port: int, times: Mapping[str, str | None]
 ) -> None:
-    """Bring up the head and an agent on each host of a file. Raises ClusterError where one fails."""
+    """Bring up the head and an agent on each host of a file. `times` as `parse_times` has them. Raises
+    ClusterError where one fails."""
     from insitu.cluster import HostRequest, bring_up_hosts, read_hosts_file
 
-    changed = parse_copy_settings(copy_lost_after)
+    changed = parse_times(times)
     request = HostRequest(read_hosts_file(file), str(file), launcher, insitu, interface, port)
     address, outcomes = bring_up_hosts(Paths.default(), request, _report_start)
     _change_head(changed)
     _report_end(address, outcomes, "host")
 
 
-def up_head(file: Path, interface: str, port: int, copy_lost_after: str | None) -> None:
-    """Start the head alone, where the hosts of a file reach it. Prints its address."""
+def up_head(file: Path, interface: str, port: int, times: Mapping[str, str | None]) -> None:
+    """Start the head alone, where the hosts of a file reach it. Prints its address.
+    `times` as `parse_times` has them."""
     from insitu.cluster import HostRequest, bring_up_head, read_hosts_file
 
-    changed = parse_copy_settings(copy_lost_after)
+    changed = parse_times(times)
     request = HostRequest(read_hosts_file(file), str(file), "", "", interface, port)
     address = bring_up_head(Paths.default(), request)
     _change_head(changed)
     sys.stdout.write(f"{address}\n")
 
 
-def up_ray(ray: str, interface: str, port: int, copy_lost_after: str | None) -> None:
-    """Bring up the head and an agent on each node of a Ray cluster. Raises ClusterError where one fails."""
+def up_ray(ray: str, interface: str, port: int, times: Mapping[str, str | None]) -> None:
+    """Bring up the head and an agent on each node of a Ray cluster. `times` as `parse_times` has them. Raises
+    ClusterError where one fails."""
     from insitu.cluster import RayRequest, bring_up_ray
 
-    changed = parse_copy_settings(copy_lost_after)
+    changed = parse_times(times)
     address, outcomes = bring_up_ray(Paths.default(), RayRequest(ray, interface, port), _report_start)
     _change_head(changed)
     _report_end(address, outcomes, "node")
 
 
-def parse_copy_settings(copy_lost_after: str | None) -> dict[str, float | None]:
-    """Return what --copy-lost-after changes in the head's record. Raises InputError."""
-    if copy_lost_after is None:
-        return {}
-    if copy_lost_after == "off":
-        return {"copy_lost_after": None}
-    return {"copy_lost_after": parse_duration("--copy-lost-after", copy_lost_after)}
+def parse_times(times: Mapping[str, str | None]) -> dict[str, float | None]:
+    """Return what options with a time, or `off`, change in the head's record; None: it isn't given.
+
+    Raises InputError for what is no time, or too short.
+    """
+    from insitu.cluster import taking_over
+
+    changed: dict[str, float | None] = {}
+    for option, text in times.items():
+        if text is not None:
+            seconds = None if text == "off" else parse_duration(option, text)
+            changed[option.removeprefix("--").replace("-", "_")] = seconds
+    after = changed.get("take_over_after")
+    if after is not None and after < taking_over.LEAST_SECONDS:
+        raise InputError(
+            f"--take-over-after is at least {taking_over.LEAST_SECONDS:g}s: agents need half of that to "
+            f"notice that the head has lost its power. Received: {times['--take-over-after']}"
+        )
+    return changed
 
 
 def _change_head(values: Mapping[str, float | None]) -> None:

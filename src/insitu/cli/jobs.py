@@ -132,6 +132,13 @@ def start(
         bool,
         typer.Option("--memory-checkpoint", help="Keep checkpoints in the memory of the other workers, too."),
     ] = False,
+    on_take_over: Annotated[
+        str, typer.Option(metavar="wait|resume", help="What to do where another host becomes the head's.")
+    ] = "wait",
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="With --on-take-over resume: a variable to keep; may be repeated."),
+    ] = None,
     allow_unauthenticated: Annotated[
         bool,
         typer.Option("--allow-unauthenticated", help="Let JAX, TensorFlow connect hosts without a secret."),
@@ -168,6 +175,8 @@ def start(
         shards=shards,
         on_loss=on_loss,  # type: ignore[arg-type]
         on_rebalance=on_rebalance,  # type: ignore[arg-type]
+        on_take_over=on_take_over,  # type: ignore[arg-type]
+        env=tuple(env or ()),
         standby=standby,
         memory_checkpoint=memory_checkpoint,
         allow_unauthenticated=allow_unauthenticated,

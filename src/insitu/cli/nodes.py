@@ -51,7 +51,8 @@ Ray: --engine ray starts an agent on each node of the Ray cluster that this mach
 nodes that join it later. An agent's $INSITU_HOME is that of `ray start` there.
 
 Where the machine of the head is lost: --take-over, on the host of an agent, makes a head there, which most
-agents must be there to obey. Jobs go on by `insitu resume`.
+agents must be there to obey. Jobs go on by `insitu resume`. With --take-over-after a host does so by itself
+once most agents have been without a head for that time, and jobs with --on-take-over resume go on there.
 
 Examples:
 
@@ -60,6 +61,7 @@ Examples:
     insitu up --quota 200GB --tier /slow
     insitu up --hosts hosts.txt
     insitu up --hosts hosts.txt --interface eth1
+    insitu up --hosts hosts.txt --take-over-after 1m
     insitu up --engine ray
     insitu up --take-over
 """
@@ -144,6 +146,14 @@ def up(
             show_default="10m",
         ),
     ] = None,
+    take_over_after: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|off",
+            help="When a host takes over from a head that is lost, without a command.",
+            show_default="off",
+        ),
+    ] = None,
     take_over_here: Annotated[
         bool, typer.Option("--take-over", help="Make this agent's home the head's, which is lost.")
     ] = False,
@@ -169,6 +179,7 @@ def up(
     of_hosts: dict[str, object] = {"--launcher": launcher, "--insitu": insitu}
     head_alone = {"--head-only": head_only or None}
     of_head: dict[str, object] = {"--interface": interface, "--port": port}
+    times = {"--copy-lost-after": copy_lost_after, "--take-over-after": take_over_after}
     if take_over_here:
         others = {
             **local,
@@ -178,23 +189,21 @@ def up(
             "--engine": engine,
             "--address": address,
         }
-        refuse_options("--take-over", {**others, "--copy-lost-after": copy_lost_after})
+        refuse_options("--take-over", {**others, **times})
         take_over(interface or "", port or 0)
     elif hosts is not None:
         refuse_options("--hosts", {**local, "--engine": engine, "--address": address})
         if head_only:
             refuse_options("--head-only", of_hosts)
-            up_head(hosts, interface or "", port or 0, copy_lost_after)
+            up_head(hosts, interface or "", port or 0, times)
             return
         started = (hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0)
-        up_hosts(*started, copy_lost_after)
+        up_hosts(*started, times)
     elif engine is not None:
         refuse_options("--engine ray", {**local, **of_hosts, **head_alone})
-        up_ray(
-            address or os.environ.get("RAY_ADDRESS") or "auto", interface or "", port or 0, copy_lost_after
-        )
+        up_ray(address or os.environ.get("RAY_ADDRESS") or "auto", interface or "", port or 0, times)
     else:
-        of_head["--copy-lost-after"] = copy_lost_after
+        of_head |= times
         require_hosts({**of_hosts, **head_alone, **of_head}, {"--address": address})
         _up_nodes(nodes, shared, private, quota, tier)
 

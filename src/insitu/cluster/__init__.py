@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         read_head,
         read_hosts_file,
         read_nodes,
+        read_taking_over,
         read_token,
         read_token_file,
         run_agent,
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
         watch_stragglers,
     )
     from insitu.cluster.control import clean_up
-    from insitu.cluster.decide import ENDED, describe_state, encode_job
+    from insitu.cluster.decide import ENDED, describe_state, encode_job, taking_over
     from insitu.cluster.job_files import Journal, follow, read_placement, read_spec, split_prefix
 
 __getattr__, __dir__ = lazy_door(
@@ -123,6 +124,7 @@ __getattr__, __dir__ = lazy_door(
             "read_head",
             "read_hosts_file",
             "read_nodes",
+            "read_taking_over",
             "read_token",
             "read_token_file",
             "run_agent",
@@ -175,7 +177,7 @@ __getattr__, __dir__ = lazy_door(
             "watch_stragglers",
         ),
         "control": ("clean_up",),
-        "decide": ("ENDED", "describe_state", "encode_job"),
+        "decide": ("ENDED", "describe_state", "encode_job", "taking_over"),
         "job_files": ("Journal", "follow", "read_placement", "read_spec", "split_prefix"),
     },
 )
@@ -245,6 +247,7 @@ __all__ = [
     "read_results",
     "read_spec",
     "read_status",
+    "read_taking_over",
     "read_token",
     "read_token_file",
     "resume_job",
@@ -260,6 +263,7 @@ __all__ = [
     "summarize_metrics",
     "take_down_cluster",
     "take_over_head",
+    "taking_over",
     "wait_until_ended",
     "watch_stragglers",
 ]

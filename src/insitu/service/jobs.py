@@ -48,7 +48,7 @@ def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
 
 _OPTIONS = (
     *("engine", "threads", "seed", "max_restarts", "stall_timeout"),
-    *("on_loss", "on_rebalance", "standby"),
+    *("on_loss", "on_rebalance", "on_take_over", "standby"),
     *("gpus_per_worker", "memory_per_worker", "cores_per_worker"),
 )
 """Fields of a job's specification that the report has as they are."""

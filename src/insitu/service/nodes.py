@@ -70,11 +70,11 @@ def _list_agents(paths: Paths, notify: Callable[[str], None]) -> list[dict[str, 
     stores = list_nodes_with_stores(paths)
     if not paths.head.exists() and not any(paths.agent(node).exists() for node in stores):
         return []
-    from insitu.cluster import describe_state, read_nodes
+    from insitu.cluster import describe_state, read_nodes, read_taking_over
 
     members, notice = read_nodes(paths)
-    if notice:
-        notify(notice)
+    if said := notice or read_taking_over(paths):
+        notify(said)
     listed = []
     for member in sorted(members, key=lambda each: each.facts.node):
         facts, load = member.facts, member.load

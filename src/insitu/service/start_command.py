@@ -23,6 +23,7 @@ _OPTIONS = {
     "stall_timeout": "--stall-timeout",
     "on_loss": "--on-loss",
     "on_rebalance": "--on-rebalance",
+    "on_take_over": "--on-take-over",
     "standby": "--standby",
     "memory_checkpoint": "--memory-checkpoint",
     "gpus_per_worker": "--gpus-per-worker",
@@ -43,6 +44,7 @@ def format_start_command(request: Request) -> list[str]:
     if request.settings.memory_limit is not None:
         parts += ["--memory-limit", str(request.settings.memory_limit)]
     parts += [part for node in request.nodes for part in ("--node", node)]
+    parts += [part for name in request.env for part in ("--env", name)]
     for field in fields(request):
         value = getattr(request, field.name)
         if field.name not in _OPTIONS or value == field.default:

@@ -14,6 +14,7 @@ import typer.testing
 
 from insitu.access import is_shared
 from insitu.cli import build_app, nodes
+from insitu.cli.hosts import parse_times
 from insitu.errors import InputError
 from insitu.grid import load_topology
 from insitu.paths import Paths
@@ -73,3 +74,28 @@ def test_agents_that_were_ended_are_named_in_words_or_json(
     assert run("agent", "--stop", "--delete").stderr == "1 agent(s) ended: node-0. Stores deleted: node-0.\n"
     with pytest.raises(InputError, match="--json without --stop"):
         run("agent", "--json", "--head", "h:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--take-over-after", "1m"), "--take-over-after go with --hosts"),
+        (("--hosts", "hosts.txt", "--take-over-after", "29s"), "--take-over-after is at least 30s"),
+        (("--hosts", "hosts.txt", "--take-over-after", "soon"), "--take-over-after"),
+        (("--take-over", "--take-over-after", "1m"), "--take-over with --take-over-after"),
+    ],
+)
+def test_a_time_without_a_head_that_cannot_be_is_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.txt").write_text("10.0.0.1\n")
+    with pytest.raises(InputError, match=why):
+        run("up", *options)
+    assert not Paths(home).head.exists()
+
+
+def test_times_that_are_given_change_the_head_alone() -> None:
+    assert parse_times({"--copy-lost-after": None, "--take-over-after": None}) == {}
+    found = parse_times({"--copy-lost-after": "off", "--take-over-after": "1m"})
+    assert found == {"copy_lost_after": None, "take_over_after": 60.0}

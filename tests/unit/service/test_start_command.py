@@ -41,6 +41,8 @@ REQUESTS = st.builds(
     gpus_per_worker=st.integers(0, 4),
     memory_per_worker=st.integers(0, 1 << 20),
     cores_per_worker=st.integers(0, 4),
+    on_take_over=st.sampled_from(["wait", "resume"]),
+    env=st.sampled_from([(), ("RATE",), ("RATE", "DEPTH")]),
     nodes=st.sampled_from([(), ("node-1",), ("node-0", "node-2")]),
     settings=st.builds(DeviceSettings, memory_limit=st.none() | st.integers(1, 9999)),
 )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from insitu.cluster.agents.agent import run_agent
     from insitu.cluster.agents.agent_files import make_file_view
     from insitu.cluster.agents.home import delete_store, stop_agents
+    from insitu.cluster.agents.host_environment import is_of_host
     from insitu.cluster.agents.hosts import (
         DownReport,
         HostRequest,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from insitu.cluster.agents.job_terms import draw_term, write_term
     from insitu.cluster.agents.launching import SSH, Outcome
     from insitu.cluster.agents.node_draining import cancel_draining, drain_node, find_own_node
-    from insitu.cluster.agents.node_list import ask_for_nodes, read_nodes
+    from insitu.cluster.agents.node_list import ask_for_nodes, read_nodes, read_taking_over
     from insitu.cluster.agents.options import HOSTS_ENGINE, AgentOptions, choose_copy_rate
     from insitu.cluster.agents.ray_hosts import RayRequest, bring_up_ray, take_down_cluster
     from insitu.cluster.agents.records import (
@@ -53,6 +54,7 @@ __getattr__, __dir__ = lazy_door(
         "agent": ("run_agent",),
         "agent_files": ("make_file_view",),
         "home": ("delete_store", "stop_agents"),
+        "host_environment": ("is_of_host",),
         "hosts": (
             "DownReport",
             "HostRequest",
@@ -69,7 +71,7 @@ __getattr__, __dir__ = lazy_door(
         "job_terms": ("draw_term", "write_term"),
         "launching": ("SSH", "Outcome"),
         "node_draining": ("cancel_draining", "drain_node", "find_own_node"),
-        "node_list": ("ask_for_nodes", "read_nodes"),
+        "node_list": ("ask_for_nodes", "read_nodes", "read_taking_over"),
         "options": ("HOSTS_ENGINE", "AgentOptions", "choose_copy_rate"),
         "ray_hosts": ("RayRequest", "bring_up_ray", "take_down_cluster"),
         "saved_members": ("read_kept_members", "read_saved_members"),
@@ -109,6 +111,7 @@ __all__ = [
     "find_separated",
     "find_stores",
     "identify_parent",
+    "is_of_host",
     "make_file_view",
     "open_copy_reader",
     "open_hosts_engine",
@@ -117,6 +120,7 @@ __all__ = [
     "read_kept_members",
     "read_nodes",
     "read_saved_members",
+    "read_taking_over",
     "read_token",
     "read_token_file",
     "run_agent",

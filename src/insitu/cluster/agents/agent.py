@@ -45,8 +45,10 @@ from insitu.cluster.agents.messages import (
     encode_inventory,
     parse_end,
     parse_members,
+    parse_take_over_after,
 )
 from insitu.cluster.agents.options import JOIN_SECONDS, AgentOptions
+from insitu.cluster.agents.own_taking_over import OwnTakingOver
 from insitu.cluster.agents.process_log import keep_log_bounded
 from insitu.cluster.agents.reachability import find_unreachable
 from insitu.cluster.agents.records import (
@@ -119,6 +121,7 @@ class Agent:
         self._files = AgentFiles(paths, self.node, self._token, lambda: self._connection is not None)
         self._head_change = HeadChange(paths, self.node)
         self._answers = AgentAnswers(paths, self._head_change, self._files)
+        self._own_taking_over = OwnTakingOver(paths, self.node, self._head_change)
         self._catalog = CatalogParts()
         self._upkeep = StoreUpkeep(paths, self.node)
         #: Set by the server: the head is to hear what the store holds.
@@ -155,6 +158,7 @@ class Agent:
         try:
             self._join_first()
             self._is_new = False
+            self._own_taking_over.begin()
             if self._server is None:
                 raise ClusterError("An agent serves its store. Received: no server")
             address = self._server.address
@@ -371,6 +375,7 @@ class Agent:
             case "members":
                 self.members = parse_members(message.get("members"))
                 self._files.note_members(self.members)
+                self._head_change.note_time(parse_take_over_after(message.get("take_over_after")))
             case "check":
                 number = message.get("number")
                 threading.Thread(target=self._check_others, args=(number,), daemon=True).start()
@@ -409,6 +414,7 @@ class Agent:
 
     def _close(self) -> None:
         """End the server, say so, and let go of the store."""
+        self._own_taking_over.close()
         self._task_servers.close()
         if self._server is not None:
             ending = threading.Thread(target=self._server.stop, daemon=True)

@@ -39,14 +39,15 @@ from insitu.cluster.agents.process_log import keep_log_bounded
 from insitu.cluster.agents.reach_checks import ReachChecks
 from insitu.cluster.agents.records import (
     HeadRecord,
-    change_head,
     make_token,
     read_head,
+    start_record,
     take_process_lock,
     write_head,
 )
 from insitu.cluster.agents.relays import Relays
 from insitu.cluster.agents.saved_members import read_saved_members
+from insitu.cluster.agents.succession import Succession, note_successor
 from insitu.cluster.decide import Member, Membership, membership
 from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
 from insitu.durable import replace_file, seal
@@ -55,7 +56,6 @@ from insitu.exchange import PeerInfo
 from insitu.grid import Catalog, CatalogWatch, find_ended_imports, read_stores, reconcile_store
 from insitu.paths import Paths
 from insitu.ports import format_address
-from insitu.processes import identify_process
 from insitu.spec import NodeId
 
 logger = logging.getLogger("insitu")
@@ -106,6 +106,7 @@ class Head:
         self._checks = ReachChecks()
         self._copies = CopyUpkeep(paths)
         self._relays = Relays(paths)
+        self._succession = Succession(paths, record)
         self._stopping = False
         self._wakeup = Wakeup(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -123,6 +124,7 @@ class Head:
         finally:
             self._relays.close()
             self._copies.close()
+            self._succession.close()
             for caller in list(self._callers.values()):
                 with contextlib.suppress(ChannelClosed):
                     caller.channel.flush()
@@ -269,7 +271,8 @@ class Head:
         return [caller for caller in self._callers.values() if caller.number in joined]
 
     def _list_members(self) -> Message:
-        return {"do": "members", "members": encode_members(self._membership)}
+        members = encode_members(self._membership)
+        return {"do": "members", "members": members, "take_over_after": self._record.take_over_after}
 
     def _save_members(self) -> None:
         data = seal(encode_members(self._membership))
@@ -327,10 +330,13 @@ class Head:
         """Have copies made again that are missing since nodes are lost, or needed since they leave."""
         if changed:
             self._copies.note_change()
-        found = read_head(self._paths)  # `insitu up` may have changed it
-        grace = self._record.copy_lost_after if found is None else found.copy_lost_after
+        before, now = self._record.take_over_after, time.monotonic()
+        self._record = read_head(self._paths) or self._record  # `insitu up` may have changed it
+        if self._record.take_over_after != before:
+            self._act(membership.Changed())
         if self._down is None:
-            for event in self._copies.advance(self._membership, grace, time.monotonic()):
+            self._succession.advance(now)
+            for event in self._copies.advance(self._membership, self._record.copy_lost_after, now):
                 self._decide(event)
 
     def _end_idle(self) -> None:
@@ -349,7 +355,11 @@ class Head:
     def _answer(self, caller: _Caller, message: Message) -> None:
         match message.get("do"):
             case "nodes":
-                head = {"address": self._record.address, "versions": dict(self._membership.versions)}
+                head = {
+                    "address": self._record.address,
+                    "versions": dict(self._membership.versions),
+                    "taken_over": self._record.taken_over,
+                }
                 self._send(caller, {**self._list_members(), "head": head})
             case "check":
                 self._next_number += 1
@@ -368,13 +378,17 @@ class Head:
                     self._relays.start(caller.number, message)
                 except ClusterError as error:
                     self._send(caller, {"error": str(error)})
+            case "succeeded":
+                note_successor(self._paths, self._record, message)
+                self._send(caller, {"do": "succeeded"})
+                self._stopping = True
             case "down":
                 waiting = self._down[0] if self._down else []
                 self._down = ([*waiting, caller], time.monotonic() + DOWN_SECONDS)
                 for agent in self._agents():
                     self._send(agent, {"do": "stop", "delete": message.get("delete") is True})
             case other:
-                known = "nodes, check, drain, engine, run and down"
+                known = "nodes, check, drain, engine, run, succeeded and down"
                 self._send(caller, {"error": f"The head knows {known}. Received: {other!r:.80}"})
 
     def _drain(self, caller: _Caller, node: NodeId, seconds: float | None) -> None:
@@ -442,20 +456,6 @@ def _load_members(paths: Paths, empty: Membership) -> Membership:
         logger.warning("%s; it is made again", error)
         return empty
     return membership.resume_membership(Membership(empty.versions, members), time.monotonic())
-
-
-def start_record(paths: Paths, address: str) -> HeadRecord:
-    """Write down that this process is the head now, in a new epoch. Returns the record."""
-    own = identify_process(os.getpid())
-    before = read_head(paths)
-    return change_head(
-        paths,
-        epoch=(before.epoch if before else 0) + 1,
-        instance=os.urandom(16).hex(),
-        address=address,
-        pid=os.getpid(),
-        start=own.start if own else 0,
-    )
 
 
 def main(arguments: list[str]) -> int:

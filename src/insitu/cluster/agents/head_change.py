@@ -12,10 +12,12 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from insitu.cluster.agents.messages import parse_seconds
 from insitu.cluster.agents.records import AgentRecord, read_agent, write_agent
 from insitu.cluster.decide import Claim, may_obey
 from insitu.errors import ClusterError, InputError
@@ -39,6 +41,9 @@ class HeadChange:
         self._lock = threading.Lock()
         #: True while the agent is connected to a head.
         self._is_led = False
+        #: When the agent has lost its head, or has promised to obey another one, on the monotonic clock.
+        #: None: it is led, or hasn't had a head.
+        self._without_since: float | None = None
         #: The address of the head that has taken over; "" where none has.
         self._address = ""
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -72,13 +77,28 @@ class HeadChange:
                 socket.gethostname(),
                 os.getpid(),
                 own.start if own else 0,
+                seen.take_over_after if seen is not None else None,
             )
             write_agent(self._paths, self._node, record)
-            self._is_led = True
+            self._is_led, self._without_since = True, None
 
     def note_lost(self) -> None:
         """The agent has no connection to a head any more."""
-        self._is_led = False
+        with self._lock:
+            self._is_led, self._without_since = False, time.monotonic()
+
+    def note_time(self, after: float | None) -> None:
+        """Keep the time without a head after which a node takes over, as the head has said it."""
+        with self._lock:
+            record = read_agent(self._paths, self._node)
+            if record is not None and record.take_over_after != after:
+                write_agent(self._paths, self._node, replace(record, take_over_after=after))
+
+    def read_vacancy(self) -> tuple[float | None, float | None]:
+        """Return the time of `note_time`, and since when there is no head on the monotonic clock."""
+        with self._lock:
+            record = read_agent(self._paths, self._node)
+            return (None if record is None else record.take_over_after), self._without_since
 
     def answer(self, kind: str, fields: Fields) -> Fields:
         """Say what this agent has seen, or obey. Raises InputError where it doesn't obey."""
@@ -87,16 +107,34 @@ class HeadChange:
             if record is None or fields.get("cluster") != record.cluster:
                 raise InputError(f"{self._node} belongs to another cluster")
             if kind == "head_view":
-                return {"epoch": record.epoch, "is_led": self._is_led}
+                return {
+                    "epoch": record.epoch,
+                    "is_led": self._is_led,
+                    "without_head": self._measure_vacancy(),
+                }
             return self._obey(record, fields)
 
+    def _measure_vacancy(self) -> float:
+        return 0.0 if self._without_since is None else time.monotonic() - self._without_since
+
     def _obey(self, record: AgentRecord, fields: Fields) -> Fields:
+        """`after` among the fields: seconds for which the agent must have been without a head."""
         address, epoch, instance = (fields.get(name) for name in ("address", "epoch", "instance"))
+        after = parse_seconds("after", fields.get("after", 0.0))
         if type(epoch) is not int or type(instance) is not str or type(address) is not str:
             raise InputError("A head has an address, an epoch and an instance. Received: others")
         parse_address(address)
         if self._is_led:
             raise InputError(f"{self._node} is led by the head at {record.head}, which lives")
+        is_new = Claim(record.epoch, record.instance) != Claim(epoch, instance)
+        if after and record.take_over_after is None:
+            raise InputError(f"{self._node} obeys another head where somebody says so, as its own has said")
+        after = max(after, record.take_over_after or 0.0) if after else 0.0
+        if is_new and self._measure_vacancy() < after:
+            raise InputError(
+                f"{self._node} must have been without a head for {after:g} s. Received: "
+                f"{self._measure_vacancy():.1f} s"
+            )
         if not may_obey(Claim(record.epoch, record.instance), Claim(epoch, instance)):
             raise InputError(
                 f"{self._node} has obeyed the head at {record.head}, whose epoch {record.epoch} isn't lower "
@@ -104,6 +142,8 @@ class HeadChange:
             )
         write_agent(self._paths, self._node, replace(record, head=address, epoch=epoch, instance=instance))
         self._address = address
+        if is_new:
+            self._without_since = time.monotonic()  # who has asked gets the time to begin
         os.eventfd_write(self._event, 1)
         logger.warning("the head at %s takes over, in epoch %d", address, epoch)
         return {"epoch": epoch}

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster.agents.addresses import choose_head_address, resolve_interface
 from insitu.cluster.agents.connection import ask_head
 from insitu.cluster.agents.detached import start_detached
+from insitu.cluster.agents.head_starting import start_head
 from insitu.cluster.agents.home import choose_node, end_process, find_running
 from insitu.cluster.agents.hosts_file import HostLine, parse_hosts
 from insitu.cluster.agents.launching import (
@@ -124,40 +124,6 @@ def check_head_home(paths: Paths) -> None:
             f"belongs to the head at {record.head}. Run the command there, or set INSITU_HOME to another "
             f"folder"
         )
-
-
-def start_head(paths: Paths, interface: str, port: int, hosts: list[str]) -> str:
-    """Return the address of the head of this home, which is started unless it runs.
-
-    `interface` is where it listens; empty: where all `hosts` reach it. `port` 0: that of the last time.
-    """
-    record = read_head(paths)
-    host = resolve_interface(interface) if interface else ""
-    if is_locked(paths.head_lock):
-        record = wait_for_record(paths)
-        found = parse_address(record.address)
-        if (host and host != found[0]) or (port and port != found[1]):
-            raise InputError(
-                f"A home has one head. Received: another address than {record.address}, where it runs. End "
-                f"it first with `insitu down`, or leave out --interface and --port"
-            )
-        return record.address
-    host = host or choose_head_address(hosts)
-    wanted = port
-    if not port and record is not None and record.address and parse_address(record.address)[0] == host:
-        port = parse_address(record.address)[1]  # where agents that are still there look for it
-    try:
-        return _start_head(paths, host, port)
-    except ClusterError:
-        if wanted or not port:
-            raise
-    return _start_head(paths, host, 0)
-
-
-def _start_head(paths: Paths, host: str, port: int) -> str:
-    arguments = [str(paths.home), host, str(port)]
-    answer = start_detached(paths, "insitu.cluster.agents.head", arguments, paths.head_log, _START_SECONDS)
-    return str(answer["address"])
 
 
 @dataclass(frozen=True, slots=True)

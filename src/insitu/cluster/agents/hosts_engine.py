@@ -19,6 +19,7 @@ from insitu.cluster.agents.file_pushes import push_files, push_statistics
 from insitu.cluster.agents.host_link import BEAT_SECONDS, HostLink
 from insitu.cluster.agents.job_code_copy import read_job_files
 from insitu.cluster.agents.job_copying import JobCopying
+from insitu.cluster.agents.job_lease import JobLease
 from insitu.cluster.agents.job_supplies import JobSupplies
 from insitu.cluster.agents.job_terms import encode_term, read_term
 from insitu.cluster.agents.messages import parse_members
@@ -102,6 +103,7 @@ class HostsEngine(TaskFiles):
         #: What Ray has given to the job.
         self.reserved = Reservations(read_spec(job), record.ray, record.cluster)
         self._copying = JobCopying(job)
+        self._lease = JobLease(self._paths, job)
 
     # Servers on hosts
 
@@ -346,6 +348,7 @@ class HostsEngine(TaskFiles):
     def _beat(self) -> None:
         if time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + BEAT_SECONDS
+            self._lease.check(self._copying.find_strays(self._links))
             for link in self._live_links():
                 link.beat()
                 if any(t.role == "evaluator" and n == link.node for t, n in self._nodes.items()):

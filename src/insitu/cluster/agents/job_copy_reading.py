@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -29,15 +30,43 @@ class CopyReader:
         self._peers = peers
         self._view = view
 
+    @property
+    def nodes(self) -> frozenset[NodeId]:
+        """The hosts that are asked."""
+        return frozenset(self._view.alive)
+
     def list_copies(self) -> dict[str, dict[NodeId, CopyVersion]]:
         """Return how new each copy is, by job and node. Hosts that don't answer are left out."""
         found: dict[str, dict[NodeId, CopyVersion]] = {}
-        for node in sorted(self._view.alive):
-            with contextlib.suppress(InsituError, OSError, KeyError, TypeError, ValueError):
-                answer, _ = self._peers.find(node, self._view).act("job_copies", {})
+        for node, answer in self._ask_all():
+            with contextlib.suppress(KeyError, TypeError, ValueError):
                 for job_id, term, sequence in answer["copies"]:
                     if is_simple_name(job_id) and _is_number(term) and _is_number(sequence):
                         found.setdefault(job_id, {})[node] = CopyVersion(term, sequence)
+        return found
+
+    def list_served(self) -> set[str]:
+        """Return the jobs whose supervisors have servers on these hosts. Hosts that don't answer are left
+        out."""
+        found: set[str] = set()
+        for _, answer in self._ask_all():
+            listed = answer.get("served")
+            found |= {str(each) for each in listed} if isinstance(listed, list) else set()
+        return found
+
+    def _ask_all(self) -> Iterator[tuple[NodeId, dict[str, Any]]]:
+        for node in sorted(self._view.alive):
+            with contextlib.suppress(InsituError, OSError):
+                answer, _ = self._peers.find(node, self._view).act("job_copies", {})
+                yield node, answer
+
+    def read_specification(self, node: NodeId, job_id: str) -> dict[str, Any]:
+        """Return the specification of a job from a node's copy. Raises InsituError, OSError, ValueError."""
+        part = {"job": job_id, "path": "job.json", "start": 0}
+        _, data = self._peers.find(node, self._view).act("job_copy_part", part)
+        found = json.loads(data)
+        if not isinstance(found, dict):
+            raise ValueError(f"the specification of {job_id} is no object")
         return found
 
     def copy(self, node: NodeId, job_id: str, target: Path) -> None:

@@ -24,6 +24,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks for what a copy lacks."""
 _MAX_UNSENT_BYTES = 1 << 21
 _RETRY_SECONDS = 5.0
+_SILENT_SECONDS = 5.0
 _ROWS = 16
 """Entries of the journal in one look at it."""
 
@@ -37,6 +38,8 @@ class CopyLink(Protocol):
     is_near: bool
     #: Why the host can't keep one, as it has said; "" where it can.
     copy_failed: str
+    #: When its last word came, on the monotonic clock.
+    heard: float
 
     @property
     def is_lost(self) -> bool: ...
@@ -119,6 +122,8 @@ class JobCopying:
     def __init__(self, job: JobPaths) -> None:
         self._job = job
         self._holders: dict[NodeId, _Holder] = {}
+        #: Hosts that have begun to keep a copy at some time.
+        self._keepers: set[NodeId] = set()
         #: When copies are tried again after a failure here, on the monotonic clock.
         self._retry_at = 0.0
 
@@ -131,13 +136,23 @@ class JobCopying:
         self._drop_lost(live)
         for node in choose_copy_holders(sorted(live, key=lambda n: live[n].is_near), self._holders):
             if node not in self._holders:
+                self._keepers.add(node)
                 self._holders[node] = _Holder(self._job, live[node])
         for node, holder in list(self._holders.items()):
             try:
                 holder.advance(now)
             except (ClusterError, OSError, ValueError):
                 self._retry_at = now + _RETRY_SECONDS
-                del self._holders[node]  # it is begun again
+                self._holders[node] = _Holder(self._job, holder.link)  # it is begun again
+
+    def find_strays(self, links: Mapping[NodeId, CopyLink]) -> list[NodeId]:
+        """Return the hosts that may keep a copy, and that have said nothing for a while."""
+        since = time.monotonic() - _SILENT_SECONDS
+        return sorted(
+            node
+            for node in self._keepers
+            if (link := links.get(node)) is None or link.is_lost or link.heard < since
+        )
 
     def _drop_lost(self, live: Mapping[NodeId, CopyLink]) -> None:
         for node in [n for n, holder in self._holders.items() if live.get(n) is not holder.link]:

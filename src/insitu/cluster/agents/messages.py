@@ -50,6 +50,11 @@ def parse_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+def parse_take_over_after(value: Any) -> float | None:
+    """Return the seconds without a head after which a node takes over; None: never. Raises ClusterError."""
+    return None if value is None else parse_seconds("take_over_after", value)
+
+
 def _flag(name: str, value: Any) -> bool:
     if type(value) is not bool:
         raise ClusterError(f"{name} must be true or false. Received: {value!r:.100}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from insitu.cluster.agents.connection import ask_head
 from insitu.cluster.agents.messages import parse_members
@@ -42,11 +45,34 @@ def read_nodes(paths: Paths) -> tuple[list[Member], str]:
             "The head doesn't run, so the states of nodes are old. `insitu up` with --hosts or --engine, as "
             "before, starts it."
         )
+        if record.successor:
+            notice = f"The head at {record.successor} has taken over from the one of this home: run it there."
         known = read_kept_members(paths)
         return [replace(member, connection=None) for member in known.values()], notice if known else ""
     for found in list_agents(paths).values():
         return ask_for_nodes(found.head, read_token(paths)), ""
     return [], ""
+
+
+def read_taking_over(paths: Paths) -> str:
+    """Return how the head that answers this home has taken over from another one; "" where it hasn't, or none
+    answers. Raises InputError."""
+    record = read_head(paths)
+    addresses = (
+        [record.address] if record is not None else [each.head for each in list_agents(paths).values()]
+    )
+    for address in addresses[:1]:
+        with contextlib.suppress(ClusterError):
+            head = ask_head(address, read_token(paths), {"do": "nodes"}, _ANSWER_SECONDS).get("head")
+            taken = head.get("taken_over") if isinstance(head, dict) else None
+            return describe_taking_over(taken) if isinstance(taken, dict) else ""
+    return ""
+
+
+def describe_taking_over(taken: Mapping[str, Any]) -> str:
+    """Return which node has taken over from which head, when, and why; see `HeadRecord.taken_over`."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(taken["at"])))
+    return f"{taken['node']} has taken over from the head at {taken['from']}, {when}: {taken['why']}."
 
 
 def ask_for_nodes(address: str, token: str) -> list[Member]:

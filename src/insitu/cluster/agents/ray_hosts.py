@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from insitu._version import __version__
+from insitu.cluster.agents.head_starting import start_head
 from insitu.cluster.agents.hosts import (
     DownReport,
     Report,
     check_head_home,
-    start_head,
     take_down_hosts,
 )
 from insitu.cluster.agents.launching import START_SECONDS, Outcome

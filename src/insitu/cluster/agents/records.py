@@ -55,6 +55,14 @@ class HeadRecord:
     copy_lost_after: float | None = COPY_LOST_AFTER
     #: The Ray cluster, as host:port, whose agents `insitu down` hasn't ended yet; empty: none.
     ray: str = ""
+    #: Seconds without a head after which a node takes over by itself; None: never.
+    take_over_after: float | None = None
+    #: How this home became that of the head: its node (`node`), the address of the head of before (`from`),
+    #: when (`at`, in seconds since 1970), why, after how many seconds without a head (`after`; 0: since
+    #: somebody has said so), and the `agents` that have promised to obey. None: `insitu up` has made it so.
+    taken_over: Mapping[str, Any] | None = None
+    #: The address of the head that has taken over from the one of this home; empty: none has.
+    successor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,8 @@ class AgentRecord:
     pid: int
     #: When that was started, in clock ticks.
     start: int
+    #: Seconds without a head after which a node takes over by itself, as the head has said last; None: never.
+    take_over_after: float | None = None
 
 
 Record = TypeVar("Record", HeadRecord, AgentRecord)
@@ -149,6 +159,20 @@ def change_head(paths: Paths, **values: Any) -> HeadRecord:
     record = replace(record, **values)
     write_head(paths, record)
     return record
+
+
+def start_record(paths: Paths, address: str) -> HeadRecord:
+    """Write down that this process is the head now, in a new epoch. Returns the record."""
+    own = identify_process(os.getpid())
+    before = read_head(paths)
+    return change_head(
+        paths,
+        epoch=(before.epoch if before else 0) + 1,
+        instance=os.urandom(16).hex(),
+        address=address,
+        pid=os.getpid(),
+        start=own.start if own else 0,
+    )
 
 
 def read_agent(paths: Paths, node: NodeId) -> AgentRecord | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from insitu.cluster.agents.majority import check_majority
 from insitu.cluster.agents.node_list import read_nodes
 from insitu.cluster.agents.records import is_locked, list_agents, read_head, read_token
 from insitu.errors import ClusterError, GridError
@@ -42,7 +43,7 @@ def find_stores(paths: Paths) -> RemoteStores | None:
 def find_owners(paths: Paths) -> RemoteStores | None:
     """Return the stores that an import in this home writes to; None: those of this machine alone.
 
-    Raises ClusterError where another machine has the head, and where no head answers.
+    Raises ClusterError where another machine has the head, or may get it, and where no head answers.
     """
     if read_head(paths) is None:
         for agent in list_agents(paths).values():
@@ -50,7 +51,9 @@ def find_owners(paths: Paths) -> RemoteStores | None:
                 f"The head alone changes the catalogue. Received: {paths.home}, the home of an agent. Run "
                 f"the command on the machine of the head, which is at {agent.head}"
             )
-    return find_stores(paths)
+    stores = find_stores(paths)
+    check_majority(paths)
+    return stores
 
 
 def _read_id(paths: Paths, node: NodeId) -> str | None:

@@ -8,16 +8,19 @@ cluster's identity, the token and the catalogue that this agent has a copy of.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from insitu.cluster.agents.addresses import choose_head_address, resolve_interface
 from insitu.cluster.agents.connection import ask_head
-from insitu.cluster.agents.hosts import start_head
+from insitu.cluster.agents.head_starting import start_head
 from insitu.cluster.agents.launching import Outcome
+from insitu.cluster.agents.messages import parse_seconds
 from insitu.cluster.agents.node_list import ask_for_nodes
 from insitu.cluster.agents.records import (
     AgentRecord,
@@ -37,6 +40,7 @@ from insitu.cluster.decide import (
     find_missing_majority,
     find_obstacle_to_taking_over,
     membership,
+    taking_over,
 )
 from insitu.errors import ClusterError, InputError, InsituError
 from insitu.grid import adopt_catalog_copy
@@ -47,6 +51,7 @@ from insitu.spec import NodeId
 if TYPE_CHECKING:
     from insitu.cluster.files import RemotePeers, View
 
+logger = logging.getLogger("insitu")
 _ASK_SECONDS = 5.0
 _LOST_SECONDS = membership.LOST_SECONDS + 5.0
 """Seconds in which agents notice that their head has lost its power."""
@@ -87,6 +92,17 @@ class _Agents:
         self.problems.pop(node, None)
         return answer
 
+    def look(self) -> dict[NodeId, AgentView]:
+        """Return what those have seen that answer. Raises ClusterError."""
+        return {
+            node: AgentView(
+                int(answer["epoch"]),
+                answer["is_led"] is True,
+                parse_seconds("without_head", answer.get("without_head")),
+            )
+            for node, answer in self.ask("head_view").items()
+        }
+
 
 @contextlib.contextmanager
 def _open_agents(paths: Paths, record: AgentRecord) -> Iterator[_Agents]:
@@ -107,8 +123,17 @@ def _open_agents(paths: Paths, record: AgentRecord) -> Iterator[_Agents]:
         yield _Agents(known, record.cluster, peers, View(addresses, len(known)))
 
 
+class NotNow(ClusterError):
+    """This node doesn't take over now, as the other agents have answered."""
+
+    def __init__(self, verdict: taking_over.Verdict) -> None:
+        super().__init__(verdict.obstacle or f"other nodes come first, for {verdict.wait:g} s")
+        #: What was decided.
+        self.verdict = verdict
+
+
 def take_over_head(paths: Paths, interface: str, port: int, report: Report) -> tuple[str, list[Outcome]]:
-    """Start a head in this home of an agent, which the others obey from now on.
+    """Start a head in this home of an agent, which the others obey from now on: somebody has said so.
 
     Returns its address, and what came of each agent that is known. `interface` and `port` as for
     `bring_up_hosts`. Raises InputError where this home or the cluster has a head that lives, ClusterError
@@ -119,24 +144,87 @@ def take_over_head(paths: Paths, interface: str, port: int, report: Report) -> t
     _check_head_is_lost(paths, record)
     with _open_agents(paths, record) as agents:
         views = _wait_until_lost(agents)
-        epoch = choose_next_epoch(max([record.epoch, *(view.epoch for view in views.values())]))
-        own = [member.facts.address for n, member in agents.members.items() if n == node]
-        others = [m.facts.address for n, m in agents.members.items() if n != node and n in views]
-        host = resolve_interface(interface) if interface else choose_head_address(others or own)
-        port = port or _find_port(host)
-        instance = os.urandom(16).hex()
-        address = format_address(host, port)
-        obeying = agents.ask("obey_head", address=address, epoch=epoch, instance=instance)
-        if why := find_missing_majority(agents.members, obeying):
-            raise ClusterError(
-                f"Most agents must obey a head that takes over. Received: {why}. "
-                f"{'; '.join(agents.problems.values())}. Then run the same command again"
-            )
-        end_servers(paths, node)  # of jobs whose supervisor is lost; their folders here would look like jobs
-        adopt_catalog_copy(paths)
-        change_head(paths, cluster=record.cluster, epoch=epoch, instance=instance, address=address)
-        address = start_head(paths, host, port, [])
-        return address, _report(agents, _wait_for_agents(paths, address, set(obeying)), report)
+        chosen = _Chosen(node, record, views, "`insitu up --take-over` was given there")
+        address, obeying = _lead(paths, agents, chosen, interface, port)
+        return address, _report(agents, _wait_for_agents(paths, address, obeying), report)
+
+
+def take_over_if_due(paths: Paths, after: float, overdue: float) -> str:
+    """Start a head in this home of an agent, where most agents have been without one for `after` seconds and
+    it is this node's turn. Returns its address.
+
+    `overdue`: seconds beyond `after` for which this node has had none. Raises NotNow where it isn't to be
+    done now, and as `take_over_head`.
+    """
+    check_record_owner(paths)
+    node, record = _find_agent(paths)
+    try:
+        _check_head_is_lost(paths, record)
+    except InputError as error:  # it lets this agent in no more, or not yet
+        raise NotNow(taking_over.Verdict(error.message)) from None
+    with _open_agents(paths, record) as agents:
+        views = agents.look()
+        verdict = taking_over.judge(agents.members, views, node, after, overdue)
+        if verdict.obstacle or verdict.wait:
+            raise NotNow(verdict)
+        without = sum(view.without_head >= after for view in views.values())
+        why = f"{without} of {len(agents.members)} agents had been without a head for {after:g} s"
+        logger.warning("%s, so this node takes over from the head at %s", why, record.head)
+        return _lead(paths, agents, _Chosen(node, record, views, why, after), "", 0)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The node that takes over."""
+
+    #: Its name.
+    node: NodeId
+    #: What its agent has kept.
+    record: AgentRecord
+    #: What agents have seen.
+    views: Mapping[NodeId, AgentView]
+    #: Why it takes over; for people.
+    why: str
+    #: Seconds for which each agent must have been without a head to promise; 0: any.
+    after: float = 0.0
+
+
+def _lead(
+    paths: Paths, agents: _Agents, chosen: _Chosen, interface: str, port: int
+) -> tuple[str, set[NodeId]]:
+    """Have most agents promise to obey, then start the head. Returns its address, and who has promised."""
+    node, record = chosen.node, chosen.record
+    epoch = choose_next_epoch(max([record.epoch, *(view.epoch for view in chosen.views.values())]))
+    own = [member.facts.address for n, member in agents.members.items() if n == node]
+    others = [m.facts.address for n, m in agents.members.items() if n != node and n in chosen.views]
+    host = resolve_interface(interface) if interface else choose_head_address(others or own)
+    port = port or _find_port(host)
+    instance = os.urandom(16).hex()
+    address = format_address(host, port)
+    claim = {"address": address, "epoch": epoch, "instance": instance}
+    obeying = agents.ask("obey_head", **claim, after=chosen.after)
+    if why := find_missing_majority(agents.members, obeying):
+        raise ClusterError(
+            f"Most agents must obey a head that takes over. Received: {why}. "
+            f"{'; '.join(agents.problems.values())}. Then run the same command again"
+        )
+    end_servers(paths, node)  # of jobs whose supervisor is lost; their folders here would look like jobs
+    adopt_catalog_copy(paths)
+    change_head(
+        paths,
+        **claim,
+        cluster=record.cluster,
+        take_over_after=record.take_over_after,
+        taken_over={
+            "node": node,
+            "from": record.head,
+            "at": time.time(),
+            "why": chosen.why,
+            "after": chosen.after,
+            "agents": sorted(obeying),
+        },
+    )
+    return start_head(paths, host, port, []), set(obeying)
 
 
 def _find_agent(paths: Paths) -> tuple[NodeId, AgentRecord]:
@@ -171,8 +259,7 @@ def _wait_until_lost(agents: _Agents) -> dict[NodeId, AgentView]:
     """Return what agents have seen, once none of them is led. Raises ClusterError."""
     deadline = time.monotonic() + _LOST_SECONDS
     while True:
-        answers = agents.ask("head_view")
-        views = {n: AgentView(int(a["epoch"]), a["is_led"] is True) for n, a in answers.items()}
+        views = agents.look()
         why = find_obstacle_to_taking_over(agents.members, views)
         if not why:
             return views

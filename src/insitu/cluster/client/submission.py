@@ -35,6 +35,7 @@ from insitu.cluster.client.host_nodes import (
     prefer_live_owners,
 )
 from insitu.cluster.client.job_code import copy_code
+from insitu.cluster.client.kept_environment import choose_environment, restrict_environment
 from insitu.cluster.client.roles import assign_roles, imports_insitu
 from insitu.cluster.control import clean_up, staged_folder
 from insitu.cluster.decide import (
@@ -46,7 +47,7 @@ from insitu.cluster.decide import (
     stand_in_for_cache,
 )
 from insitu.cluster.engines import count_free_gpus
-from insitu.cluster.job_files import Journal, take_lock
+from insitu.cluster.job_files import Journal, read_spec, take_lock
 from insitu.cluster.task import resolve_command
 from insitu.config import DeviceSettings, read_settings
 from insitu.context import ALLOW_MIXED_ENV
@@ -136,6 +137,10 @@ class Request:
     cores_per_worker: int = 0
     #: Whether libraries without authentication may connect tasks of several hosts.
     allow_unauthenticated: bool = False
+    #: What is done about the job after another node has become the head's by itself.
+    on_take_over: Literal["wait", "resume"] = "wait"
+    #: Names of variables of the shell that are kept with a job that goes on there.
+    env: tuple[str, ...] = ()
 
     @property
     def given_threads(self) -> int | None:
@@ -310,7 +315,20 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: 
         cores_per_worker=request.cores_per_worker,
         refresh=request.refresh,
         nodes=topology.nodes if request.nodes else (),
+        on_take_over=request.on_take_over,
+        environment=_keep_environment(request),
     )
+
+
+def _keep_environment(request: Request) -> dict[str, str]:
+    if request.on_take_over == "resume":
+        return choose_environment(os.environ, request.env)
+    if request.env:
+        raise JobSpecError(
+            f"--env goes with --on-take-over resume: all other jobs get each variable of the shell. "
+            f"Received: --env {request.env[0]} without it"
+        )
+    return {}
 
 
 def _count_cores() -> int:
@@ -410,7 +428,10 @@ def resolve_paths(given: Mapping[str, str]) -> dict[str, str]:
 
 def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:
     """Start the process that runs the job, and hand it the lock. Raises ClusterError."""
+    spec = read_spec(job)
     environment = resolve_paths(os.environ)
+    if spec.on_take_over == "resume":  # another shell, or none, may have it go on
+        environment = restrict_environment(environment, spec.environment)
     command = [sys.executable, "-P", "-m", "insitu.cluster.control.supervisor", str(job.root), str(lock)]
     with job.controller_log.open("ab") as log:
         try:

@@ -14,9 +14,10 @@ from agent_facts import LOAD, VERSIONS, facts
 
 from insitu.cluster.agents import head as module
 from insitu.cluster.agents.head import Head, _Caller
-from insitu.cluster.agents.records import HeadRecord
+from insitu.cluster.agents.records import HeadRecord, change_head, read_head
 from insitu.cluster.decide import Membership
 from insitu.cluster.engines import Channel
+from insitu.errors import ClusterError
 from insitu.paths import Paths
 
 
@@ -74,4 +75,31 @@ def test_a_refused_agent_that_reads_nothing_is_disconnected(
     monkeypatch.setattr(module.time, "monotonic", lambda: began + module.JOINED_SECONDS + 1)
     head._end_idle()
     assert not head._callers and there.recv(1) == b""
+    there.close()
+
+
+def test_a_head_ends_when_another_one_has_taken_over(head: Head) -> None:
+    caller, there = connect(head, "client")
+    message = {"do": "succeeded", "cluster": "c" * 32, "epoch": 1 << 20, "address": "h:2", "instance": "i"}
+    with pytest.raises(ClusterError, match="A head is replaced by a higher epoch than 0"):
+        head._handle(caller, {**message, "epoch": 0})
+    assert not head._stopping
+    head._handle(caller, message)
+    caller.channel.flush()
+    assert head._stopping and json.loads(there.recv(1 << 16)) == {"do": "succeeded"}
+    record = read_head(head._paths)
+    assert record is not None and record.successor == "h:2"
+    there.close()
+
+
+def test_agents_hear_when_a_node_may_take_over(head: Head) -> None:
+    caller, there = connect(head, "agent")
+    join = {"do": "join", "facts": asdict(facts(clock=time.time())), "load": asdict(LOAD), "waited": 0.0}
+    head._handle(caller, json.loads(json.dumps(join)))
+    for after in (60.0, None):
+        change_head(head._paths, take_over_after=after)
+        head._keep_copies(changed=False)
+    caller.channel.flush()
+    said = [json.loads(line) for line in there.recv(1 << 16).splitlines()]
+    assert [each["take_over_after"] for each in said if each["do"] == "members"] == [None, 60.0, None]
     there.close()

@@ -37,6 +37,7 @@ class Link:
     is_near = False
     is_lost = False
     unsent_bytes = 0
+    heard = 1e9
 
     def __init__(self, name: str, home: Path, job_id: str) -> None:
         self.node = NodeId(name)
@@ -117,6 +118,12 @@ def test_a_copy_follows_the_job_and_has_neither_the_secret_of_its_tasks_nor_its_
     first, second, third = (link.paths.job_copy(job.root.name) for link in links)
     assert describe_copies(links[0].paths) == [[job.root.name, 0, 1]]
     assert not third.root.exists()  # two are enough
+    found = {link.node: link for link in links}
+    assert copying.find_strays(found) == []
+    links[0].is_lost, links[1].heard = True, -1e9  # type: ignore[misc]
+    assert copying.find_strays(found) == ["a", "b"]
+    links[0].is_lost, links[1].heard = False, 1e9  # type: ignore[misc]
+    assert copying.find_strays({}) == ["a", "b"]
     begin(job)
     write(job.checkpoints / "fit-00000" / "state.json", "22")
     (job.ledger / "epoch-00000.shard-00000.json").unlink()
