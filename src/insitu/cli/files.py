@@ -99,6 +99,8 @@ def ls(
         system = _open()
         if recursive:
             listed = list(system.find(_check_url(url), detail=True).values())
+            if not listed:
+                system.info(url)  # raises where nothing is there
         else:
             listed = system.ls(_check_url(url), detail=True)
     rows = [_describe(each) for each in listed]
@@ -215,6 +217,9 @@ def _list_copies(
     system: InsituFileSystem, source: str, target: str, recursive: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield source and target of each file. Raises InputError, OSError."""
+    for place in (source, target):
+        if place.startswith(SCHEME) and not place.removeprefix(SCHEME).strip("/"):
+            raise InputError(f"Files lie in volumes. Received: {place} alone. Name one: {SCHEME}VOLUME/PATH")
     name = source.rstrip("/").rpartition("/")[2]
     volume_only = target.startswith(SCHEME) and "/" not in target.removeprefix(SCHEME).rstrip("/")
     if target.endswith("/") or volume_only or _is_folder(system, target):
@@ -301,7 +306,10 @@ def rm(
     with _failures_explained():
         system = _open()
         for url in urls:
-            system.rm(_check_url(url), recursive=recursive)
+            try:
+                system.rm(_check_url(url), recursive=recursive)
+            except IsADirectoryError as error:
+                raise InputError(f"A folder is removed with -r. Received: {url}, which is one") from error
 
 
 def du(

@@ -86,6 +86,13 @@ def test_what_is_lost_is_named_with_exit_code_1(paths: Paths) -> None:
     assert "lost: x" in run("repair", "v", code=1).stderr
 
 
+def test_a_folder_is_removed_with_r_alone() -> None:
+    run("cp", __file__, "insitu://v/folder/x")
+    with pytest.raises(InputError, match="with -r"):
+        run("rm", "insitu://v/folder")
+    run("rm", "-r", "insitu://v/folder")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -94,7 +101,10 @@ def test_what_is_lost_is_named_with_exit_code_1(paths: Paths) -> None:
         (("ls", "/tmp"), "insitu://VOLUME/PATH"),
         (("cp", "a", "b"), "One of both"),
         (("cp", "/no/such/file", "insitu://v/x"), "No such file"),
+        (("ls", "-r", "insitu://no"), "No such file"),
         (("cp", "-", "insitu://v"), "needs a name"),
+        (("cp", __file__, "insitu://"), "Name one"),
+        (("cp", "-r", "insitu://", "copies"), "Name one"),
         (("cp", "/", "insitu://v/x"), "with -r"),
         (("rm", "insitu://v/no"), "No such file"),
         (("rm", "-r", "insitu://"), "one by one"),
