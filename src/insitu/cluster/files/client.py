@@ -54,6 +54,8 @@ class FileClient:
         self._viewed_at = 0.0
         #: When a node gave no answer, on the monotonic clock.
         self._suspects: dict[NodeId, float] = {}
+        #: Volumes of which the block that was written last has fewer copies than it could.
+        self._short: set[str] = set()
 
     # Nodes
 
@@ -233,9 +235,20 @@ class FileClient:
             if full:
                 raise OSError(errno.ENOSPC, full[0].strerror)
             raise OSError(errno.EIO, f"no node takes a block: {failures[0]}")
-        if done < min(copies, view.known or len(order)) and failures:
-            logger.warning("a block of %s has %d of %d copies: %s", volume, done, copies, failures[0])
+        self._warn_of_copies(volume, done, min(copies, max(view.known, len(order))), failures)
         return block
+
+    def _warn_of_copies(self, volume: str, done: int, wanted: int, failures: Sequence[Exception]) -> None:
+        """Say that blocks have fewer copies than they could, once until one has all of them."""
+        if done >= wanted:
+            self._short.discard(volume)
+        elif volume not in self._short:
+            self._short.add(volume)
+            why = str(failures[0]) if failures else "no more nodes are alive"
+            logger.warning(
+                "files of %s get %d of %d copies: %s. More are made once nodes are there",
+                *(volume, done, wanted, why),
+            )
 
     def read_block(self, volume: str, block: Block) -> bytes:
         """Return the bytes of a block, from the first node that has them right. Raises OSError with EIO where

@@ -58,6 +58,29 @@ def test_any_node_may_die_and_what_was_written_is_read(lab: FileNodes) -> None:
     assert lab.client.list_volumes() == ["v"]
 
 
+def test_a_warning_says_once_that_files_have_fewer_copies(
+    lab: FileNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    def list_warnings() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if "copies" in record.getMessage()]
+        caplog.clear()
+        return found
+
+    write(lab, "x", b"x", copies=9)  # as many as there are nodes
+    assert list_warnings() == []
+    lab.alive = {NodeId("a"), NodeId("b"), NodeId("c")}
+    write(lab, "x", b"y", copies=4)
+    write(lab, "x", b"z", copies=4)
+    (warning,) = list_warnings()
+    assert "files of v get 3 of 4 copies" in warning and "alive" in warning
+    lab.alive.add(NodeId("d"))
+    write(lab, "x", b"z", copies=4)
+    lab.down = {NodeId("d")}
+    write(lab, "x", b"z", copies=4)
+    (warning,) = list_warnings()
+    assert "d gives no answer" in warning
+
+
 def test_a_file_with_k_copies_survives_the_loss_of_all_but_one_of_its_nodes(lab: FileNodes) -> None:
     write(lab, "x", b"safe", copies=4)
     for left in lab.nodes:
