@@ -375,6 +375,13 @@ def test_hosts_that_fail_are_named_and_the_others_stay_up(hosts: LoopbackHosts) 
     assert "no.such.host.invalid: failed: no route to no.such.host.invalid" in done.stderr
     assert "2 of 3 host(s) up" in done.stderr and "Received: no.such.host.invalid didn't" in done.stderr
     assert hosts.states() == {"a": "alive", "b": "alive"}
+    listed = insitu(hosts.head, "nodes", "--check", "--json").stdout
+    assert [each["node"] for each in json.loads(listed)] == ["a", "b"]
+    # Hosts that one launcher has reached aren't asked by one that was tried later.
+    for text in ("elsewhere name=d\n", hosts.file.read_text().splitlines()[0]):
+        hosts.file.write_text(text)
+        unreachable = ("up", "--hosts", str(hosts.file), "--launcher", "false {host}", "--insitu", INSITU)
+        insitu(hosts.head, *unreachable, code=1)
     insitu(hosts.head, "down")  # asks nothing of a host where nothing was started
 
 

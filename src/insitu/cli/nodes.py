@@ -406,7 +406,8 @@ def nodes(
     """
     if check:
         _check_nodes(Paths.default())
-        return
+        if not as_json:
+            return
     from insitu.cli.storage import print_nodes
     from insitu.grid import check_distinct, load_topology, read_store_id
     from insitu.service import list_nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,9 @@ def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[
         _name(line) for line, o in zip(lines, outcomes, strict=True) if o.answer is None and not o.silent
     }
     known = (before and before.hosts) or {}
-    change_head(
-        paths,
-        hosts={host: stop for host, stop in hosts.items() if host in known or host not in nothing_there},
-    )
+    kept = {host: stop for host, stop in hosts.items() if host in known or host not in nothing_there}
+    reached = {_name(line) for line, o in zip(lines, outcomes, strict=True) if o.answer is not None}
+    change_head(paths, hosts=kept, launchers=_choose_launchers(before, request.launcher, kept, reached))
     return address, outcomes
 
 
@@ -107,6 +106,19 @@ def bring_up_head(paths: Paths, request: HostRequest) -> str:
     check_head_home(paths)
     make_token(paths)
     return start_head(paths, request.interface, request.port, [line.address for line in lines])
+
+
+def _choose_launchers(
+    before: HeadRecord | None, launcher: str, hosts: Iterable[str], reached: Container[str]
+) -> dict[str, str]:
+    """Return the launcher of each host: one that it was reached by stays until another one reaches it."""
+    known = _list_launchers(before) if before is not None else {}
+    return {host: launcher if host in reached else known.get(host, launcher) for host in hosts}
+
+
+def _list_launchers(record: HeadRecord) -> dict[str, str]:
+    kept = record.launchers or {}
+    return {host: kept.get(host, record.launcher) for host in record.hosts or {}}
 
 
 def _name(line: HostLine) -> str:
@@ -157,16 +169,21 @@ def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport
             _end_head(paths, record)
     stops = dict(record.hosts or {})
     further = " --json --delete" if delete else " --json"
-    commands = [(name.partition(" ")[0], f"{stop}{further}") for name, stop in stops.items()]
-    outcomes = run_on_hosts(record.launcher, commands, "", report) if commands else []
+    launchers = _list_launchers(record)
+    outcomes: dict[str, Outcome] = {}
+    for launcher in sorted(set(launchers.values())):
+        names = [name for name in stops if launchers[name] == launcher]
+        commands = [(name.partition(" ")[0], f"{stops[name]}{further}") for name in names]
+        outcomes |= zip(names, run_on_hosts(launcher, commands, "", report), strict=True)
     left = {}
-    for name, outcome in zip(stops, outcomes, strict=True):
+    for name, outcome in outcomes.items():
         if outcome.answer is None:
             left[name] = outcome.problem
         else:
             ended |= set(outcome.answer.get("stopped", ()))
             missed -= set(outcome.answer.get("stores", ()))
-    change_head(paths, hosts={name: stops[name] for name in left}, pid=0, start=0)
+    kept = {name: launchers[name] for name in left}
+    change_head(paths, hosts={name: stops[name] for name in left}, launchers=kept, pid=0, start=0)
     lost = "it was lost before; `insitu agent --stop` there ends what may run"
     left |= dict.fromkeys(sorted(missed), lost)
     if delete and not left:  # the next cluster is another one

@@ -46,8 +46,10 @@ class HeadRecord:
     pid: int = 0
     #: When that was started, in clock ticks.
     start: int = 0
-    #: The command by which `insitu up` runs something on a host.
+    #: The command by which the last `insitu up` has run something on hosts.
     launcher: str = ""
+    #: That of each of `hosts`, where an `insitu up` of several has reached it.
+    launchers: Mapping[str, str] | None = None
     #: The hosts whose agents `insitu up` has started and `insitu down` hasn't ended yet, with the command for
     #: each that ends its agent.
     hosts: Mapping[str, str] | None = None
