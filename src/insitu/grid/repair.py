@@ -122,6 +122,8 @@ def repair_catalog(
             folders = _read_folders(paths, places, stores, report, progress or (lambda done, total: None))
             folders += elsewhere
             chosen = _choose_versions(folders, stored, with_unpublished, report)
+            if remote is not None:
+                folders = _recount(remote, folders, chosen, report, dry_run)
             copies = _find_copies(paths, folders, chosen, report)
             _keep_complete(chosen, copies, stored, report)
             if not dry_run:
@@ -254,6 +256,28 @@ def read_remote_folders(paths: Paths, remote: RemoteStores, report: RepairReport
                 continue
             folders.append(_Folder(place, manifest, True, held))
     return folders
+
+
+def _recount(
+    remote: RemoteStores,
+    folders: Sequence[_Folder],
+    chosen: dict[tuple[str, int], CacheSpec],
+    report: RepairReport,
+    dry_run: bool,
+) -> list[_Folder]:
+    """Have agents verify what lies beside manifests that can't be trusted, and write these again. Raises
+    TransferError."""
+    counted = []
+    for folder in folders:
+        place = folder.place
+        cache = chosen.get((place.name, place.version))
+        if cache is not None and folder.held is not None and folder.manifest is None:
+            held, problems = remote.recount(place.node, cache, write=not dry_run)
+            report.problems += problems
+            report.manifests_written.append(place.manifest)
+            folder = replace(folder, held=held)
+        counted.append(folder)
+    return counted
 
 
 def _choose_versions(

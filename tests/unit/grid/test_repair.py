@@ -265,9 +265,29 @@ def test_what_no_agent_has_is_left_out_until_it_is_back(paths: Paths, hosts: Sto
     assert Catalog(paths).get("h").rows == cache.rows
 
 
-def test_damage_on_a_host_is_passed_over(paths: Paths, hosts: StoreHosts) -> None:
-    paths.catalog.unlink()
-    hosts.paths[NodeId("b")].manifest("b", "h", 1).write_bytes(b"x")
-    report = repair_catalog(paths, remote=hosts.remote())
-    assert report.complete and "h version 1 on b: " in report.problems[0]
-    assert all("b" not in p.owners for p in Catalog(paths).get("h").partitions)
+def test_a_damaged_manifest_on_a_host_is_written_again_from_what_lies_beside_it(
+    paths: Paths, hosts: StoreHosts
+) -> None:
+    cache = Catalog(paths).get("h")
+    b = hosts.paths[NodeId("b")]
+    manifest = b.manifest("b", "h", 1)
+    held, *_ = before = read_manifest(manifest).held
+    manifest.write_bytes(b"x")
+    # Nothing of it is trusted before it is verified.
+    file = b.partition("b", "h", 1, held)
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    for is_lost in (False, True):
+        if is_lost:
+            paths.catalog.unlink()
+            manifest.write_bytes(b"x")
+        dry = repair_catalog(paths, dry_run=True, remote=hosts.remote())
+        assert len(dry.manifests_written) == 1 and manifest.read_bytes() == b"x"
+        report = repair_catalog(paths, remote=hosts.remote())
+        assert report.complete and "h version 1 on b: " in report.problems[0]
+        assert "is corrupt" in report.problems[1]
+        found = read_manifest(manifest)
+        assert (found.held, found.state) == (tuple(i for i in before if i != held), "committed")
+        assert not repair_catalog(paths, dry_run=True, remote=hosts.remote()).manifests_written
+    owners = {p.index: p.owners for p in Catalog(paths).get("h").partitions}
+    lost = {p.index: tuple(o for o in p.owners if (o, p.index) != ("b", held)) for p in cache.partitions}
+    assert {i: set(o) for i, o in owners.items()} == {i: set(o) for i, o in lost.items()}

@@ -268,6 +268,14 @@ class RemoteStores:
         TransferError."""
         return dict(self.ask(node, "manifest", {"cache": cache, "version": version}))
 
+    def recount(self, node: NodeId, cache: CacheSpec, *, write: bool) -> tuple[tuple[int, ...], list[str]]:
+        """Have a node verify its copies of a version, and with `write` write their manifest again. Returns the
+        partitions that it owns a good copy of, and what is wrong with others. Raises TransferError."""
+        fields = {"cache": cache.to_json(), "write": write}
+        results = self.run_tasks({node: fields}, "recount")[node]["results"]
+        held = tuple(int(index) for index, problem, fetched in results if problem is None and not fetched)
+        return held, [f"{node}: {problem}" for _, problem, _ in results if problem is not None]
+
     def run_tasks(
         self,
         requests: Mapping[NodeId, Mapping[str, Any]],

@@ -19,7 +19,14 @@ from typing import Any
 from insitu.access import file_mode, make_folder
 from insitu.durable import write_synced
 from insitu.errors import CorruptManifest, InputError
-from insitu.grid.manifests import find_versions, manifest_lock, next_stored_version, read_manifest
+from insitu.grid.manifests import (
+    Manifest,
+    find_versions,
+    manifest_lock,
+    next_stored_version,
+    read_manifest,
+    write_manifest,
+)
 from insitu.grid.quotas import measure_store
 from insitu.grid.row_plan import RowPlan
 from insitu.grid.scrubbing import Pace, check_copy
@@ -75,6 +82,7 @@ class StoreActions:
             "task": self._describe_task,
             "manifests": self._list_manifests,
             "manifest": self._read_manifest,
+            "recount": self._recount,
         }
 
     def do(self, kind: str, body: bytes) -> bytes:
@@ -265,6 +273,27 @@ class StoreActions:
                 held.append(info.index)
         fetched = [i for i in held if self._paths.fetched(self._node, name, version, i).exists()]
         return {"manifest": manifest.to_json(), "held": held, "fetched": fetched}
+
+    def _recount(self, fields: Fields) -> Any:
+        """Verify the copies beside a manifest that can't be trusted, and write that again."""
+        cache, write = parse_spec("cache", fields.get("cache")), _flag("write", fields)
+        key = (self._node, cache.name, cache.version)
+        here = [info for info in cache.partitions if self._paths.partition(*key, info.index).exists()]
+
+        def recount(task: Task) -> None:
+            pace = Pace(None, task.add)
+            checks = [check_copy(self._paths, cache, info, self._node, pace) for info in here]
+            held = tuple(check.partition for check in checks if check.problem is None)
+            if write:
+                with manifest_lock(self._paths.version(*key)):
+                    manifest = Manifest(cache, make_store_id(self._paths, self._node), held, "committed")
+                    write_manifest(self._paths.home, self._paths.manifest(*key), manifest)
+            for check in checks:
+                fetched = self._paths.fetched(*key, check.partition).exists()
+                problem = None if check.problem is None else str(check.problem)
+                task.results.append([check.partition, problem, fetched])
+
+        return self._start(sum(info.bytes for info in here), recount)
 
 
 def _list(name: str, fields: Fields) -> list[Any]:
