@@ -97,7 +97,8 @@ def owners_of_partition(partition: int, topology: Topology, backups: int) -> tup
     if not 0 <= backups < len(nodes):
         raise InputError(
             f"Each copy of a partition lies on a node of its own, so --backups must be in [0, {len(nodes)}) "
-            f"on {len(nodes)} node(s). Received: {backups}. Bring up more nodes with `insitu up --nodes N`"
+            f"on {len(nodes)} node(s). Received: {backups}. Bring up more nodes with `insitu up --nodes N`, "
+            f"on several hosts with `insitu up --hosts FILE`"
         )
     primary = partition % len(nodes)
     others = [nodes[(primary + k) % len(nodes)] for k in range(1, len(nodes))]
