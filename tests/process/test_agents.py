@@ -176,6 +176,7 @@ def test_an_import_lands_on_the_agents_and_is_read_from_there(hosts: LoopbackHos
     # A lost catalogue is put together again from what the agents have.
     assert json.loads(insitu(hosts.head, "rebalance", "digits", "--json").stdout)[0]["moves"] == []
     paths.catalog.unlink()
+    assert "the catalogue doesn't know: digits version 1" in insitu(hosts.head, "caches").stderr
     assert "restored" in insitu(hosts.head, "repair").stdout
     assert Catalog(paths).get("digits") == cache
 

@@ -28,7 +28,7 @@ from insitu.cli.reader import (
     WithoutOption,
     find_reader,
 )
-from insitu.errors import GridError, InputError
+from insitu.errors import ClusterError, GridError, InputError
 from insitu.paths import Paths
 from insitu.service import build_cache_report, describe_columns, summarize_cache
 
@@ -339,12 +339,24 @@ def remove_leftovers(paths: Paths) -> None:
     _name_unknown_versions(paths)
 
 
+def _list_versions_on_hosts(paths: Paths) -> list[tuple[str, int]]:
+    """Return what agents that are alive hold; nothing where they can't be asked."""
+    from insitu.cluster import find_owners
+
+    with contextlib.suppress(ClusterError, GridError):
+        remote = find_owners(paths)
+        return [] if remote is None else [v for node in remote.nodes for v in remote.list_versions(node)]
+    return []
+
+
 def _name_unknown_versions(paths: Paths) -> None:
     """Print a notice where stores hold versions that the catalogue lacks."""
     from insitu.grid import find_unknown_versions
 
     with contextlib.suppress(OSError):
         unknown = find_unknown_versions(paths)
+        if paths.head.exists() and not paths.catalog.exists():
+            unknown = sorted({*unknown, *_list_versions_on_hosts(paths)})
         if unknown:
             shown = ", ".join(f"{name} version {version}" for name, version in unknown[:5])
             print_notice(

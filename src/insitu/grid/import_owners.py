@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from insitu.access import apply_modes, make_folder
 from insitu.durable import sync_folder
-from insitu.errors import GridError, StorageFull, TransferError
+from insitu.errors import CacheExists, GridError, StorageFull, TransferError
 from insitu.grid.appending import check_copies, share_partitions
 from insitu.grid.catalog import Catalog
-from insitu.grid.manifests import next_version, prepare_manifest
+from insitu.grid.manifests import last_published_version, next_version, prepare_manifest
 from insitu.grid.store_identity import update_stores
 from insitu.grid.topology import load_topology
 from insitu.grid.verification import record_written
@@ -98,6 +98,20 @@ class ImportOwners:
                 raise StorageFull(
                     f"No room is left on the disk of {node}: {survey.disk_free} bytes are free. Received: "
                     f"about {need}. Free some space on its host, or delete caches with `insitu delete CACHE`"
+                )
+
+    def refuse_unlisted(self, names: Sequence[str]) -> None:
+        """Raise CacheExists where stores hold published versions of caches that the catalogue has lost: an
+        import would replace them for good."""
+        catalog = Catalog(self._paths)
+        deleted = catalog.deleted()
+        for name in names:
+            held = [survey.published.get(name, 0) for survey in self._surveys.values()]
+            version = max([last_published_version(self._paths, name), *held])
+            if version > deleted.get(name, 0) and catalog.find(name) is None:
+                raise CacheExists(
+                    f"Stores hold {name} version {version}, which the catalogue has lost. `insitu repair` "
+                    f"puts it back. Give --overwrite to put a new version in its place"
                 )
 
     def note_stores(self) -> None:

@@ -169,6 +169,8 @@ def import_cache(
         with cache_locks(paths, plan.names):
             _refuse_caches(catalog, plan, options)
             owners.check_room(bytes_by_node(plan), plan.names)
+            if plan.base is None and not overwrite:
+                owners.refuse_unlisted(plan.names)
             token, plan = _choose_token(paths, owners, plan, resume)
             sweep(paths, plan.names, kept=token)
             report = progress or (lambda rows, done, total: None)

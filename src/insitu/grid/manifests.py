@@ -232,6 +232,16 @@ def next_stored_version(paths: Paths, cache: str) -> int:
     return max([0, *(found.version for found in find_versions(paths, cache))]) + 1
 
 
+def last_published_version(paths: Paths, cache: str) -> int:
+    """Return the highest version that a store of this home holds as published; 0 where there is none."""
+    published = [0]
+    for found in find_versions(paths, cache):
+        with contextlib.suppress(CorruptManifest):
+            if read_manifest(found.manifest).state == "committed":
+                published.append(found.version)
+    return max(published)
+
+
 def is_leftover(paths: Paths, folder: Path, stored: Sequence[CacheSpec]) -> bool:
     """Return whether the version in `folder` can be removed: no reader needs it, nor does `insitu repair`.
 

@@ -16,7 +16,7 @@ from store_hosts import StoreHosts
 
 from insitu.context import Context
 from insitu.durable import seal, unseal
-from insitu.errors import CorruptCatalog, GridError
+from insitu.errors import CacheExists, CorruptCatalog, GridError
 from insitu.grid import Catalog, bring_up, dataset, import_cache, load_topology, repair_catalog
 from insitu.grid.leftovers import sweep
 from insitu.grid.manifests import read_manifest
@@ -250,6 +250,22 @@ def test_a_lost_catalogue_is_put_together_from_the_manifests_of_agents(
         assert new == replace(old, owners=tuple(node for node in old.owners if node != "a"))
     assert Catalog(paths).stores() == {store: node for store, node in stores.items() if node != "a"}
     assert load_topology(paths) == Topology()
+
+
+def test_an_import_does_not_replace_what_a_lost_catalogue_had(
+    paths: Paths, hosts: StoreHosts, tmp_path: Path
+) -> None:
+    source = [str(tmp_path / "h.npy")]
+    paths.catalog.unlink()
+    import_cache(paths, "other", source, remote=hosts.remote())
+    with pytest.raises(CacheExists, match="hold h version 1, which the catalogue has lost"):
+        import_cache(paths, "h", source, remote=hosts.remote())
+    assert repair_catalog(paths, remote=hosts.remote()).complete and Catalog(paths).get("h").version == 1
+    paths.catalog.unlink()
+    assert import_cache(paths, "h", source, overwrite=True, remote=hosts.remote())[0].version == 2
+    # What was deleted isn't lost, also where a store still has it.
+    Catalog(paths).delete("h")
+    assert import_cache(paths, "h", source, remote=hosts.remote())[0].version == 3
 
 
 def test_what_no_agent_has_is_left_out_until_it_is_back(paths: Paths, hosts: StoreHosts) -> None:

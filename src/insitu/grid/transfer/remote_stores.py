@@ -48,6 +48,8 @@ class Survey:
     quota_free: int | None
     #: By cache, a number above those of all versions that it holds.
     next: Mapping[str, int]
+    #: By cache, the highest version that it holds as published; 0: none.
+    published: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class RemoteStores:
         def ask(node: NodeId) -> Survey:
             answer = self.ask(node, "survey", fields)
             room = answer["quota_free"]
-            return Survey(str(answer["store"]), int(answer["disk_free"]), room, dict(answer["next"]))
+            versions = dict(answer["next"]), dict(answer["published"])
+            return Survey(str(answer["store"]), int(answer["disk_free"]), room, *versions)
 
         return run_on_all(self.nodes, ask, threading.Event())
 
@@ -269,8 +272,11 @@ class RemoteStores:
         return dict(self.ask(node, "manifest", {"cache": cache, "version": version}))
 
     def recount(self, node: NodeId, cache: CacheSpec, *, write: bool) -> tuple[tuple[int, ...], list[str]]:
-        """Have a node verify its copies of a version, and with `write` write their manifest again. Returns the
-        partitions that it owns a good copy of, and what is wrong with others. Raises TransferError."""
+        """Have a node verify its copies of a version, and with `write` write their manifest again.
+
+        Returns the partitions that it owns a good copy of, and what is wrong with others. Raises
+        TransferError.
+        """
         fields = {"cache": cache.to_json(), "write": write}
         results = self.run_tasks({node: fields}, "recount")[node]["results"]
         held = tuple(int(index) for index, problem, fetched in results if problem is None and not fetched)

@@ -22,6 +22,7 @@ from insitu.errors import CorruptManifest, InputError
 from insitu.grid.manifests import (
     Manifest,
     find_versions,
+    last_published_version,
     manifest_lock,
     next_stored_version,
     read_manifest,
@@ -111,6 +112,7 @@ class StoreActions:
             "disk_free": _free_bytes(self._paths.node(self._node)),
             "quota_free": room,
             "next": {name: next_stored_version(self._paths, name) for name in names},
+            "published": {name: last_published_version(self._paths, name) for name in names},
         }
 
     def _measure_quota(self) -> int:

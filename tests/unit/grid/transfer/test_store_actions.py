@@ -99,6 +99,7 @@ def test_a_partition_is_checked(actions: StoreActions, cache: CacheSpec, info: d
 def test_a_store_says_what_it_has(actions: StoreActions, paths: Paths, cache: CacheSpec) -> None:
     found = act(actions, "survey", caches=["a/b", "other"])
     assert found["next"] == {"a/b": 2, "other": 1} and found["quota_free"] is None and found["disk_free"] > 0
+    assert found["published"] == {"a/b": 1, "other": 0}
     assert act(actions, "manifests") == [["a/b", 1]]
     manifest = act(actions, "manifest", cache="a/b", version=1)
     assert manifest["held"] == [0] and CacheSpec.from_json(manifest["manifest"]["spec"]) == cache
