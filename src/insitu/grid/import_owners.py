@@ -186,7 +186,8 @@ def failures_explained() -> Iterator[None]:
     except TransferError as error:
         raise TransferError(
             f"The agents hold the partitions of an import. Received: {error.message}. Nothing was imported. "
-            f"`insitu nodes` shows which agents are alive: an import uses those"
+            f"Put right what is named, such as a full disk, and import again. `insitu nodes` shows which "
+            f"agents are alive: an import uses those"
         ) from error
 
 
