@@ -77,6 +77,9 @@ def fetch_partition(
             if error.errno in NO_ROOM:
                 partial.unlink(missing_ok=True)
             raise
+        except CorruptPartition:  # nothing of it is kept for the next call
+            partial.unlink(missing_ok=True)
+            raise
         os.fsync(descriptor)
         partial.rename(target)
         sync_folder(target.parent)

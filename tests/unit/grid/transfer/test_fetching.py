@@ -123,6 +123,7 @@ def test_a_source_with_wrong_bytes_is_passed_over(
     paths.partition(HERE, "a/b", 1, 0).unlink()
     with pytest.raises(CorruptPartition, match="other bytes than were published on"):
         fetch(server)
+    assert not paths.partial(HERE, "a/b", 1, 0).exists()
     paths.partition("node-0", "a/b", 1, 0).write_bytes(data[:-1])
     with pytest.raises(
         TransferError, match=f"has only {len(data) - 1} bytes of Partition 0 of a/b version 1"
