@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import zlib
 from collections.abc import Sequence
@@ -137,8 +138,11 @@ class _Probe:
         if step == TRAIN and self._model.optimizer is None:
             return None
         reason = refusals.NOT_FINITE
-        for own_weights in (False, True):
-            for lowest in (0,) if _fails_for_good() else (1, 0):
+        # A metric may give no number on any made-up rows; those on which all is a number tell more.
+        for is_accepted in (_is_finite, _has_finite_gradients):
+            for own_weights, lowest in itertools.product(
+                (False, True), (0,) if _fails_for_good() else (1, 0)
+            ):
                 self._rows = make_rows(self._example, lowest=lowest)
                 if self._rows is None:
                     self.unchecked.append(refusals.NO_NUMBERS)
@@ -152,7 +156,7 @@ class _Probe:
                 except Exception as error:
                     reason = refusals.of_failed_step(step, error)
                     continue
-                if all(are_finite(each.gradients) for each in (run.whole, *run.parts)):
+                if is_accepted(run):
                     return run
         self.unchecked.append(reason)
         return None
@@ -297,6 +301,10 @@ class _Probe:
         return any(
             one.shape != other.shape or not are_close(one, other, self._tolerance) for one, other in pairs
         )
+
+
+def _has_finite_gradients(run: StateRun) -> bool:
+    return all(are_finite(each.gradients) for each in (run.whole, *run.parts))
 
 
 def _is_finite(run: StateRun) -> bool:

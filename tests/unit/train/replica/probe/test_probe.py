@@ -411,6 +411,19 @@ def test_embeddings_and_labels_get_numbers_in_range() -> None:
         plan(model, example, loss=loss).check_train()
 
 
+def test_a_test_step_is_judged_on_rows_of_which_all_is_a_number() -> None:
+    """On JAX a key beyond a table is NaN, and a test has no gradients that would tell."""
+
+    class Lookup(keras.layers.Layer):
+        def call(self, x):
+            return ops.where(x > 1, float("nan"), ops.cast(x, "float32"))
+
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), Lookup(), keras.layers.Dense(1)])
+    example = (np.zeros((1, 3), "int32"), np.zeros((1, 1), "float32"))
+    found = plan(model, example, metrics=[lambda y, p: ops.mean(ops.abs(y - p), axis=-1)])
+    assert not found.unchecked and found.train_refusal is None and found.test_refusal is None
+
+
 def test_weights_on_servers_can_only_be_means() -> None:
     model = dense(Counter(lambda kept, x: ops.maximum(kept, ops.max(x))))
     model.compile("sgd", "mse")
