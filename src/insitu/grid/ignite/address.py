@@ -36,7 +36,9 @@ class Address:
     cache: str
 
     def __str__(self) -> str:
-        return f"{SCHEME}{','.join(map(format_server, self.servers))}/{self.cache}"
+        # The name may hold what `parse_address` takes for a quoted character.
+        cache = self.cache.replace("%", "%25")
+        return f"{SCHEME}{','.join(map(format_server, self.servers))}/{cache}"
 
 
 def format_server(server: HostPort) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from insitu.certificates import make_certificate
 from insitu.errors import InputError, SourceError
-from insitu.grid.ignite.address import is_ignite_address, parse_address, read_settings
+from insitu.grid.ignite.address import Address, is_ignite_address, parse_address, read_settings
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,9 @@ def test_tls_is_asked_for_by_any_of_its_settings(tmp_path: Path):
     assert read_settings({"INSITU_IGNITE_CA": str(both), "INSITU_IGNITE_TLS": "0"}).tls is None
     with pytest.raises(SourceError, match="must be PEM files"):
         read_settings({"INSITU_IGNITE_CA": str(tmp_path / "none.pem")})
+
+
+@pytest.mark.parametrize("cache", ["a/b", "100%", "a%20b", "x y#z", "\u6f22"])
+def test_an_address_names_the_same_cache_again(cache: str):
+    address = Address((("grid-1", 10800),), cache)
+    assert parse_address(str(address)) == address
