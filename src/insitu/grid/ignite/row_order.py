@@ -27,7 +27,9 @@ def order_rows(rows: Rows, partitions: Positions) -> Positions:
     """
     keys = _comparable_keys(rows)
     if isinstance(keys, np.ndarray):
-        order: Positions = np.lexsort((keys, partitions))
+        # 0.0 and -0.0 are two keys, and so are NaNs of different bits.
+        bits = (keys.view(f"i{keys.itemsize}"),) if keys.dtype.kind == "f" else ()
+        order: Positions = np.lexsort((*bits, keys, partitions))
         return order
     both = pa.table({"partition": partitions, "key": keys})
     sorted_rows = pc.sort_indices(both, sort_keys=[("partition", "ascending"), ("key", "ascending")])

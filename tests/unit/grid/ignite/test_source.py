@@ -97,6 +97,16 @@ def test_a_cache_whose_partitions_arent_known_is_read_as_one(paths: Paths):
     np.testing.assert_array_equal(rows_of(paths, made)["key"], range(30))
 
 
+def test_float_keys_of_equal_size_have_one_order(paths: Paths):
+    keys = [0.0, -0.0, float("nan"), -float("nan"), 1.5]
+    made = []
+    for turn in (1, -1):
+        rows = [(number(6, "d", key), number(3, "i", i)) for i, key in enumerate(keys)]
+        with cluster_of(1, FakeCache([rows[::turn]])) as cluster:
+            made += import_cache(paths, "keys", [cluster.address()], overwrite=True)
+    assert len({cache.origin["digest"] for cache in made if cache.origin}) == 1
+
+
 def test_a_server_that_dies_is_replaced_by_the_next_primary(paths: Paths):
     """It dies in the middle of a scan. Its partitions are read again, whole, and no row comes twice."""
     cluster = cluster_of(2, drawings(400))
