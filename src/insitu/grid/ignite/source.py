@@ -32,8 +32,10 @@ from insitu.grid.sources import Block, SourceOptions, map_ordered
 PAGE_BYTES = 1 << 20
 """About how many bytes a server sends at once."""
 _MOST_PAGE_ROWS = 1 << 14
-_SAMPLE_ROWS, _SAMPLE_PARTITIONS = 256, 8
-"""Rows, and partitions that have rows, that tell which columns there are."""
+_SAMPLE_ROWS, _SAMPLE_PARTITIONS, _SAMPLE_BYTES = 256, 32, 16 << 20
+"""Rows, partitions that have rows, and about the bytes at most, that tell which columns there are."""
+_WIDER = 16
+"""How many times more rows and partitions are looked at where these leave a question open."""
 _LEAST_GROUPS = 8
 """Into how many groups partitions are divided at least, where there are as many."""
 _MOST_REFRESHES = 1000
@@ -149,23 +151,29 @@ class IgniteSource:
                 raise SourceError(f"{self.path} has no rows. Load the cache first")
             self.layout = cluster.find_layout()
             types = TypeBook(cluster)
-            pages = _sample(cluster, self.partitions)
-            data = b"".join(page.data for page in pages)
-            count = sum(page.rows for page in pages)
-            with self._malformed_as_error():
-                rows = find_rows(data, count)
-                self.fields = self._find_fields(rows, types, options, reading, partly)
+            rows = self._sample(cluster, 1)
+            # What is null in all of a few rows, or a list without elements, may be a column by more of them.
+            if self._find_fields(rows, types, options, reading, partly=True).problems:
+                rows = self._sample(cluster, _WIDER)
+            self.fields = self._find_fields(rows, types, options, reading, partly=partly)
             self._types = types.known
-        self.row_bytes = len(data) / count
+        self.row_bytes = len(rows.data) / len(rows.keys)
         self.columns = self.fields.columns
         self.expected_rows = int(self.ignite_rows * self._arrow_rows(rows))
 
+    def _sample(self, cluster: Cluster, times: int) -> Rows:
+        """Return some rows of the first partitions that have any, `times` as many as are enough mostly."""
+        pages = _sample(cluster, self.partitions, times)
+        with self._malformed_as_error():
+            return find_rows(b"".join(page.data for page in pages), sum(page.rows for page in pages))
+
     def _find_fields(
-        self, rows: Rows, types: TypeBook, options: FieldOptions, reading: SourceOptions, partly: bool
+        self, rows: Rows, types: TypeBook, options: FieldOptions, reading: SourceOptions, *, partly: bool
     ) -> RowFields:
         while True:
             try:
-                return find_fields(rows, self.configuration, types.find, options, reading, partly=partly)
+                with self._malformed_as_error():
+                    return find_fields(rows, self.configuration, types.find, options, reading, partly=partly)
             except UnknownSchema as unknown:
                 types.refresh(unknown.number, may_grow=True)
 
@@ -417,8 +425,11 @@ def rows_of_page(row_bytes: float) -> int:
     return max(1, min(_MOST_PAGE_ROWS, int(PAGE_BYTES / row_bytes)))
 
 
-def _sample(cluster: Cluster, partitions: Sequence[int]) -> list[Page]:
-    """Return some rows of the first partitions that have any. Raises SourceError where none has."""
+def _sample(cluster: Cluster, partitions: Sequence[int], times: int) -> list[Page]:
+    """Return some rows of the first partitions that have any. Raises SourceError where none has.
+
+    `times` says how many times more rows and partitions than are enough mostly.
+    """
     pages: list[Page] = []
     size = 1
     for partition in partitions:
@@ -427,7 +438,10 @@ def _sample(cluster: Cluster, partitions: Sequence[int]) -> list[Page]:
             size = min(_SAMPLE_ROWS, rows_of_page(len(page.data)))
             page = cluster.sample(partition, size)
         pages += [page] if page.rows else []
-        if sum(page.rows for page in pages) >= _SAMPLE_ROWS or len(pages) == _SAMPLE_PARTITIONS:
+        rows, size_so_far = sum(page.rows for page in pages), sum(len(page.data) for page in pages)
+        if rows >= times * _SAMPLE_ROWS or len(pages) == times * _SAMPLE_PARTITIONS:
+            break
+        if size_so_far >= _SAMPLE_BYTES:
             break
     if not pages:
         raise SourceError(f"{cluster.address} has no rows that can be read. Load the cache first")

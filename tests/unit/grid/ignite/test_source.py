@@ -107,6 +107,21 @@ def test_float_keys_of_equal_size_have_one_order(paths: Paths):
     assert len({cache.origin["digest"] for cache in made if cache.origin}) == 1
 
 
+def test_an_object_that_is_null_in_the_first_rows_makes_columns(paths: Paths):
+    size, row = binary_type("Size", [("width", 3)]), binary_type("Row", [("label", 3), ("size", 103)])
+
+    def value(label: int) -> bytes:
+        inner = binary_object(size, [("width", number(3, "i", label))]) if label >= 600 else b"\x65"
+        return binary_object(row, [("label", number(3, "i", label)), ("size", inner)])
+
+    rows = [(number(4, "q", label), value(label)) for label in range(900)]
+    options = FieldOptions(fills={"size.width": "-1"})
+    with cluster_of(2, FakeCache([rows[:300], rows[300:500], rows[500:]], [size, row])) as cluster:
+        (cache,) = import_cache(paths, "sizes", [cluster.address()], fields=options)
+    found = rows_of(paths, cache)
+    np.testing.assert_array_equal(found["size.width"], [-1] * 600 + list(range(600, 900)))
+
+
 def test_a_server_that_dies_is_replaced_by_the_next_primary(paths: Paths):
     """It dies in the middle of a scan. Its partitions are read again, whole, and no row comes twice."""
     cluster = cluster_of(2, drawings(400))
