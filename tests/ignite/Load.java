@@ -5,6 +5,7 @@ import java.math.BigDecimal;
 import java.math.BigInteger;
 import java.sql.Time;
 import java.sql.Timestamp;
+import java.time.LocalDate;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Date;
@@ -150,12 +151,13 @@ public class Load {
         client.query(new SqlFieldsQuery("CREATE TABLE IF NOT EXISTS CITY (ID INT PRIMARY KEY, NAME VARCHAR, "
             + "PEOPLE BIGINT) WITH \"template=grid16\"")).getAll();
         client.query(new SqlFieldsQuery("CREATE TABLE IF NOT EXISTS VISIT (PERSON INT, PLACE VARCHAR, HOURS DOUBLE, "
+            + "DAY DATE, "
             + "PRIMARY KEY (PERSON, PLACE))")).getAll();
         for (int i = 0; i < 40; i++) {
             client.query(new SqlFieldsQuery("MERGE INTO CITY (ID, NAME, PEOPLE) VALUES (?, ?, ?)")
                 .setArgs(i, "city " + i, i * 1000L)).getAll();
-            client.query(new SqlFieldsQuery("MERGE INTO VISIT (PERSON, PLACE, HOURS) VALUES (?, ?, ?)")
-                .setArgs(i, "place " + i, i / 2.0)).getAll();
+            client.query(new SqlFieldsQuery("MERGE INTO VISIT (PERSON, PLACE, HOURS, DAY) VALUES (?, ?, ?, ?)")
+                .setArgs(i, "place " + i, i / 2.0, java.sql.Date.valueOf(LocalDate.ofEpochDay(-i)))).getAll();
         }
     }
 

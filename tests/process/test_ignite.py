@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,12 @@ def test_sql_tables_have_their_columns(servers: IgniteServers, paths: Paths):
     assert found["NAME"].tolist() == [f"city {i}" for i in range(40)]
     np.testing.assert_array_equal(found["PEOPLE"], np.arange(40) * 1000)
     (visit,) = import_cache(paths, "visit", [servers.address("VISIT")])
-    assert [column.name for column in visit.columns] == ["PERSON", "PLACE", "HOURS"]
-    np.testing.assert_array_equal(rows_of(paths, visit, "PERSON")["HOURS"], np.arange(40) / 2)
+    assert [column.name for column in visit.columns] == ["PERSON", "PLACE", "DAY", "HOURS"]
+    found = rows_of(paths, visit, "PERSON")
+    np.testing.assert_array_equal(found["HOURS"], np.arange(40) / 2)
+    # Of SQL's DATE Java keeps the midnight in the servers' time zone.
+    midnights = [datetime(1970, 1, 1) - timedelta(days=i) for i in range(40)]
+    assert found["DAY"].tolist() == [round(midnight.timestamp() * 1000) for midnight in midnights]
 
 
 def test_caches_of_other_modes_are_read(servers: IgniteServers, paths: Paths):

@@ -14,7 +14,7 @@ from insitu.grid.ignite.fields import FieldOptions
 from insitu.grid.ignite.placing import ServerPlaces, count_moved, find_places
 from insitu.grid.ignite.source import WHOLE_CACHE, IgniteSource, open_ignite
 from insitu.grid.ignite.values import Leaf
-from insitu.grid.ignite.wire import name_of_code
+from insitu.grid.ignite.wire import DATE, OPTIMIZED, name_of_code
 from insitu.grid.sources import SourceOptions
 
 _BLOCK_BYTES = 4 << 20
@@ -71,7 +71,9 @@ def describe_moves(origin: Mapping[str, Any], timeout: float) -> dict[str, Any]:
 
 
 def _name_of_type(leaf: Leaf) -> str:
-    return "Arrow data" if leaf.arrow else name_of_code(leaf.code)
+    if leaf.arrow:
+        return "Arrow data"
+    return name_of_code(DATE if leaf.code == OPTIMIZED else leaf.code)
 
 
 def _count(source: IgniteSource) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from insitu.grid.ignite.values import (
     NUMBERS,
     Leaf,
     MissingValues,
+    are_sql_dates,
     decode_aligned,
     decode_leaf,
     read_lengths,
@@ -38,6 +39,7 @@ from insitu.grid.ignite.wire import (
     HANDLE,
     NULL,
     OBJECT,
+    OPTIMIZED,
     STRING,
     TIMESTAMP,
     UUID,
@@ -242,6 +244,8 @@ class _Finder:
             column = self._find_array(name, code, present)
         elif code in _SCALARS:
             column = Column(name, *_SCALARS[code])
+        elif code == OPTIMIZED and len(present) and are_sql_dates(self._buffer, present):
+            column = Column(name, "int64")
         else:
             column = None
             self._refuse(name, f"is {name_of_code(code)}", _way_out(code))
@@ -312,6 +316,8 @@ def _parse_value(text: str, dtype: np.dtype[Any]) -> Any:
 
 
 def _way_out(code: int) -> str:
+    if code == OPTIMIZED:
+        return "Store java.util.Date or java.sql.Timestamp for a time of java.time, else numbers or text"
     if code == OBJECT:
         return "Store an object in one of the first rows"
     if name_of_code(code).endswith("[]") or name_of_code(code) in ("Collection", "Map"):

@@ -35,6 +35,7 @@ from insitu.grid.ignite.wire import (
     LONG,
     LONGS,
     NULL,
+    OPTIMIZED,
     SHORT,
     SHORTS,
     STRING,
@@ -42,7 +43,9 @@ from insitu.grid.ignite.wire import (
     TIMESTAMP,
     UUID,
     Malformed,
+    hash_name,
     name_of_code,
+    pack_int,
 )
 from insitu.grid.partitions import TEXT, is_ragged, value_dtype
 from insitu.spec import Column
@@ -77,6 +80,10 @@ _EXACT_POWERS = np.array([10.0**exponent for exponent in range(23)])
 """The powers of ten that a float64 holds exactly."""
 _MOST_DECIMAL_BYTES = 1000
 _MOST_MILLISECONDS = (2**63 - 1) // 10**6 - 1
+_SQL_DATE_BYTES = 15
+_SQL_DATE_HEAD = bytes([OPTIMIZED]) + pack_int(_SQL_DATE_BYTES) + b"f" + pack_int(hash_name("java.sql.Date"))
+"""How a java.sql.Date begins, which Ignite has Java serialize. The checksum of its class and the milliseconds
+follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +178,27 @@ def _convert(buffer: Buffer, positions: Positions, leaf: Leaf) -> Any:
     if code == UUID:
         halves = gather(buffer, positions + 1, 16).view(np.uint8).reshape(len(positions), 2, 8)
         return np.ascontiguousarray(halves[:, :, ::-1]).reshape(len(positions), 16)
+    if code == OPTIMIZED:
+        if not are_sql_dates(buffer, positions):
+            raise SourceError(
+                f"Values of column {column.name} must be of one type. Received: Date and "
+                f"{name_of_code(OPTIMIZED)}. Store one type, or leave the column out with "
+                f"--without {column.name}"
+            )
+        return _native(gather_numbers(buffer, positions + len(_SQL_DATE_HEAD) + 2, "i8"))
     if code == TIMESTAMP:
         return _timestamps(buffer, positions, column.name)
     if code == DECIMAL:
         return _decimals(buffer, positions, column.name)
     raise AssertionError(code)
+
+
+def are_sql_dates(buffer: Buffer, positions: Positions) -> bool:
+    """Return whether all values, which Java itself has serialized, are dates of SQL."""
+    if (gather_numbers(buffer, positions + 1, "i4") != _SQL_DATE_BYTES).any():
+        return False
+    heads = gather(buffer, positions, len(_SQL_DATE_HEAD))
+    return bool((heads == np.frombuffer(_SQL_DATE_HEAD, heads.dtype)).all())
 
 
 def _native(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -67,6 +67,9 @@ def integers(bits: int) -> st.SearchStrategy[int]:
     return st.integers(-(1 << bits - 1), (1 << bits - 1) - 1)
 
 
+SQL_DATE_HEAD = b"\xfe\x0f\x00\x00\x00f:\xde\xd5@\x97f"
+"""How Ignite 2.17 writes a java.sql.Date before its milliseconds."""
+LOCAL_DATE = b"\xfe\x0e\x00\x00\x00e\xeb\xdf6\x06\xb2H\x03\xe4\x07\x00\x00\x01\x02"
 FLOATS = st.floats(width=32, allow_nan=False)
 DOUBLES = st.floats(allow_nan=False)
 KINDS: dict[str, tuple[int, st.SearchStrategy[Any], Callable[[Any], bytes], Callable[[Any], Any]]] = {
@@ -104,6 +107,7 @@ KINDS: dict[str, tuple[int, st.SearchStrategy[Any], Callable[[Any], bytes], Call
         lambda v: v[0] * 10**6 + v[1],
     ),
     "time": (36, integers(64), lambda v: number(36, "q", v), int),
+    "sql date": (254, integers(64), lambda v: SQL_DATE_HEAD + struct.pack("<q", v), int),
 }
 """Name -> (type code, values, how one is written, what a column has of it)."""
 
@@ -289,6 +293,29 @@ def test_two_classes_in_one_cache_are_named():
 def test_values_of_two_types_are_named():
     with pytest.raises(SourceError, match=r"value is int and String in turn"):
         read([number(3, "i", 1), pack_string("a")])
+
+
+def test_what_java_itself_serialized_is_a_column_if_it_is_a_date_of_sql():
+    row = binary_type("Row", [("day", 103)])
+
+    def rows(*values: bytes) -> list[bytes]:
+        return [binary_object(row, [("day", value)]) for value in values]
+
+    date = SQL_DATE_HEAD + struct.pack("<q", -86_400_000)
+    columns, found = read(rows(date, date), [row])
+    assert columns["day"].dtype == "int64" and found["day"].tolist() == [-86_400_000] * 2
+    other = b"\xfe" + pack_int(15) + b"e" + date[6:]
+    for values in [(LOCAL_DATE,), (date, LOCAL_DATE), (date, other), (b"\xfe" + pack_int(0),)]:
+        with pytest.raises(
+            SourceError, match=r"day is an object that Java itself .* java\.time.*without day"
+        ):
+            read(rows(*values), [row])
+    fields = find_fields(
+        find_rows(b"".join([key(0), *rows(date)]), 1),
+        *(CONFIGURATION, lambda _: row, FieldOptions(), SourceOptions()),
+    )
+    with pytest.raises(SourceError, match=r"day must be of one type. Received: Date and an object"):
+        decode_rows(fields, find_rows(b"".join([key(0), *rows(LOCAL_DATE)]), 1), lambda _: row)
 
 
 @pytest.mark.parametrize(
