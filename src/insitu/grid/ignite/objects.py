@@ -21,6 +21,12 @@ from insitu.grid.ignite.wire import HANDLE, NULL, OBJECT, WRAPPED, Malformed, na
 
 HEADER_BYTES = 24
 _HAS_SCHEMA, _HAS_RAW, _ONE_BYTE, _TWO_BYTES, _COMPACT = 0x02, 0x04, 0x08, 0x10, 0x20
+_HEADER = np.dtype(
+    [
+        *(("code", "u1"), ("version", "u1"), ("flags", "<u2"), ("type", "<i4"), ("hash", "<i4")),
+        *(("length", "<i4"), ("schema", "<i4"), ("footer", "<i4")),
+    ]
+)
 MOST_FIXED_BYTES = 17
 """The most bytes of a value whose length follows from its type, the type code included."""
 _LEAST_ALIGNED, _LEAST_FIELDS, _MOST_ALIGNED = 64, 4, 2048
@@ -82,6 +88,8 @@ def locate_objects(buffer: Buffer, positions: Positions, what: str) -> Positions
     codes = gather_codes(buffer, positions)
     if (codes == OBJECT).all():
         return positions
+    if (codes == WRAPPED).all():
+        return _unwrap(buffer, positions)
     found = np.where(codes == OBJECT, positions, ABSENT)
     handles = np.flatnonzero(codes == HANDLE)
     if len(handles):
@@ -91,16 +99,20 @@ def locate_objects(buffer: Buffer, positions: Positions, what: str) -> Positions
         found[handles] = targets
     wrapped = np.flatnonzero(codes == WRAPPED)
     if len(wrapped):
-        starts = positions[wrapped]
-        lengths = gather_numbers(buffer, starts + 1, "i4").astype(np.int64)
-        offsets = gather_numbers(buffer, starts + 5 + lengths, "i4")
-        found[wrapped] = starts + 5 + offsets
+        found[wrapped] = _unwrap(buffer, positions[wrapped])
     others = np.setdiff1d(codes, [OBJECT, HANDLE, WRAPPED, NULL])
     if len(others):
         raise SourceError(
             f"All {what} must be objects where one is. Received: {name_of_code(int(others[0]))} beside them. "
             f"Leave it out with --without {what}, or store one type"
         )
+    return found
+
+
+def _unwrap(buffer: Buffer, wrappers: Positions) -> Positions:
+    """Return where the object in each wrapper begins."""
+    lengths = gather_numbers(buffer, wrappers + 1, "i4").astype(np.int64)
+    found: Positions = wrappers + 5 + gather_numbers(buffer, wrappers + 5 + lengths, "i4")
     return found
 
 
@@ -140,22 +152,25 @@ class ObjectFields:
     def __init__(self, buffer: Buffer, objects: Positions, type_of: Callable[[int], BinaryType]) -> None:
         """`objects` are all there: none is ABSENT."""
         self._buffer, self._objects, self._type_of = buffer, objects, type_of
-        if (gather_numbers(buffer, objects, "u1") != OBJECT).any():
+        heads = gather(buffer, objects, HEADER_BYTES).view(_HEADER)
+        if (heads["code"] != OBJECT).any():
             raise Malformed("an object doesn't begin with its type code")
-        self._flags = gather_numbers(buffer, objects + 2, "u2")
-        self.types = gather_numbers(buffer, objects + 4, "i4")
-        self._lengths = gather_numbers(buffer, objects + 12, "i4").astype(np.int64)
-        self._schemas = gather_numbers(buffer, objects + 16, "i4")
-        self._footers = gather_numbers(buffer, objects + 20, "i4").astype(np.int64)
+        self._flags, self._schemas = heads["flags"], heads["schema"]
+        self.types = heads["type"]
+        self._lengths = heads["length"].astype(np.int64)
+        self._footers = heads["footer"].astype(np.int64)
         if (self._lengths < HEADER_BYTES).any() or (objects + self._lengths > len(buffer)).any():
             raise Malformed("an object is cut off")
         self._groups = self._group()
 
     def _group(self) -> list[Positions | None]:
         """Return the rows of each kind of object: of the same flags, type and schema. None: all rows."""
-        heads = np.stack([self._flags.astype(np.int64), self.types, self._schemas])
-        if (heads == heads[:, :1]).all():
-            return [None] if len(self._objects) else []
+        if not len(self._objects):
+            return []
+        parts = (self._flags, self.types, self._schemas)
+        if all((part == part[0]).all() for part in parts):
+            return [None]
+        heads = np.stack([part.astype(np.int64) for part in parts])
         _, kinds = np.unique(heads, axis=1, return_inverse=True)
         kinds = kinds.reshape(-1)
         return [np.flatnonzero(kinds == kind) for kind in range(int(kinds.max()) + 1)]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ignite_wire import NULL, array, binary_object, binary_type, number
 
 from insitu.errors import InputError, SourceError
-from insitu.grid.ignite import objects
+from insitu.grid.ignite import objects, rows
 from insitu.grid.ignite.fields import FieldOptions, decode_rows, find_fields, parse_field_options
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration
 from insitu.grid.ignite.rows import find_rows
@@ -402,6 +402,35 @@ def test_rows_of_one_length_and_of_many_are_found_alike():
         find_rows(key(0) + equal[0] + b"\0", 1)
     with pytest.raises(Malformed):
         find_rows(key(0) + wrapped[0] + key(1) + wrapped[-1][:-1], 2)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("inside", [b"", b"ggggg", b"itself"])
+def test_short_rows_are_found_at_once_or_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, wrapped: bool, inside: bytes
+) -> None:
+    """Also where values hold what looks like the beginning of an object."""
+    kind = binary_type("Short", [("data", 12)])
+
+    def value(index: int) -> bytes:
+        held = binary_object(kind, [("data", pack_byte_array(b"held"))]) if inside == b"itself" else inside
+        made = binary_object(kind, [("data", pack_byte_array(held + b"x" * (index % 5)))])
+        return bytes([27]) + pack_int(len(made)) + made + pack_int(0) if wrapped else made
+
+    values = [value(index) for index in range(100)]
+    data = b"".join(key(index) + each for index, each in enumerate(values))
+    at_once = rows._scan_objects(np.frombuffer(data, np.uint8), data, 100)
+    assert (at_once is not None) == (inside != b"itself")
+    found = find_rows(data, 100)
+    monkeypatch.setattr(rows, "_LEAST_SCANNED", 1000)
+    expected = find_rows(data, 100)
+    for name in ("keys", "values", "ends"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    monkeypatch.undo()
+    length = int(found.values[50]) + (1 if wrapped else 12)
+    longer = data[:length] + bytes([data[length] + 1]) + data[length + 1 :]
+    for damaged in (data[:-1], data + b"\0", longer):
+        assert rows._scan_objects(np.frombuffer(damaged, np.uint8), damaged, 100) is None
 
 
 @pytest.mark.parametrize("compact", [True, False])
