@@ -6,7 +6,9 @@
 Needs Java and Maven, and `pip install pyignite` for that peer. Three servers on loopback hold the rows in 16
 partitions. Reading gives all rows as columns in memory, in the order of their keys. pyignite gives Python
 objects; it reads a tenth of the rows. Java's client reads each field of each row, after a round that warms it
-up. The last two rows compare whole imports: from Ignite, and from a Parquet file of the same rows.
+up. "pages, dropped" takes in all pages of all partitions and makes nothing of them: no reader on these cores
+can be faster. The next two rows compare whole imports: from Ignite, and from a Parquet file of the same rows.
+Below are the processor seconds that one such import takes of the servers and of this process.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from ignite_servers import FILES, IgniteServers, find_missing, run_java  # noqa:
 from insitu.grid import import_cache  # noqa: E402
 from insitu.grid.ignite import FieldOptions, IgniteSource, parse_address  # noqa: E402
 from insitu.grid.ignite.address import read_settings  # noqa: E402
-from insitu.grid.sources import SourceOptions  # noqa: E402
+from insitu.grid.ignite.cluster import Cluster  # noqa: E402
+from insitu.grid.ignite.source import rows_of_page  # noqa: E402
+from insitu.grid.sources import SourceOptions, map_ordered  # noqa: E402
 from insitu.paths import Paths  # noqa: E402
 
 BLOCK_BYTES = 4 << 20
@@ -79,6 +83,38 @@ def read_by_java(servers: IgniteServers, cache: str) -> Callable[[], float]:
     return run
 
 
+def drop_pages(servers: IgniteServers, cache: str) -> Callable[[], float]:
+    def run() -> float:
+        started = time.perf_counter()
+        source = open_source(servers, cache)
+        page_rows = rows_of_page(source.row_bytes)
+        with Cluster(source.address, read_settings()) as cluster:
+            cluster.find_cache(), cluster.find_layout()
+            found = map_ordered(lambda each: cluster.scan([each], page_rows)[0].rows, source.partitions)
+            rows = sum(found)
+        return rows / (time.perf_counter() - started)
+
+    return run
+
+
+def processor_seconds(pid: int) -> float:
+    """Return what a process has taken of processors so far."""
+    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def count_processor_seconds(servers: IgniteServers, run: Callable[[], float]) -> tuple[float, float]:
+    """Return the processor seconds of (the servers, this process) that `run` takes, of ten runs each."""
+    pids = [process.pid for process in servers.processes.values()]
+    before = [sum(map(processor_seconds, pids)), processor_seconds(os.getpid())]
+    for _ in range(10):
+        run()
+    return (
+        (sum(map(processor_seconds, pids)) - before[0]) / 10,
+        (processor_seconds(os.getpid()) - before[1]) / 10,
+    )
+
+
 def import_from(source: str, home: Path, rows: int) -> Callable[[], float]:
     def run() -> float:
         started = time.perf_counter()
@@ -113,6 +149,7 @@ def main() -> None:
     sizes = {"images": 2000, "mixed": 4000} if options.quick else {"images": 100_000, "mixed": 200_000}
     rounds = options.rounds or (1 if options.quick else 5)
     machine, found = common.machine(), {}
+    seconds: dict[tuple[str, str], tuple[float, float]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
         IgniteServers(Path(folder) / "servers", region_mib=512) as servers,
@@ -130,14 +167,22 @@ def main() -> None:
                 "insitu, reading": read_by_insitu(servers, cache),
                 "Java's thin client": read_by_java(servers, cache),
                 "pyignite": read_by_pyignite(servers, cache, rows // 10),
+                "pages, dropped": drop_pages(servers, cache),
                 "insitu, import": import_from(servers.address(cache), home, rows),
                 "insitu, import from Parquet": import_from(str(parquet), home, rows),
             }
+            if not options.quick:
+                for name in ("pages, dropped", "insitu, import", "insitu, import from Parquet"):
+                    seconds[what, name] = count_processor_seconds(servers, contenders[name])
             found[what] = common.alternate(contenders, "rows/s", rounds, warm_up=0 if options.quick else 1)
     print(common.machine_line(machine) + "\n")
     for what, results in found.items():
         print(f"{sizes[what]:,} {NAMES[what]}:\n")
         print(common.results_table(results, "insitu, reading", form="{:,.0f}".format) + "\n")
+        for (of, name), (theirs, own) in seconds.items():
+            if of == what:
+                print(f"{name}: {theirs:.2f} s of processors in the servers, {own:.2f} s in insitu")
+        print()
     common.save_json(
         options.json, "ignite", machine, results={what: common.results_json(r) for what, r in found.items()}
     )
