@@ -125,6 +125,10 @@ class Connection:
                 raise ConnectionFailed(
                     f"{error} at the handshake. If it wants a certificate, name it by INSITU_IGNITE_CERT"
                 ) from None
+            if "deadline" in str(error):  # such as of a web server, which waits for the end of a line
+                raise ConnectionFailed(
+                    f"{error} at the handshake. Look whether another program listens there"
+                ) from None
             raise
         if answer.refusal:
             self._raise_refusal(answer, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 import struct
 import threading
@@ -230,6 +231,16 @@ def test_a_server_that_stops_answering_ends_in_bounded_time(paths: Paths, monkey
         import_cache(paths, "digits", [cluster.address()])
         release.set()
     assert Catalog(paths).caches() == []
+
+
+def test_a_program_that_says_nothing_is_perhaps_another_one(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "0.2")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"ignite://127.0.0.1:{silent.getsockname()[1]}/CACHE"
+        with pytest.raises(SourceError, match=r"at the handshake. Look whether another program listens"):
+            import_cache(paths, "digits", [address])
 
 
 def test_pages_without_rows_and_without_end_are_an_error(paths: Paths, monkeypatch: pytest.MonkeyPatch):
