@@ -258,7 +258,7 @@ class Cluster:
         if found is None:
             raise SourceError(
                 f"Cache {wanted} must exist in Ignite; a SQL table is named by SCHEMA.TABLE. Received: "
-                f"{name_list(names)} at {self.address}"
+                f"{name_list(names, wanted)} at {self.address}"
             )
         self.address = replace(self.address, cache=found)
         self._cache = hash_name(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -374,7 +375,10 @@ def _read_entity(reader: Reader) -> tuple[str, str, frozenset[str]]:
     return key, value, frozenset(key_fields)
 
 
-def name_list(names: Sequence[str], most: int = 10) -> str:
-    """Return names for a message, not all if there are many."""
-    shown = ", ".join(sorted(names)[:most])
+def name_list(names: Sequence[str], wanted: str, most: int = 10) -> str:
+    """Return names for a message, not all if there are many: those that are like `wanted` first."""
+    plain = {name: name.lower() for name in names}
+    near = difflib.get_close_matches(wanted.lower(), plain.values(), most, cutoff=0.6)
+    ordered = sorted(names, key=lambda name: (plain[name] not in near, name))
+    shown = ", ".join(ordered[:most])
     return (shown + (", ..." if len(names) > most else "")) or "none"

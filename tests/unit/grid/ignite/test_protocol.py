@@ -98,3 +98,9 @@ def test_a_map_of_partitions_with_gaps_is_malformed():
     assert protocol.decode_partitions(memoryview(head + node + pack_int(0)), 7).nodes == ("0" * 32,)
     with pytest.raises(Malformed, match="gaps"):
         protocol.decode_partitions(memoryview(head + node + pack_int(1)), 7)
+
+
+def test_names_like_the_wanted_one_come_first():
+    names = [f"a{i}" for i in range(20)] + ["SQL_PUBLIC_CITY", "DIGITS", "Digits2"]
+    assert protocol.name_list(names, "digits", 4) == "DIGITS, Digits2, SQL_PUBLIC_CITY, a0, ..."
+    assert protocol.name_list([], "digits") == "none"
