@@ -127,17 +127,25 @@ def prefer_live_owners(cache: CacheSpec, topology: Topology) -> CacheSpec:
     return replace(cache, partitions=partitions)
 
 
+def _find_short(
+    placement: Placement, each: int, amounts: Mapping[NodeId, int]
+) -> list[tuple[NodeId, int, int]]:
+    """Return the nodes that have less than `each` for every task that trains there: (node, what it has,
+    number of tasks). `amounts`: what each node has."""
+    training = Counter(t.node for t in placement.tasks if t.task.role in ("chief", "worker"))
+    return [
+        (node, amounts.get(node, 0), count)
+        for node, count in sorted(training.items())
+        if amounts.get(node, 0) < each * count
+    ]
+
+
 def check_gpus(placement: Placement, each: int, gpus: Mapping[NodeId, int]) -> None:
     """Raise PlacementError where tasks that train, of `each` GPUs, are placed on nodes that have fewer.
 
     `gpus`: those that each node can give.
     """
-    training = Counter(t.node for t in placement.tasks if t.task.role in ("chief", "worker"))
-    short = [
-        f"{node} can give {gpus.get(node, 0)} to {count} task(s)"
-        for node, count in sorted(training.items())
-        if gpus.get(node, 0) < each * count
-    ]
+    short = [f"{n} can give {has} to {count} task(s)" for n, has, count in _find_short(placement, each, gpus)]
     if short:
         raise PlacementError(
             f"Each task that trains has the GPUs of --gpus-per-worker for itself. Received: "
@@ -152,11 +160,9 @@ def check_memory(placement: Placement, each: int, available: Mapping[NodeId, int
     `available`: bytes that processes on each node may still get. What is promised to a task that hasn't taken
     it yet, of this job or of another one, isn't known there.
     """
-    training = Counter(t.node for t in placement.tasks if t.task.role in ("chief", "worker"))
     short = [
-        f"{node} has {available.get(node, 0) >> 20:,} MiB free for {count} task(s)"
-        for node, count in sorted(training.items())
-        if available.get(node, 0) < (each << 20) * count
+        f"{node} has {free >> 20:,} MiB free for {count} task(s)"
+        for node, free, count in _find_short(placement, each << 20, available)
     ]
     if short:
         raise PlacementError(
@@ -171,12 +177,7 @@ def check_cores(placement: Placement, each: int, cores: Mapping[NodeId, int]) ->
 
     `cores`: those that each node has. What other programs use of them isn't known there.
     """
-    training = Counter(t.node for t in placement.tasks if t.task.role in ("chief", "worker"))
-    short = [
-        f"{node} has {cores.get(node, 0)} for {count} task(s)"
-        for node, count in sorted(training.items())
-        if cores.get(node, 0) < each * count
-    ]
+    short = [f"{n} has {has} for {count} task(s)" for n, has, count in _find_short(placement, each, cores)]
     if short:
         raise PlacementError(
             f"Each task that trains has the processors of --cores-per-worker for itself. Received: "
