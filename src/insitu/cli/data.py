@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +33,11 @@ from insitu.paths import Paths
 from insitu.service import build_cache_report, describe_columns, summarize_cache
 
 if TYPE_CHECKING:
-    from insitu.spec import CacheSpec
+    from insitu.grid.transfer import RemoteStores
+    from insitu.spec import CacheSpec, NodeId
+
+_ASK_SECONDS = 5.0
+"""Seconds in which agents say what they hold."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the form of docs/json.md.")]
 
@@ -224,7 +228,7 @@ def caches(as_json: JsonOption = False) -> None:
     from insitu.grid import Catalog
 
     paths = Paths.default()
-    remove_leftovers(paths)
+    remove_leftovers(paths, ask_hosts=True)
     print_caches(list(map(summarize_cache, Catalog(paths).caches())), as_json)
 
 
@@ -320,8 +324,11 @@ def format_column(column: Mapping[str, Any]) -> str:
     return f"{column['name']}: {'text' if column['dtype'] == 'str' else column['dtype']}{shape}"
 
 
-def remove_leftovers(paths: Paths) -> None:
-    """Remove what imports that died have left, and say what is kept and what the catalogue lacks."""
+def remove_leftovers(paths: Paths, *, ask_hosts: bool = False) -> None:
+    """Remove what imports that died have left, and say what is kept and what the catalogue lacks.
+
+    `ask_hosts`: where a head has no catalogue, ask agents what they hold, too.
+    """
     from insitu.grid import list_resumable, sweep
 
     with contextlib.suppress(OSError):  # such as a home that this user may only read
@@ -336,27 +343,40 @@ def remove_leftovers(paths: Paths) -> None:
                 f"--resume goes on with it; an import into {cache} without --resume removes it."
             )
 
-    _name_unknown_versions(paths)
+    hosts_hold = ask_hosts and paths.head.exists() and not paths.catalog.exists()
+    _name_unknown_versions(paths, _list_versions_on_hosts(paths) if hosts_hold else ())
 
 
 def _list_versions_on_hosts(paths: Paths) -> list[tuple[str, int]]:
-    """Return what agents that are alive hold; nothing where they can't be asked."""
-    from insitu.cluster import find_owners
+    """Return what agents hold that are alive and answer."""
+    from concurrent.futures import ThreadPoolExecutor
 
-    with contextlib.suppress(ClusterError, GridError):
-        remote = find_owners(paths)
-        return [] if remote is None else [v for node in remote.nodes for v in remote.list_versions(node)]
+    from insitu.cluster import find_stores
+
+    try:
+        remote = find_stores(paths, _ASK_SECONDS)
+    except ClusterError:
+        return []
+    if remote is None or not remote.nodes:
+        return []
+    with ThreadPoolExecutor(len(remote.nodes)) as threads:
+        return [
+            each for found in threads.map(lambda n: _list_versions(remote, n), remote.nodes) for each in found
+        ]
+
+
+def _list_versions(remote: RemoteStores, node: NodeId) -> list[tuple[str, int]]:
+    with contextlib.suppress(GridError):
+        return remote.list_versions(node)
     return []
 
 
-def _name_unknown_versions(paths: Paths) -> None:
+def _name_unknown_versions(paths: Paths, on_hosts: Collection[tuple[str, int]]) -> None:
     """Print a notice where stores hold versions that the catalogue lacks."""
     from insitu.grid import find_unknown_versions
 
     with contextlib.suppress(OSError):
-        unknown = find_unknown_versions(paths)
-        if paths.head.exists() and not paths.catalog.exists():
-            unknown = sorted({*unknown, *_list_versions_on_hosts(paths)})
+        unknown = sorted({*find_unknown_versions(paths), *on_hosts})
         if unknown:
             shown = ", ".join(f"{name} version {version}" for name, version in unknown[:5])
             print_notice(

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
 
 
-def find_stores(paths: Paths) -> RemoteStores | None:
+def find_stores(paths: Paths, silence: float | None = None) -> RemoteStores | None:
     """Return the stores of the agents that are alive now; None where the home belongs to no cluster.
 
-    Raises ClusterError where no head answers.
+    `silence`: seconds without a word after which an agent counts as away; None: the usual time. Raises
+    ClusterError where no head answers.
     """
     head = read_head(paths)
     if head is None and not list_agents(paths):
@@ -37,7 +38,8 @@ def find_stores(paths: Paths) -> RemoteStores | None:
     addresses = {each.node: ServerAddress(each.address, each.port, each.certificate) for each in alive}
     here = [each.node for each in alive if _read_id(paths, each.node) == each.store]
     leaving = [member.facts.node for member in members if member.leave_by is not None]
-    return RemoteStores(addresses, read_token(paths).encode(), here=here, leaving=leaving)
+    options = {} if silence is None else {"silence": silence}
+    return RemoteStores(addresses, read_token(paths).encode(), here=here, leaving=leaving, **options)
 
 
 def find_owners(paths: Paths) -> RemoteStores | None:
