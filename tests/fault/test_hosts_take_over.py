@@ -136,6 +136,7 @@ def test_the_host_of_head_supervisor_and_chief_loses_its_power_and_all_goes_on_b
     cluster.on(second, "down")
 
 
+@pytest.mark.slow
 def test_a_head_that_was_cut_off_ends_and_its_job_has_gone_on_once(
     cluster: Cluster, tmp_path: Path, undisturbed: tuple[set[str], Any]
 ) -> None:
