@@ -93,3 +93,24 @@ def table_of(shape: Any) -> np.ndarray:
     """Return the values of an embedding of this shape, the same each time."""
     rows, width = (int(length) for length in shape)
     return np.random.default_rng(1000 * rows + width).normal(size=(rows, width)).astype(np.float32)
+
+
+def make_tables() -> Any:
+    """Return what holds the table of one column of TensorFlow's, with the values of `table_of`."""
+    import tensorflow as tf
+    from tensorflow.python.feature_column import feature_column_v2 as v2
+
+    class Tables(v2.StateManager):
+        def create_variable(self, column: Any, name: str, shape: Any, **options: Any) -> None:
+            self.table = tf.constant(table_of(shape))
+
+        def has_resource(self, column: Any, name: str) -> bool:
+            return False
+
+        def add_resource(self, column: Any, name: str, resource: Any) -> None:
+            pass
+
+        def get_variable(self, column: Any, name: str) -> Any:
+            return self.table
+
+    return Tables()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from feature_rows import table_of
+from feature_rows import make_tables, table_of
 from random_columns import Described, Features, Maker, build, find_texts, is_sequence
 
 from insitu import feature_column as fc
@@ -36,22 +36,9 @@ def values_of_tensorflow(features: Features, described: Described) -> tuple[np.n
     import tensorflow as tf
     from tensorflow.python.feature_column import feature_column_v2 as v2
 
-    class Tables(v2.StateManager):
-        def create_variable(self, column: Any, name: str, shape: Any, **options: Any) -> None:
-            self.table = tf.constant(table_of(shape))
-
-        def has_resource(self, column: Any, name: str) -> bool:
-            return False
-
-        def add_resource(self, column: Any, name: str, resource: Any) -> None:
-            pass
-
-        def get_variable(self, column: Any, name: str) -> Any:
-            return self.table
-
     texts = find_texts(described)
     cache = v2.FeatureTransformationCache({k: as_tensor(v, k in texts) for k, v in features.items()})
-    column, tables = build(tf.feature_column, described, tf.as_dtype), Tables()
+    column, tables = build(tf.feature_column, described, tf.as_dtype), make_tables()
     if hasattr(column, "create_state"):
         column.create_state(tables)
     if is_sequence(described):

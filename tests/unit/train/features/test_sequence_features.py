@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from feature_rows import table_of
+from feature_rows import make_tables, table_of
 
 from insitu import feature_column as fc
 from insitu.errors import InputError
@@ -39,23 +39,10 @@ def values_of_tensorflow(columns: list[Any]) -> tuple[list[np.ndarray], np.ndarr
     import tensorflow as tf
     from tensorflow.python.feature_column import feature_column_v2 as v2
 
-    class Tables(v2.StateManager):
-        def create_variable(self, column: Any, name: str, shape: Any, **options: Any) -> None:
-            self.table = tf.constant(table_of(shape))
-
-        def has_resource(self, column: Any, name: str) -> bool:
-            return False
-
-        def add_resource(self, column: Any, name: str, resource: Any) -> None:
-            pass
-
-        def get_variable(self, column: Any, name: str) -> Any:
-            return self.table
-
     cache = v2.FeatureTransformationCache({k: tf.ragged.constant(v).to_sparse() for k, v in ROWS.items()})
     parts, lengths = [], None
     for column in columns:
-        tables = Tables()
+        tables = make_tables()
         column.create_state(tables)
         found = column.get_sequence_dense_tensor(cache, tables)
         parts.append(found.dense_tensor.numpy())
