@@ -360,9 +360,8 @@ def _list_versions_on_hosts(paths: Paths) -> list[tuple[str, int]]:
     if remote is None or not remote.nodes:
         return []
     with ThreadPoolExecutor(len(remote.nodes)) as threads:
-        return [
-            each for found in threads.map(lambda n: _list_versions(remote, n), remote.nodes) for each in found
-        ]
+        found = threads.map(lambda node: _list_versions(remote, node), remote.nodes)
+        return [version for versions in found for version in versions]
 
 
 def _list_versions(remote: RemoteStores, node: NodeId) -> list[tuple[str, int]]:

@@ -225,9 +225,10 @@ class _Primaries:
         self._owned: dict[NodeId, list[int]] = {node: [] for node in nodes}
         self.chosen: dict[int, NodeId] = {}
         for partition in sorted(placed, key=lambda p: (readable[p][0] not in placed[p], p)):
-            today = readable[partition][0]
-            fewest = min(sorted(placed[partition]), key=lambda node: len(self._owned[node]))
-            self._give(partition, today if today in placed[partition] else fewest)
+            node = readable[partition][0]
+            if node not in placed[partition]:
+                node = min(sorted(placed[partition]), key=lambda each: len(self._owned[each]))
+            self._give(partition, node)
 
     def level(self) -> dict[int, NodeId]:
         """Return the primary owners, once no other choice has more equal numbers."""
