@@ -156,3 +156,26 @@ def test_what_a_node_had_is_copied_again_when_it_is_lost_or_gets_sigterm(
     # What only that node had was copied from itself.
     assert "verified: 3 file(s)" in insitu(hosts.head, "describe", "alone", "--verify").stdout
     assert "copied again for c" in Paths(hosts.head).head_log.read_text()
+
+
+def test_a_lost_node_that_will_not_come_back_is_given_up(hosts: LoopbackHosts, tmp_path: Path) -> None:
+    hosts.up("--copy-lost-after", "off")
+    for name in ("b", "c"):
+        add_host(hosts, name)
+    np.save(tmp_path / "x.npy", np.arange(60_000))
+    insitu(hosts.head, "import", "x", str(tmp_path / "x.npy"), "--partitions", "6", "--backups", "1")
+    insitu(hosts.head, "import", "alone", str(tmp_path / "x.npy"), "--partitions", "3")
+    os.kill(hosts.agent_pid("c"), signal.SIGKILL)
+    wait_until(lambda: hosts.states()["c"] == "lost", "the loss")
+
+    assert "c is lost. It has left once" in insitu(hosts.head, "drain", "c").stderr
+    wait_until(lambda: count_copies(hosts, "x") == {"a": 6, "b": 6}, "copies are made again")
+    log = Paths(hosts.head).head_log
+    wait_until(lambda: "left on nodes that leave: c: 1 copies" in log.read_text(), "a look")
+    assert hosts.states()["c"] == "lost", "a partition lies nowhere else"
+    insitu(hosts.head, "delete", "alone", "--yes")
+    wait_until(lambda: hosts.states()["c"] == "left", "nothing is there that others need")
+    hosts.up()
+    wait_until(lambda: hosts.states()["c"] in ("draining", "drained"), "it is back, and is still to leave")
+    insitu(hosts.head, "drain", "c", "--cancel")
+    wait_until(lambda: hosts.states()["c"] == "alive", "it stays")

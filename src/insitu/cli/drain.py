@@ -22,6 +22,9 @@ running jobs move to other nodes at once, and its partitions are copied to other
 their job starts again elsewhere from its last checkpoint, 30 s before the deadline. On the host of an agent
 NODE may be left out.
 
+A node that is lost and won't come back leaves, too: others get copies of what it had, and then it is counted
+no more where most of the nodes are needed.
+
 Examples:
 
     insitu drain node-2
@@ -57,5 +60,9 @@ def drain(
         cancel_draining(paths, found)
         print_notice(f"{found} stays. What has moved comes back by `insitu rebalance CACHE`.")
         return
-    drain_node(paths, found, seconds)
+    if drain_node(paths, found, seconds) == "lost":
+        print_notice(
+            f"{found} is lost. It has left once others have copies of all that it had: see `insitu nodes`."
+        )
+        return
     print_notice(f"{found} is to leave within {seconds:g} s. `insitu nodes` shows when it is drained.")

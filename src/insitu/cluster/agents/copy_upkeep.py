@@ -10,7 +10,7 @@ import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 from insitu.cluster.agents.detached import open_input
@@ -63,17 +63,17 @@ class CopyUpkeep:
             self._process = None
             found = self._note(process.returncode, said, members, now)
         order = find_copy_order(members, grace, now)
-        unfinished = any(not members.members[node].is_empty for node in order.leaving) if order else False
+        there = _list_there(order.leaving, members) if order else []
+        unfinished = any(not members.members[node].is_empty for node in there)
         before = self._orders.running
         self._orders = self._orders.begin(order, self._changes, now, unfinished=unfinished)
         if self._orders.running is not None and before is None:
             cores = [member.facts.cores for member in members.members.values() if member.state == "alive"]
-            self._begin(self._orders.running[0], choose_copy_rate(cores), now)
+            # What leaves has little time.
+            self._begin(self._orders.running[0], None if there else choose_copy_rate(cores), now)
         return found
 
-    def _begin(self, order: CopyOrder, copy_rate: float, now: float) -> None:
-        # What leaves has little time.
-        rate = None if order.leaving else copy_rate
+    def _begin(self, order: CopyOrder, rate: float | None, now: float) -> None:
         message = json.dumps({"leaving": order.leaving, "waiting": order.waiting, "rate": rate})
         said = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -106,7 +106,11 @@ class CopyUpkeep:
         if (text := ", ".join(f"{n}: {c} copies, {t} tasks" for n, (c, t) in left.items())) != self._said:
             self._said = text
             logger.info("left on nodes that leave: %s", text or "nothing")
-        return [membership.Checked(NodeId(n), copies == tasks == 0) for n, (copies, tasks) in left.items()]
+        there = _list_there(map(NodeId, left), members)
+        return [
+            membership.Checked(NodeId(node), not copies and not (tasks and node in there))
+            for node, (copies, tasks) in left.items()
+        ]
 
     def close(self) -> None:
         """End what is under way."""
@@ -115,3 +119,8 @@ class CopyUpkeep:
             process.kill()
             process.wait()
             said.close()
+
+
+def _list_there(nodes: Iterable[NodeId], members: Membership) -> list[NodeId]:
+    """Return those of the nodes that aren't lost."""
+    return [n for n in nodes if (member := members.members.get(n)) is not None and member.state != "lost"]

@@ -401,7 +401,7 @@ class Head:
         event = membership.DrainingCancelled(node) if seconds is None else membership.Draining(node, seconds)
         logger.info("%s stays" if seconds is None else "%s is to leave", node)
         self._decide(event)
-        self._send(caller, {"do": "drain"})
+        self._send(caller, {"do": "drain", "state": self._membership.members[node].state})
 
     def _forward_engine(self, caller: _Caller, message: Message) -> None:
         """Have the agent of a node start a server for the tasks of a job."""

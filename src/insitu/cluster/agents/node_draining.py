@@ -11,13 +11,14 @@ from insitu.spec import NodeId
 _ANSWER_SECONDS = 10.0
 
 
-def drain_node(paths: Paths, node: NodeId, seconds: float) -> None:
-    """Have a node leave within `seconds`: its tasks and its data move to others.
+def drain_node(paths: Paths, node: NodeId, seconds: float) -> str:
+    """Have a node leave within `seconds`: its tasks and its data move to others. Returns the state of its
+    agent. One that is "lost" has left as soon as others have copies of all that it had.
 
     Raises InputError where it isn't a node of the cluster or no other one stays, ClusterError where no head
     answers.
     """
-    _ask(paths, node, seconds)
+    return _ask(paths, node, seconds)
 
 
 def cancel_draining(paths: Paths, node: NodeId) -> None:
@@ -36,16 +37,17 @@ def find_own_node(paths: Paths) -> NodeId:
     return found[0]
 
 
-def ask_to_drain(address: str, token: str, node: NodeId, seconds: float | None) -> None:
-    """Have the head at this address drain a node within `seconds`, or keep it (None). Raises as
-    `drain_node`."""
+def ask_to_drain(address: str, token: str, node: NodeId, seconds: float | None) -> str:
+    """Have the head at this address drain a node within `seconds`, or keep it (None). Returns the state of
+    its agent. Raises as `drain_node`."""
     message = {"do": "drain", "node": node, "seconds": seconds or 0.0, "cancel": seconds is None}
     answer = ask_head(address, token, message, _ANSWER_SECONDS)
     if "refused" in answer:
         raise InputError(str(answer["refused"]))
+    return str(answer.get("state", ""))
 
 
-def _ask(paths: Paths, node: NodeId, seconds: float | None) -> None:
+def _ask(paths: Paths, node: NodeId, seconds: float | None) -> str:
     record = read_head(paths)
     addresses = [record.address] if record is not None else [a.head for a in list_agents(paths).values()]
     if not addresses or not addresses[0]:
@@ -53,4 +55,4 @@ def _ask(paths: Paths, node: NodeId, seconds: float | None) -> None:
             f"Nodes of a cluster of hosts can leave. Received: {paths.home}, which belongs to none. `insitu "
             f"up --hosts FILE` makes one"
         )
-    ask_to_drain(addresses[0], read_token(paths), node, seconds)
+    return ask_to_drain(addresses[0], read_token(paths), node, seconds)

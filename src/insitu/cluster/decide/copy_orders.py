@@ -1,8 +1,8 @@
 """Decides when copies of partitions are made again: of nodes that are lost, and of those that leave. Pure.
 
-A node that is away for a moment costs nothing: its copies count until it has been away for the grace. What is
-copied where is planned from the catalogue then (`grid/layout/restoring.py`). `now` is the head's monotonic
-clock.
+A node that is away for a moment costs nothing: its copies count until it has been away for the grace, or
+until somebody says that it is to leave, since it won't come back. What is copied where is planned from the
+catalogue then (`grid/layout/restoring.py`). `now` is the head's monotonic clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CopyOrder:
 
     #: Nodes that have been away for longer than the grace.
     lost: tuple[NodeId, ...]
-    #: Nodes that are there, and are to leave.
+    #: Nodes that are to leave, and are there or lost.
     leaving: tuple[NodeId, ...]
     #: Nodes that are away and may come back.
     waiting: tuple[NodeId, ...]
@@ -42,16 +42,17 @@ def find_copy_order(membership: Membership, grace: float | None, now: float) -> 
         for node, member in sorted(membership.members.items())
         if member.state != "alive" or member.connection is None
     }
+    leaving = [n for n in membership.leaving if n not in away or membership.members[n].state == "lost"]
     lost = [
         node
         for node, member in away.items()
         if member.state in ("lost", "left") and grace is not None and now - member.heard > grace
+        if node not in leaving
     ]
-    leaving = [node for node in membership.leaving if node not in away]
     staying = sorted(membership.members.keys() - away.keys() - set(leaving))
     if not staying or not (lost or leaving):
         return None
-    waiting = [node for node in away if node not in lost]
+    waiting = [node for node in away if node not in lost and node not in leaving]
     return CopyOrder(tuple(lost), tuple(leaving), tuple(waiting), tuple(staying))
 
 

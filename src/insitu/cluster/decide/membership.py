@@ -155,7 +155,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """Somebody wants a node to leave, or its host is about to be taken away."""
+    """Somebody wants a node to leave, its host is about to be taken away, or it is lost for good."""
 
     #: The node.
     node: NodeId
@@ -263,9 +263,7 @@ def decide(
         case DrainingCancelled():
             return _set_leaving(membership, event.node, None, is_empty=False)
         case Checked():
-            found = membership.members.get(event.node)
-            leave_by = None if found is None else found.leave_by
-            return _set_leaving(membership, event.node, leave_by, event.is_empty and leave_by is not None)
+            return _note_check(membership, event, wall)
         case Tick():
             return _pass_time(membership, now, wall)
 
@@ -291,6 +289,17 @@ def _set_leaving(
     if member is None or (member.leave_by, member.is_empty) == (leave_by, is_empty):
         return membership, ()
     return _with(membership, replace(member, leave_by=leave_by, is_empty=is_empty)), (Changed(),)
+
+
+def _note_check(membership: Membership, event: Checked, wall: float) -> tuple[Membership, tuple[Action, ...]]:
+    """Note whether a node that is to leave is empty. One that is lost has left then: it counts no more where
+    most of the nodes are needed."""
+    member = membership.members.get(event.node)
+    if member is None or member.leave_by is None:
+        return membership, ()
+    if member.state == "lost" and event.is_empty:
+        return _with(membership, replace(member, state="left", since=wall, is_empty=True)), (Changed(),)
+    return _set_leaving(membership, event.node, member.leave_by, event.is_empty)
 
 
 def describe_state(member: Member) -> str:

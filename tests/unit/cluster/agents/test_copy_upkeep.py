@@ -12,6 +12,7 @@ import pytest
 from agent_facts import LOAD, VERSIONS, WALL, facts
 
 from insitu.cluster.agents.copy_upkeep import CopyUpkeep
+from insitu.cluster.agents.options import choose_copy_rate
 from insitu.cluster.decide import Member, Membership, membership
 from insitu.paths import Paths
 from insitu.spec import NodeId
@@ -66,6 +67,22 @@ def test_a_node_that_leaves_is_looked_at_until_it_is_empty(upkeep: CopyUpkeep, t
     assert run(upkeep, done, 200.0) == [] and len((tmp_path / "asked").read_text().splitlines()) == 2
     upkeep.note_change()
     assert run(upkeep, done, 200.0) == [membership.Checked(B, True)]
+
+
+def test_a_lost_node_that_is_to_leave_is_looked_at_once_for_each_change(
+    upkeep: CopyUpkeep, tmp_path: Path
+) -> None:
+    lost = Member(facts(B), LOAD, "lost", WALL, 0.0, None, 0.0, leave_by=WALL + 60)
+    members = replace(LEAVING, members={**LEAVING.members, B: lost})
+    (tmp_path / "answer").write_text(json.dumps({"moved": 0, "failed": [], "left": {"b": [2, 0]}}))
+    assert run(upkeep, members, 0.0) == [membership.Checked(B, False)]
+    assert run(upkeep, members, 1000.0) == [], "nothing has changed"
+    upkeep.note_change()
+    # Its tasks have died with it, whatever the journals say.
+    (tmp_path / "answer").write_text(json.dumps({"moved": 9, "failed": [], "left": {"b": [0, 1]}}))
+    assert run(upkeep, members, 2000.0) == [membership.Checked(B, True)]
+    asked = json.loads((tmp_path / "asked").read_text().splitlines()[-1])
+    assert asked == {"leaving": ["b"], "waiting": [], "rate": choose_copy_rate([facts(A).cores])}
 
 
 def test_what_fails_is_tried_again_later(

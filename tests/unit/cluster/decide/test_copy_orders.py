@@ -48,7 +48,14 @@ def test_a_node_that_leaves_is_seen_to_at_once_while_it_is_there() -> None:
     members = cluster(member(A), member(B, leave_by=WALL))
     assert find_copy_order(members, None, 0.0) == CopyOrder((), (B,), (), (A,))
     assert find_copy_order(cluster(member(A, leave_by=WALL), member(B, leave_by=WALL)), None, 0.0) is None
-    assert find_copy_order(cluster(member(A), member(B, "lost", leave_by=WALL)), None, 0.0) is None
+
+
+def test_a_lost_node_that_is_to_leave_is_given_up_at_once() -> None:
+    members = cluster(member(A), member(B, "lost", leave_by=WALL), member(C, "lost"))
+    assert find_copy_order(members, None, 0.0) == CopyOrder((), (B,), (C,), (A,))
+    assert find_copy_order(members, 60.0, 61.0) == CopyOrder((C,), (B,), (), (A,))
+    silent = replace(member(B, "silent", leave_by=WALL), connection=None)
+    assert find_copy_order(cluster(member(A), silent), None, 0.0) is None, "it may come back in a moment"
 
 
 def test_an_order_is_carried_out_once_for_each_change_of_the_catalogue() -> None:

@@ -89,6 +89,20 @@ def test_a_node_that_is_to_leave_is_drained_or_kept() -> None:
     assert kept.leaving == () and actions == (Changed(),) and kept.members[node].state == "alive"
 
 
+def test_a_lost_node_that_is_to_leave_has_left_once_it_is_empty() -> None:
+    node = NodeId("a")
+    joined = after((0, Joining(1, facts("a"), LOAD)), (0, Joining(2, facts("b"), LOAD)))[0]
+    lost = after((1, Ended(1)), membership=joined)[0]
+    assert after((2, Checked(node, True)), membership=lost) == (lost, ()), "nobody has given it up"
+    leaving = after((2, Draining(node, 60.0)), (3, Checked(node, False)), membership=lost)[0]
+    assert states(leaving) == {"a": "lost", "b": "alive"}
+    left, actions = after((4, Checked(node, True)), membership=leaving)
+    assert states(left) == {"a": "left", "b": "alive"} and actions == (Changed(),)
+    assert left.members[node].since == WALL + 4 and left.members[node].is_empty
+    back = after((5, Joining(3, facts("a", process="another"), LOAD)), membership=left)[0]
+    assert describe_state(back.members[node]) == "draining"
+
+
 def test_the_last_node_that_stays_and_strangers_cannot_leave() -> None:
     joined = after((0, Joining(1, facts("a"), LOAD)), (0, Joining(2, facts("b"), LOAD)))[0]
     assert find_obstacle_to_draining(joined, NodeId("a")) == ""
