@@ -38,9 +38,12 @@ def count_name_copies(copies: int) -> int:
 
 
 def may_write(reachable: int, known: int, *, is_led: bool) -> bool:
-    """Return whether a node may change names: the head says who there is, or most of the nodes known last can
-    be reached. So of two parts of a cluster that was cut in two, one at most changes names."""
-    return is_led or 2 * reachable > known
+    """Return whether a node may change names: most of the nodes that belong to the cluster can be reached, or
+    with a head half of them. So of two parts of a cluster that was cut in two, one at most changes names.
+
+    The head counts for as much as nothing else does: another one needs the promises of most nodes.
+    """
+    return 2 * reachable > known or (is_led and 2 * reachable == known)
 
 
 @dataclass(frozen=True, slots=True)

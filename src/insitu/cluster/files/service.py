@@ -2,8 +2,9 @@
 
 The first node of a volume's order leads it. Before a change it asks the others who know the names whether
 they have seen something newer, and brings the change to them before it answers. When it can't be reached,
-the next one leads: it has what was committed. Two nodes that lead a volume at the same time, because a
-network between them was cut, each make whole changes; of each path the newer one counts later.
+the next one leads: it has what was committed. A leader that doesn't reach most of the nodes changes nothing,
+see `may_write`. Two nodes can lead a volume for some seconds, while just the link between them is cut: each
+makes whole changes, and of each path the newer one counts later.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from insitu.cluster.decide import count_name_copies, may_write, rank_nodes
@@ -134,17 +135,37 @@ class FileService:
         return known[0]
 
     def _check_may_write(self, view: View) -> None:
-        if view.is_led:
+        reachable = self._count_reachable(view)
+        if may_write(reachable, view.known, is_led=view.is_led):
             return
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            others = [node for node in view.alive if node != self._node]
-            reachable = 1 + sum(threads.map(lambda node: self._can_reach(node, view), others))
-        if not may_write(reachable, view.known, is_led=False):
+        if view.is_led:
             raise OSError(
                 errno.EROFS,
-                f"without a head most nodes must be reachable to change a file, and {reachable} of "
-                f"{view.known} are. `insitu up` with --hosts or --engine, as before, starts the head",
+                f"half of the nodes must be reachable to change a file, and {reachable} of {view.known} are. "
+                f"Bring the others up, or run `insitu drain NODE` for each that won't come back",
             )
+        raise OSError(
+            errno.EROFS,
+            f"without a head most nodes must be reachable to change a file, and {reachable} of "
+            f"{view.known} are. `insitu up` with --hosts or --engine, as before, starts the head",
+        )
+
+    def _count_reachable(self, view: View) -> int:
+        """Return how many nodes can be reached, with this one; no more than are needed to change names."""
+        since = time.monotonic() - _REACH_SECONDS
+        recent = {n: can for n, (can, at) in list(self._reached.items()) if n in view.alive and at >= since}
+        reachable = 1 + sum(recent.values())
+        others = [node for node in view.alive if node != self._node and node not in recent]
+        threads = ThreadPoolExecutor(_AT_ONCE)
+        try:
+            tries = [threads.submit(self._can_reach, node, view) for node in others]
+            for each in as_completed(tries):
+                if may_write(reachable, view.known, is_led=view.is_led):
+                    break  # those that give no answer are not waited for
+                reachable += each.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+        return reachable
 
     # Names
 

@@ -34,7 +34,10 @@ def test_holders_and_names() -> None:
 @pytest.mark.parametrize(
     ("reachable", "known", "is_led", "may"),
     [
-        (1, 3, True, True),
+        (1, 3, True, False),
+        (2, 4, True, True),
+        (1, 2, True, True),
+        (2, 4, False, False),
         (2, 3, False, True),
         (1, 3, False, False),
         (1, 2, False, False),
@@ -45,6 +48,15 @@ def test_one_part_of_a_cluster_that_was_cut_may_write(
     reachable: int, known: int, is_led: bool, may: bool
 ) -> None:
     assert may_write(reachable, known, is_led=is_led) is may
+
+
+@given(known=st.integers(1, 9), data=st.data())
+def test_two_parts_never_both_write(known: int, data: st.DataObject) -> None:
+    one = data.draw(st.integers(0, known))
+    assert not (may_write(one, known, is_led=True) and may_write(known - one, known, is_led=False))
+    # Another head needs the promises of most nodes. It and the first one never both have half of them.
+    if 2 * (known - one) > known:
+        assert not may_write(one, known, is_led=True)
 
 
 @given(

@@ -126,6 +126,21 @@ def test_without_a_head_the_smaller_part_changes_nothing(lab: FileNodes) -> None
     assert read(lab, "x") == b"2"
 
 
+def test_of_a_cluster_that_was_cut_the_head_alone_makes_no_majority(lab: FileNodes) -> None:
+    assert len(lab.nodes) == 4
+    write(lab, "x", b"1", copies=4)
+    # The head hasn't noticed yet, and then it has.
+    for lost in (set(lab.nodes[:2]), set(lab.nodes[:3])):
+        for known in (set(lab.nodes), set(lab.nodes) - lost):
+            lab.down, lab.alive = lost, known
+            if len(lost) == 2:
+                write(lab, "x", b"2", copies=4)
+                continue
+            with pytest.raises(OSError, match=r"half of the nodes .* 1 of 4 .*insitu drain NODE") as refused:
+                write(lab, "x", b"3", copies=4)
+            assert refused.value.errno == errno.EROFS and read(lab, "x") == b"2"
+
+
 def test_a_damaged_copy_is_passed_over_and_made_again(lab: FileNodes) -> None:
     (block,) = write(lab, "x", b"whole")
     order = [n for n in rank_nodes(block.key, lab.nodes) if block.key in lab.held("v")[n]]
