@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,6 +57,37 @@ def test_any_other_error_is_a_defect_and_keeps_its_traceback(monkeypatch: pytest
         cli.main()
 
 
-def test_a_reader_that_has_gone_ends_the_process_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    exit_code(monkeypatch, lambda: None)
-    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL
+PROGRAM = """
+import socket, sys
+from insitu import cli
+
+def app():
+    sys.stdin.read()
+    here, there = socket.socketpair()
+    there.close()
+    try:
+        here.send(b"x")
+    except BrokenPipeError:
+        print("goes on")
+
+cli.build_app = lambda: app
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_reader_that_has_gone_ends_the_process_quietly_and_a_peer_does_not(*, is_read: bool) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        if not is_read:
+            process.stdout.close()
+        process.stdin.close()
+        said = process.stdout.read() if is_read else ""
+        found = said, process.stderr.read(), process.wait(60)
+    assert found == (("goes on\n", "", 0) if is_read else ("", "", -signal.SIGPIPE))

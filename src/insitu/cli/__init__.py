@@ -6,11 +6,14 @@ user interrupted. `start` and `attach` exit with the code of the training.
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 from typing import Any, NoReturn
 
 INTERRUPTED = 130
+_STDOUT, _STDERR = 1, 2
 
 
 def build_app() -> object:
@@ -68,15 +71,29 @@ def _list_modules() -> tuple[Any, ...]:
     return (*first, devices, chaos, repair, storage, files, export, serve, top, ui, examples)
 
 
+def _end_without_reader(*_: object) -> None:
+    """End as other programs do, without a message, where the reader of the output has gone.
+
+    The signal comes for a connection, too, whose other end has gone: that is an error of the call, and ends no
+    agent, server or command.
+    """
+    poll = select.poll()
+    for stream in (_STDOUT, _STDERR):
+        poll.register(stream, 0)
+    if any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0)):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+
+
 def main() -> NoReturn:
     """Run the command line and exit."""
     from insitu.cli.console import print_error
     from insitu.errors import InsituError
 
-    # The reader of the output may have gone: end as other programs do, without a message.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, _end_without_reader)
     try:
         build_app()()  # type: ignore[operator]
+        sys.stdout.flush()
         code = 0
     except InsituError as error:
         print_error(str(error))
