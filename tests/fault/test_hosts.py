@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -121,6 +122,53 @@ def test_hosts_that_cannot_reach_each_other_are_named(cluster: Cluster) -> None:
     finally:
         subprocess.run([*route, "del", "prohibit", f"{third.address}/32"], check=True)
     assert "All nodes reach each other" in insitu(cluster.head, "nodes", "--check").stderr
+
+
+def test_a_port_that_is_closed_to_one_host_is_named(cluster: Cluster) -> None:
+    """As by a firewall that says nothing: all others reach it, and that host reaches its other ports."""
+    first, _, third = cluster.lab.hosts
+    cluster.up()
+    address = cluster.nodes()["host3"]["address"]
+    port = address.rpartition(":")[2]
+    rule = ("to", third.address, "ipproto", "tcp", "dport", port, "blackhole")
+    subprocess.run(["ip", "-n", first.namespace, "rule", "add", *rule], check=True)
+    try:
+        said = " ".join(insitu(cluster.head, "nodes", "--check", code=1).stderr.split())
+        assert "1 pair(s) that can't talk" in said and f"host1 can't reach host3: {address}: " in said
+    finally:
+        subprocess.run(["ip", "-n", first.namespace, "rule", "del", *rule], check=True)
+
+
+@contextlib.contextmanager
+def large_packets_lost(host: Host, hosts: list[Host]) -> Iterator[None]:
+    """Let the switch drop packets of more than 1,000 bytes to and from a host, without a word."""
+    for each in hosts:  # what isn't cut into packets by the host isn't dropped here
+        command = ["ip", "-n", each.namespace, "link", "set", "dev", "eth0", "gso_max_segs", "1"]
+        subprocess.run(command, check=True)
+    subprocess.run(["ip", "link", "set", "dev", host.link, "mtu", "1000"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "link", "set", "dev", host.link, "mtu", "1500"], check=True)
+        for each in hosts:
+            command = ["ip", "-n", each.namespace, "link", "set", "dev", "eth0", "gso_max_segs", "65535"]
+            subprocess.run(command, check=True)
+
+
+def test_a_network_that_loses_large_packets_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """Connections are made with small ones, so a job would hang at its first sum."""
+    first, *_ = cluster.lab.hosts
+    cluster.up()
+    jobs = HostJobs(cluster.head, tmp_path / "job")
+    with large_packets_lost(first, cluster.lab.hosts):
+        said = " ".join(insitu(cluster.head, "nodes", "--check", code=1).stderr.split())
+        for other in ("host2", "host3"):
+            address = cluster.nodes()[other]["address"]
+            assert f"host1 can't reach {other}: {address}: small packets arrive, and those of " in said
+            assert f"{other} can't reach host1: " in said
+        script = ("--workers", "3", "-", str(jobs.code), "train.py", str(jobs.meeting))
+        refused = " ".join(insitu(cluster.head, "start", *script, code=None).stderr.split())
+        assert "host1 can't reach host2" in refused and "small packets arrive" in refused, refused
 
 
 def test_a_host_without_power_is_lost_and_comes_back_with_its_store(cluster: Cluster) -> None:

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from insitu.exchange.group import Group
     from insitu.exchange.handshake import HandshakeSteps, InsecureSecret, PeerInfo, resolve_secret
     from insitu.exchange.joining import join
-    from insitu.exchange.liveness import Silence, is_unreachable, measure_silence, read_host_timeout
+    from insitu.exchange.liveness import (
+        Silence,
+        has_acknowledged_all,
+        is_unreachable,
+        measure_silence,
+        read_host_timeout,
+    )
     from insitu.exchange.memory_grants import BORROWERS, GRANT_BYTES, Borrower, Lender
     from insitu.exchange.native import address_of
     from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
@@ -36,7 +42,13 @@ __getattr__, __dir__ = lazy_door(
         "group": ("Group",),
         "handshake": ("HandshakeSteps", "InsecureSecret", "PeerInfo", "handshake", "resolve_secret"),
         "joining": ("join",),
-        "liveness": ("Silence", "is_unreachable", "measure_silence", "read_host_timeout"),
+        "liveness": (
+            "Silence",
+            "has_acknowledged_all",
+            "is_unreachable",
+            "measure_silence",
+            "read_host_timeout",
+        ),
         "memory": ("memory",),
         "memory_grants": ("BORROWERS", "GRANT_BYTES", "Borrower", "Lender"),
         "memory_passing": ("memory_passing",),
@@ -75,6 +87,7 @@ __all__ = [
     "connect_within",
     "describe_protocol",
     "handshake",
+    "has_acknowledged_all",
     "is_unreachable",
     "join",
     "measure_silence",

@@ -1,4 +1,4 @@
-"""Finds out whether tasks of two hosts could connect: on a port as theirs, before any is started."""
+"""Finds out whether tasks of two hosts could talk: on a port as theirs, before any is started."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from insitu.cluster.agents.packet_sizes import PROBE_BYTES, find_lost_packets
 from insitu.exchange import connect_within, parse_address
 from insitu.ports import format_address, hold_port
 
@@ -45,7 +46,8 @@ class PortProbe:
 
 def _try(address: str) -> str:
     try:
-        with contextlib.closing(connect_within(*parse_address(address), CONNECT_SECONDS)):
-            return ""
+        with contextlib.closing(connect_within(*parse_address(address), CONNECT_SECONDS)) as connection:
+            why = find_lost_packets(connection, bytes(PROBE_BYTES), CONNECT_SECONDS)
     except OSError as error:
-        return f"{address}: {error.strerror or error}"
+        why = error.strerror or str(error)
+    return f"{address}: {why}" if why else ""

@@ -7,11 +7,15 @@ import ssl
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from insitu.cluster.agents.packet_sizes import PROBE_BYTES, find_lost_packets
 from insitu.cluster.decide import Member
 from insitu.exchange import connect_within
+from insitu.ports import format_address
 from insitu.spec import NodeId
 
 CONNECT_SECONDS = 5.0
+_BEGUN_RECORD = b"\x16\x03\x01" + PROBE_BYTES.to_bytes(2, "big")
+"""The beginning of a message of TLS, whose end a server awaits."""
 _AT_ONCE = 32
 
 
@@ -37,7 +41,13 @@ def _try(member: Member) -> str:
             contextlib.closing(connect_within(facts.address, facts.port, CONNECT_SECONDS)) as connection,
             context.wrap_socket(connection) as encrypted,
         ):
-            found = encrypted.getpeercert(binary_form=True)
+            why = (
+                "" if encrypted.getpeercert(binary_form=True) == expected else "another program answers there"
+            )
+        if not why:
+            data = _BEGUN_RECORD + bytes(PROBE_BYTES - 1)
+            with contextlib.closing(connect_within(facts.address, facts.port, CONNECT_SECONDS)) as second:
+                why = find_lost_packets(second, data, CONNECT_SECONDS)
     except (OSError, ValueError) as error:
-        return str(getattr(error, "strerror", None) or error)
-    return "" if found == expected else "another program answers there"
+        why = str(getattr(error, "strerror", None) or error)
+    return f"{format_address(facts.address, facts.port)}: {why}" if why else ""

@@ -43,7 +43,9 @@ def test_each_agent_is_asked_for_its_own_certificate(home: Path, monkeypatch: py
     finally:
         server.stop()
     assert reasons.keys() == {"other", "silent", "closed"}
-    assert reasons["other"] == "another program answers there" and reasons["closed"] == "Connection refused"
+    ports = {node: found[NodeId(node)].facts.port for node in reasons}
+    assert reasons["other"] == f"127.0.0.1:{ports['other']}: another program answers there"
+    assert reasons["closed"] == f"127.0.0.1:{ports['closed']}: Connection refused"
     assert "timed out" in reasons["silent"]
 
 
