@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +92,16 @@ def test_a_job_that_slurm_cancels_leaves_nothing(slurm: SlurmHosts, tmp_path: Pa
     assert wait_for_end(slurm, number) == "CANCELLED"
     assert_nothing_left(slurm)
     assert "agent(s) ended" in output(slurm, number)
+
+
+def test_a_script_that_is_killed_leaves_nothing(slurm: SlurmHosts, tmp_path: Path) -> None:
+    """SIGKILL comes to the script alone, so nothing of it can take the head down."""
+    jobs, number = submit(slurm, tmp_path)
+    wait_until(lambda: len(list(jobs.meeting.glob("worker-*"))) == 3, "the middle")
+    (script,) = [pid for pid, line in slurm.hosts[0].processes().items() if "slurm_script" in line]
+    os.kill(script, signal.SIGKILL)
+    assert wait_for_end(slurm, number) == "FAILED"
+    assert_nothing_left(slurm)
 
 
 def test_an_agent_that_slurm_cancels_drains_its_node_first(slurm: SlurmHosts, tmp_path: Path) -> None:

@@ -116,6 +116,9 @@ def test_a_head_comes_up_alone_for_agents_that_others_start(hosts: LoopbackHosts
         in insitu(hosts.head, *command, "--launcher", "sh {host}", code=2).stderr
     )
     assert "--head-only" in insitu(hosts.head, "up", "--head-only", code=2).stderr
+    nobody = str(int(Path("/proc/sys/kernel/pid_max").read_text()))
+    assert f"Received: {nobody}." in insitu(hosts.head, *command, "--tied-to", nobody, code=2).stderr
+    assert "Received: --tied-to without it" in insitu(hosts.head, "up", "--tied-to", "1", code=2).stderr
     address = insitu(hosts.head, *command).stdout.strip()
     assert address.startswith("127.0.0.1:") and hosts.states() == {}
     assert insitu(hosts.head, *command).stdout.strip() == address
@@ -124,6 +127,25 @@ def test_a_head_comes_up_alone_for_agents_that_others_start(hosts: LoopbackHosts
     insitu(hosts.homes["a"], "agent", "--detach", "--token-stdin", *options, given=f"{token}\n")
     assert hosts.states() == {"a": "alive"}
     assert "1 agent(s) ended, whose stores stay: a" in insitu(hosts.head, "down").stderr
+
+
+@pytest.mark.hosts
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_tied_head_ends_its_agents_and_itself_with_a_process(hosts: LoopbackHosts, *, alone: bool) -> None:
+    """However that ends: it can take nothing down any more when it is killed."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        tied = ("--tied-to", str(process.pid))
+        if alone:
+            insitu(hosts.head, "up", "--hosts", str(hosts.file), "--head-only", *tied)
+        hosts.up(*(() if alone else tied))
+        head = records.read_head(Paths(hosts.head))
+        assert head is not None and head.pid
+        pids = [head.pid, *map(hosts.agent_pid, "ab")]
+        process.kill()
+    wait_until(lambda: not any(map(is_running, pids)), "the end of head and agents")
+    assert "the process that it is tied to has ended" in Paths(hosts.head).head_log.read_text()
+    hosts.up()  # the next head is tied to nothing
+    assert hosts.states() == {"a": "alive", "b": "alive"}
 
 
 @pytest.mark.hosts

@@ -35,26 +35,32 @@ def require_hosts(of_hosts: Mapping[str, object], of_ray: Mapping[str, object]) 
 
 
 def up_hosts(
-    file: Path, launcher: str, insitu: str, interface: str, port: int, times: Mapping[str, str | None]
+    file: Path,
+    launcher: str,
+    insitu: str,
+    interface: str,
+    port: int,
+    tied_to: int,
+    times: Mapping[str, str | None],
 ) -> None:
     """Bring up the head and an agent on each host of a file. `times` as `parse_times` has them. Raises
     ClusterError where one fails."""
     from insitu.cluster import HostRequest, bring_up_hosts, read_hosts_file
 
     changed = parse_times(times)
-    request = HostRequest(read_hosts_file(file), str(file), launcher, insitu, interface, port)
+    request = HostRequest(read_hosts_file(file), str(file), launcher, insitu, interface, port, tied_to)
     address, outcomes = bring_up_hosts(Paths.default(), request, _report_start)
     _change_head(changed)
     _report_end(address, outcomes, "host")
 
 
-def up_head(file: Path, interface: str, port: int, times: Mapping[str, str | None]) -> None:
+def up_head(file: Path, interface: str, port: int, tied_to: int, times: Mapping[str, str | None]) -> None:
     """Start the head alone, where the hosts of a file reach it. Prints its address.
     `times` as `parse_times` has them."""
     from insitu.cluster import HostRequest, bring_up_head, read_hosts_file
 
     changed = parse_times(times)
-    request = HostRequest(read_hosts_file(file), str(file), "", "", interface, port)
+    request = HostRequest(read_hosts_file(file), str(file), "", "", interface, port, tied_to)
     address = bring_up_head(Paths.default(), request)
     _change_head(changed)
     sys.stdout.write(f"{address}\n")

@@ -62,6 +62,7 @@ Examples:
     insitu up --hosts hosts.txt
     insitu up --hosts hosts.txt --interface eth1
     insitu up --hosts hosts.txt --take-over-after 1m
+    insitu up --hosts hosts.txt --head-only --tied-to $$
     insitu up --engine ray
     insitu up --take-over
 """
@@ -126,6 +127,14 @@ def up(
             "--head-only", help="With --hosts: start the head alone, and print where these reach it."
         ),
     ] = False,
+    tied_to: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="PID",
+            help="With --hosts: the head ends with this process, as by `insitu down`.",
+        ),
+    ] = None,
     interface: Annotated[
         str | None,
         typer.Option(
@@ -177,7 +186,7 @@ def up(
     local: dict[str, object] = {"--nodes": nodes, "--shared": shared, "--private": private or None}
     local |= {"--quota": quota, "--tier": tier}
     of_hosts: dict[str, object] = {"--launcher": launcher, "--insitu": insitu}
-    head_alone = {"--head-only": head_only or None}
+    head_alone = {"--head-only": head_only or None, "--tied-to": tied_to}
     of_head: dict[str, object] = {"--interface": interface, "--port": port}
     times = {"--copy-lost-after": copy_lost_after, "--take-over-after": take_over_after}
     if take_over_here:
@@ -195,9 +204,9 @@ def up(
         refuse_options("--hosts", {**local, "--engine": engine, "--address": address})
         if head_only:
             refuse_options("--head-only", of_hosts)
-            up_head(hosts, interface or "", port or 0, times)
+            up_head(hosts, interface or "", port or 0, tied_to or 0, times)
             return
-        started = (hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0)
+        started = (hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0, tied_to or 0)
         up_hosts(*started, times)
     elif engine is not None:
         refuse_options("--engine ray", {**local, **of_hosts, **head_alone})

@@ -39,6 +39,7 @@ from insitu.cluster.agents.process_log import keep_log_bounded
 from insitu.cluster.agents.reach_checks import ReachChecks
 from insitu.cluster.agents.records import (
     HeadRecord,
+    is_orphaned,
     make_token,
     read_head,
     start_record,
@@ -46,7 +47,7 @@ from insitu.cluster.agents.records import (
     write_head,
 )
 from insitu.cluster.agents.relays import Relays
-from insitu.cluster.agents.saved_members import read_saved_members
+from insitu.cluster.agents.saved_members import resume_members
 from insitu.cluster.agents.succession import Succession, note_successor
 from insitu.cluster.decide import Member, Membership, membership
 from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
@@ -97,7 +98,7 @@ class Head:
         self._paths = paths
         self._acceptor = acceptor
         self._record = record
-        self._membership = _load_members(paths, Membership(read_versions()))
+        self._membership = resume_members(paths, Membership(read_versions()))
         self._callers: dict[int, _Caller] = {}
         self._next_number = 0
         self._catalog = CatalogWatch(paths)
@@ -332,6 +333,9 @@ class Head:
             self._copies.note_change()
         before, now = self._record.take_over_after, time.monotonic()
         self._record = read_head(self._paths) or self._record  # `insitu up` may have changed it
+        if self._down is None and is_orphaned(self._record):
+            logger.warning("ends with its agents: the process that it is tied to has ended")
+            self._begin_down(delete=False)
         if self._record.take_over_after != before:
             self._act(membership.Changed())
         if self._down is None:
@@ -383,10 +387,7 @@ class Head:
                 self._send(caller, {"do": "succeeded"})
                 self._stopping = True
             case "down":
-                waiting = self._down[0] if self._down else []
-                self._down = ([*waiting, caller], time.monotonic() + DOWN_SECONDS)
-                for agent in self._agents():
-                    self._send(agent, {"do": "stop", "delete": message.get("delete") is True})
+                self._begin_down(caller, delete=message.get("delete") is True)
             case other:
                 known = "nodes, check, drain, engine, run, succeeded and down"
                 self._send(caller, {"error": f"The head knows {known}. Received: {other!r:.80}"})
@@ -420,6 +421,13 @@ class Head:
         member = self._membership.find(caller.number)
         return member.facts.node if member is not None else NodeId("")
 
+    def _begin_down(self, *asking: _Caller, delete: bool) -> None:
+        """Have all agents end, and then the head, which answers `asking`."""
+        waiting = self._down[0] if self._down else []
+        self._down = ([*waiting, *asking], time.monotonic() + DOWN_SECONDS)
+        for agent in self._agents():
+            self._send(agent, {"do": "stop", "delete": delete})
+
     def _advance_down(self) -> None:
         """Answer who has asked for the end, once all agents have ended or the time is up; then end."""
         if self._down is None:
@@ -446,16 +454,6 @@ def _damage_logged() -> Iterator[None]:
         yield
     except GridError as error:
         logger.warning("%s", error)
-
-
-def _load_members(paths: Paths, empty: Membership) -> Membership:
-    """Return the membership that the head before has saved. A file that can't be read counts as none."""
-    try:
-        members = read_saved_members(paths)
-    except ClusterError as error:
-        logger.warning("%s; it is made again", error)
-        return empty
-    return membership.resume_membership(Membership(empty.versions, members), time.monotonic())
 
 
 def main(arguments: list[str]) -> int:

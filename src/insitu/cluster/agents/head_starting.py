@@ -5,19 +5,30 @@ from __future__ import annotations
 from insitu.cluster.agents.addresses import choose_head_address, resolve_interface
 from insitu.cluster.agents.detached import start_detached
 from insitu.cluster.agents.node_list import wait_for_record
-from insitu.cluster.agents.records import is_locked, read_head
+from insitu.cluster.agents.records import change_head, is_locked, read_head
 from insitu.errors import ClusterError, InputError
 from insitu.exchange import parse_address
 from insitu.paths import Paths
+from insitu.processes import ProcessIdentity
 
 _START_SECONDS = 60.0
 
 
-def start_head(paths: Paths, interface: str, port: int, hosts: list[str]) -> str:
+def start_head(
+    paths: Paths, interface: str, port: int, hosts: list[str], tied_to: ProcessIdentity | None = None
+) -> str:
     """Return the address of the head of this home, which is started unless it runs.
 
-    `interface` is where it listens; empty: where all `hosts` reach it. `port` 0: that of the last time.
+    `interface` is where it listens; empty: where all `hosts` reach it. `port` 0: that of the last time. It
+    ends with the process `tied_to`; None: what it is tied to stays.
     """
+    address = _find_or_start_head(paths, interface, port, hosts)
+    if tied_to is not None:
+        change_head(paths, tied_to=(tied_to.pid, tied_to.start))
+    return address
+
+
+def _find_or_start_head(paths: Paths, interface: str, port: int, hosts: list[str]) -> str:
     record = read_head(paths)
     if record is not None and record.successor:
         raise InputError(

@@ -40,7 +40,7 @@ from insitu.errors import ClusterError, InputError
 from insitu.exchange import parse_address
 from insitu.grid import list_nodes_with_stores
 from insitu.paths import Paths
-from insitu.processes import ProcessIdentity, open_process
+from insitu.processes import ProcessIdentity, identify_process, open_process
 from insitu.spec import NodeId
 
 _START_SECONDS = 60.0
@@ -67,6 +67,8 @@ class HostRequest:
     interface: str = ""
     #: The port of the head; 0: that of the last time, else the system chooses.
     port: int = 0
+    #: The process that the head ends with, and all agents with it; 0: none.
+    tied_to: int = 0
 
 
 def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[str, list[Outcome]]:
@@ -104,8 +106,20 @@ def bring_up_head(paths: Paths, request: HostRequest) -> str:
     lines = parse_hosts(request.text, request.name)
     check_record_owner(paths)
     check_head_home(paths)
+    tied_to = _identify_process(request.tied_to)
     make_token(paths)
-    return start_head(paths, request.interface, request.port, [line.address for line in lines])
+    return start_head(paths, request.interface, request.port, [line.address for line in lines], tied_to)
+
+
+def _identify_process(pid: int) -> ProcessIdentity | None:
+    """Return which process has this number; None for 0. Raises InputError where there is none."""
+    found = identify_process(pid) if pid else None
+    if pid and found is None:
+        raise InputError(
+            f"--tied-to is the number of a process that runs on this machine. Received: {pid}. That of a "
+            f"script of the shell is $$"
+        )
+    return found
 
 
 def _choose_launchers(

@@ -21,7 +21,7 @@ from insitu.errors import ClusterError, InputError
 from insitu.grid import list_nodes_with_stores, publish_file
 from insitu.guarded_paths import check_written_by, read_guarded
 from insitu.paths import Paths
-from insitu.processes import ProcessIdentity, identify_process, open_process, read_boot, read_host
+from insitu.processes import ProcessIdentity, has_ended, identify_process, open_process, read_boot, read_host
 from insitu.spec import NodeId
 
 logger = logging.getLogger("insitu")
@@ -65,6 +65,8 @@ class HeadRecord:
     taken_over: Mapping[str, Any] | None = None
     #: The address of the head that has taken over from the one of this home; empty: none has.
     successor: str = ""
+    #: The process that the head which runs ends with, and when that was started, in clock ticks. None: none.
+    tied_to: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def change_head(paths: Paths, **values: Any) -> HeadRecord:
 
 
 def start_record(paths: Paths, address: str) -> HeadRecord:
-    """Write down that this process is the head now, in a new epoch. Returns the record."""
+    """Write down that this process is the head now, in a new epoch, tied to no other. Returns the record."""
     own = identify_process(os.getpid())
     before = read_head(paths)
     return change_head(
@@ -174,7 +176,13 @@ def start_record(paths: Paths, address: str) -> HeadRecord:
         address=address,
         pid=os.getpid(),
         start=own.start if own else 0,
+        tied_to=None,
     )
+
+
+def is_orphaned(record: HeadRecord) -> bool:
+    """Return whether the process that a head of this host is tied to has ended."""
+    return record.tied_to is not None and has_ended(ProcessIdentity(*record.tied_to))
 
 
 def read_agent(paths: Paths, node: NodeId) -> AgentRecord | None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
 from insitu.cluster.agents.messages import parse_members
-from insitu.cluster.decide import Member
+from insitu.cluster.decide import Member, Membership, membership
 from insitu.durable import unseal
 from insitu.errors import ClusterError, InsituError
 from insitu.guarded_paths import read_guarded
 from insitu.paths import Paths
 from insitu.spec import NodeId
+
+logger = logging.getLogger("insitu")
 
 
 def read_saved_members(paths: Paths) -> dict[NodeId, Member]:
@@ -31,3 +36,13 @@ def read_kept_members(paths: Paths) -> dict[NodeId, Member]:
         return read_saved_members(paths)
     except ClusterError:
         return {}
+
+
+def resume_members(paths: Paths, empty: Membership) -> Membership:
+    """Return the membership that the head before has saved. A file that can't be read counts as none."""
+    try:
+        members = read_saved_members(paths)
+    except ClusterError as error:
+        logger.warning("%s; it is made again", error)
+        return empty
+    return membership.resume_membership(Membership(empty.versions, members), time.monotonic())
