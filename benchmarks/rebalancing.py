@@ -71,9 +71,8 @@ class Lab:
         first, second, self.joining = hosts.hosts
         listed = "".join(f"{host.address}\n" for host in (first, second, self.joining))
         (folder / "hosts.txt").write_text(listed)
-        insitu = f"{sys.executable} -m insitu"
-        run("up", "--hosts", str(folder / "hosts.txt"), "--launcher", hosts.launcher, "--insitu", insitu,
-            "--interface", hosts.gateway)  # fmt: skip
+        self.file, self.insitu = folder / "hosts.txt", f"{sys.executable} -m insitu"
+        self.up()
         run("drain", self.joining.name, "--deadline", "1h")  # so that the import gives it nothing
         rows = megabytes * 1_000_000 // 3072
         np.save(folder / "rows.npy", np.random.default_rng(0).normal(size=(rows, 768)).astype(np.float32))
@@ -92,10 +91,19 @@ class Lab:
         self.job = done.stderr.split()[0]
         wait_until(lambda: self.rows() > 5000, "the training")
 
+    def up(self) -> None:
+        run("up", "--hosts", str(self.file), "--launcher", self.hosts.launcher, "--insitu", self.insitu,
+            "--interface", self.hosts.gateway)  # fmt: skip
+
     def empty(self) -> None:
-        """Take all data off the host that joins, and let it have some again."""
+        """Take all data off the host that joins, and give it an empty store: in the old one copies stay for a
+        minute, which a rebalancing then needn't fetch."""
         run("drain", self.joining.name, "--deadline", "1h")
         wait_until(lambda: self.state() == "drained", "the host is drained")
+        command = [*self.hosts.launcher.replace("{host}", self.joining.address).split()]
+        deleted = f"{self.insitu} agent --stop --delete"
+        subprocess.run([*command, deleted], check=True, capture_output=True, timeout=PATIENCE)
+        self.up()
         run("drain", self.joining.name, "--cancel")
 
     def state(self) -> str:
