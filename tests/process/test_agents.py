@@ -488,3 +488,51 @@ def test_jobs_are_seen_from_any_node_and_from_outside(hosts: LoopbackHosts, tmp_
         described = json.loads(insitu(home, "describe", job["job_id"], "--json", **variables).stdout)
         assert described["kind"] == "job"
         assert insitu(home, "stop", job["job_id"], code=None, **variables).returncode == 3  # it has ended
+
+
+@pytest.mark.hosts
+def test_what_is_left_of_two_hosts_becomes_a_new_cluster(hosts: LoopbackHosts, tmp_path: Path) -> None:
+    """The machine with the head and one of two agents is lost with its disk, so there is no majority."""
+    hosts.up()
+    np.save(tmp_path / "x.npy", np.arange(5000))
+    options = ("--partitions", "4", "--backups", "1")
+    insitu(hosts.head, "import", "digits", str(tmp_path / "x.npy"), *options)
+    before = Catalog(Paths(hosts.head)).get("digits")
+    left = hosts.homes["b"]
+    wait_until(lambda: json.loads(insitu(left, "caches", "--json").stdout), "a copy of the catalogue")
+    head = records.read_head(Paths(hosts.head))
+    assert head is not None
+    for pid in (head.pid, hosts.agent_pid("a")):
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: not is_running(pid), "the end")
+    shutil.rmtree(hosts.head)
+    shutil.rmtree(hosts.homes.pop("a"))
+
+    # Reading goes on without a head.
+    assert json.loads(insitu(left, "caches", "--json").stdout)[0]["rows"] == 5000
+    program = "import insitu; print(sum(int(b.sum()) for b in insitu.dataset('digits').batch(100)))"
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "INSITU_HOME": str(left)}
+    read = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert read.stdout == f"{sum(range(5000))}\n", read.stderr
+
+    said = " ".join(insitu(left, "up", "--take-over", code=1).stderr.split())
+    assert "Received: 1 of 2 agents; a can't be reached" in said
+    assert "start a new cluster" in said and "`insitu repair`" in said
+    assert records.read_head(Paths(left)) is None
+
+    # The agent says which file to remove, and goes to the head of a new home with what it holds.
+    hosts.file.write_text(f"127.0.0.1 name=b home={left}\n")
+    hosts.head = tmp_path / "new head"
+    insitu(left, "agent", "--stop")
+    refused = " ".join(hosts.up(code=1).stderr.split())
+    assert f"remove {Paths(left).agent('b')}" in refused, refused
+    Paths(left).agent("b").unlink()
+    assert "1 of 1 host(s) up" in hosts.up().stderr
+    repaired = insitu(hosts.head, "repair").stdout
+    assert "digits" in repaired, repaired
+    found = Catalog(Paths(hosts.head)).get("digits")
+    assert [(p.index, p.rows, p.checksum) for p in found.partitions] == [
+        (p.index, p.rows, p.checksum) for p in before.partitions
+    ]
+    assert "verified: 4 file(s)" in insitu(hosts.head, "describe", "digits", "--verify", code=None).stdout

@@ -74,5 +74,6 @@ def find_missing_majority(known: Collection[NodeId], found: Collection[NodeId]) 
         return ""
     return (
         f"{len(known) - len(missing)} of {len(known)} agents; {', '.join(missing)} can't be reached, or obey "
-        f"another head. Bring them up, or join them to this network again"
+        f"another head. Bring them up, or join them to this network again. If they are lost for good, start "
+        f"a new cluster of what is left: `insitu up --hosts` in another INSITU_HOME, then `insitu repair`"
     )
