@@ -1,4 +1,27 @@
-"""Agents on hosts of their own: links are cut, hosts lose their power. Run by `make test-hosts`."""
+"""Agents on hosts of their own: links are cut, hosts lose their power. Run by `make test-hosts`.
+
+What fails, and the tests that hold what happens then; those without a file are here:
+
+- a task: test_host_jobs.py, test_a_task_that_dies_on_a_host_is_replaced_...
+- the server of a host's tasks: test_host_jobs.py, test_agents_head_and_controller_may_die_...
+- agents: the same, test_tasks_read_on_where_the_head_and_all_agents_are_killed; test_agents.py,
+  test_a_killed_agent_is_lost_and_comes_back_...
+- a holder of Ray: test_hosts_ray.py, test_agents_and_holders_that_are_killed_come_back
+- a raylet: test_hosts_ray.py, test_the_raylet_of_a_host_of_a_job_is_killed_...
+- a host: test_a_host_that_vanishes_costs_its_tasks_alone, test_a_host_with_data_vanishes_...,
+  test_an_owner_that_loses_its_power_during_an_import_...
+- a link: test_a_host_that_is_cut_off_ends_its_tasks_..., test_a_link_that_is_away_for_a_moment_costs_no_task
+- a port, large packets: test_a_port_that_is_closed_..., test_a_network_that_loses_large_packets_is_named
+- the controller: test_a_job_has_the_bits_of_one_machine_also_where_its_controller_dies
+- the supervisor: test_stop_and_the_end_of_a_supervisor_leave_nothing_on_hosts
+- the head: test_agents_outlive_the_head_...
+- the head's machine, for good: test_the_host_of_head_and_supervisor_..., test_hosts_take_over.py
+- one of two hosts, with the head: test_agents.py, test_what_is_left_of_two_hosts_becomes_a_new_cluster
+- Ray's head, with its state: test_hosts_ray_head.py; without: test_hosts_ray.py,
+  test_ray_asks_for_its_own_token_and_its_end_ends_the_agents
+- a notice that a node goes: test_moving_jobs.py; from Ray: test_hosts_ray.py,
+  test_a_node_that_ray_takes_away_is_drained_...
+"""
 
 from __future__ import annotations
 
@@ -141,11 +164,12 @@ def test_a_port_that_is_closed_to_one_host_is_named(cluster: Cluster) -> None:
 
 @contextlib.contextmanager
 def large_packets_lost(host: Host, hosts: list[Host]) -> Iterator[None]:
-    """Let the switch drop packets of more than 1,000 bytes to and from a host, without a word."""
+    """Let the switch drop packets of more than 1,300 bytes to and from a host, without a word. With less than
+    1,280 it would lose its addresses of IPv6 for good."""
     for each in hosts:  # what isn't cut into packets by the host isn't dropped here
         command = ["ip", "-n", each.namespace, "link", "set", "dev", "eth0", "gso_max_segs", "1"]
         subprocess.run(command, check=True)
-    subprocess.run(["ip", "link", "set", "dev", host.link, "mtu", "1000"], check=True)
+    subprocess.run(["ip", "link", "set", "dev", host.link, "mtu", "1300"], check=True)
     try:
         yield
     finally:
@@ -155,6 +179,7 @@ def large_packets_lost(host: Host, hosts: list[Host]) -> Iterator[None]:
             subprocess.run(command, check=True)
 
 
+@pytest.mark.slow
 def test_a_network_that_loses_large_packets_is_named(cluster: Cluster, tmp_path: Path) -> None:
     """Connections are made with small ones, so a job would hang at its first sum."""
     first, *_ = cluster.lab.hosts
@@ -217,11 +242,99 @@ def test_agents_outlive_the_head_and_obey_the_next_one(cluster: Cluster) -> None
     assert_nothing_left(cluster.lab)
 
 
-def test_hosts_of_ipv6_meet(cluster: Cluster) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The weights of the job of `HostJobs` with three workers on one machine."""
+    return run_undisturbed(tmp_path_factory.mktemp("alone") / "run", 3)
+
+
+@contextlib.contextmanager
+def without_ipv4(hosts: list[Host]) -> Iterator[None]:
+    """Take the IPv4 addresses of hosts away."""
+    for host in hosts:
+        subprocess.run(["ip", "-n", host.namespace, "-4", "addr", "flush", "dev", "eth0"], check=True)
+    try:
+        yield
+    finally:
+        for host in hosts:
+            command = ["ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0"]
+            subprocess.run(command, check=True)
+
+
+def test_hosts_of_ipv6_alone_take_rows_and_train(
+    cluster: Cluster, tmp_path: Path, undisturbed: set[str]
+) -> None:
     cluster.write_hosts(*(host.address6 for host in cluster.lab.hosts))
-    said = cluster.up()
-    assert f"The head is at [{cluster.lab.gateway6}]:" in said
-    assert all(f["address"].startswith("[fd00:") for f in cluster.nodes().values())
+    with without_ipv4(cluster.lab.hosts):
+        said = cluster.up()
+        assert f"The head is at [{cluster.lab.gateway6}]:" in said
+        assert all(f["address"].startswith("[fd00:") for f in cluster.nodes().values())
+        source = str(make_images(tmp_path / "images"))
+        insitu(cluster.head, "import", "images", source, "--partitions", "6", "--backups", "1")
+        assert "verified: 12 file(s)" in insitu(cluster.head, "describe", "images", "--verify").stdout
+        jobs = HostJobs(cluster.head, tmp_path / "job")
+        jobs.let_go()
+        job = jobs.start(workers=3)
+        found, weights = jobs.finish(job)
+        assert weights == undisturbed and found["attempt"] == 1
+        assert sorted(where[0] for where in jobs.where(job).values()) == ["host1", "host2", "host3"]
+        insitu(cluster.head, "down")
+
+
+@contextlib.contextmanager
+def second_network(lab: HostsLab) -> Iterator[tuple[str, dict[str, str]]]:
+    """Give each host an eth1 of another network. Yields this machine's address there, and those of hosts."""
+    bridge, own = f"ilb{os.getpid()}", os.getpid()
+    prefix = f"172.{16 + own % 16}.{own // 16 % 250}"
+    links = {host.name: f"{bridge}-{host.number}" for host in lab.hosts}
+    addresses = {host.name: f"{prefix}.{host.number}" for host in lab.hosts}
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+    try:
+        ip("link", "add", bridge, "type", "bridge")
+        ip("addr", "add", f"{prefix}.254/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
+        for host in lab.hosts:
+            link, there = links[host.name], ("-n", host.namespace)
+            ip("link", "add", link, "type", "veth", "peer", "name", "eth1", "netns", host.namespace)
+            ip("link", "set", link, "master", bridge)
+            ip("link", "set", link, "up")
+            ip(*there, "addr", "add", f"{addresses[host.name]}/24", "dev", "eth1")
+            ip(*there, "link", "set", "eth1", "up")
+        yield f"{prefix}.254", addresses
+    finally:
+        for link in (*links.values(), bridge):
+            subprocess.run(["ip", "link", "del", link], capture_output=True)
+
+
+@pytest.mark.slow
+def test_of_two_networks_the_named_interface_is_used_for_all(
+    cluster: Cluster, tmp_path: Path, undisturbed: set[str]
+) -> None:
+    """Hosts don't reach each other by the other one, on which their names and routes lie."""
+    with second_network(cluster.lab) as (gateway, addresses):
+        cluster.write_hosts(*(f"{host.address} interface=eth1" for host in cluster.lab.hosts))
+        rules = [
+            ("ip", "-n", host.namespace, "rule", what, "to", f"{cluster.lab.prefix}.0/24", "prohibit")
+            for what in ("add", "del")
+            for host in cluster.lab.hosts
+        ]
+        for rule in rules[:3]:
+            subprocess.run([*rule, "pref", "1"], check=True)
+        try:
+            assert f"The head is at {gateway}:" in cluster.up("--interface", gateway)
+            found = {name: node["address"].split(":")[0] for name, node in cluster.nodes().items()}
+            assert found == addresses
+            jobs = HostJobs(cluster.head, tmp_path / "job")
+            jobs.let_go()
+            job = jobs.start(workers=3)
+            assert jobs.finish(job)[1] == undisturbed
+            insitu(cluster.head, "down")
+        finally:
+            for rule in rules[3:]:
+                subprocess.run([*rule, "pref", "1"], check=True)
 
 
 def test_a_partition_goes_from_host_to_host(cluster: Cluster, tmp_path: Path) -> None:
@@ -256,12 +369,6 @@ def test_one_host_that_cannot_join_is_named(cluster: Cluster, line: str, problem
     said = " ".join(cluster.up("--interface", cluster.lab.gateway, code=1).split())
     assert problem in said and "0 of 1 host(s) up" in said
     assert first.processes() == {}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The weights of the job of `HostJobs` with three workers on one machine."""
-    return run_undisturbed(tmp_path_factory.mktemp("alone") / "run", 3)
 
 
 def start_three(cluster: Cluster, folder: Path) -> tuple[HostJobs, str]:

@@ -160,6 +160,31 @@ def test_partitions_that_other_nodes_hold_are_brought_and_other_caches_are_agree
 
 
 @pytest.mark.hosts
+@pytest.mark.slow
+def test_tasks_read_on_where_the_head_and_all_agents_are_killed(
+    hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path
+) -> None:
+    """Nobody starts them again: rows are mapped, and the job needs neither."""
+    source, options = str(make_images(tmp_path / "images")), ("--partitions", "4", "--label-from-filename")
+    alone = HostJobs(tmp_path / "alone", tmp_path / "alone job")
+    insitu(alone.home, "up", "--nodes", "2")
+    for home in (alone.home, hosts.head):
+        insitu(home, "import", "images", source, *options)
+    job = jobs.start(workers=2, cache="images")
+    jobs.wait_in_the_middle(job, 2)
+    head = read_head(Paths(hosts.head))
+    assert head is not None
+    for pid in (*map(hosts.agent_pid, "ab"), head.pid):
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: not is_running(pid), "the end")
+    jobs.let_go()
+    found, weights = jobs.finish(job)
+    assert [t["attempt"] for t in found["task_list"]] == [1, 1] and found["attempt"] == 1
+    alone.let_go()
+    assert weights == alone.finish(alone.start(workers=2, cache="images"))[1]
+
+
+@pytest.mark.hosts
 @pytest.mark.timeout(300)
 def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_more(
     hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path
