@@ -87,13 +87,14 @@ class PageFile:
     they are.
 
     The way through the system's cache costs the processor a copy, and these bytes are read again only
-    after a failure, when the cache is cold anyway. `expected` is about how many bytes will come. All
-    methods raise OSError.
+    after a failure, when the cache is cold anyway. `expected` is about how many bytes will come. With
+    `start`, whole pages, it goes on there in what is at `path`. All methods raise OSError.
     """
 
-    def __init__(self, path: Path, expected: int) -> None:
-        flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC
+    def __init__(self, path: Path, expected: int, start: int = 0) -> None:
+        flags = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | (0 if start else os.O_TRUNC)
         self._descriptor = os.open(path, flags, 0o666)
+        os.lseek(self._descriptor, start, os.SEEK_SET)
         if expected >= _WORTHWHILE:
             _set_direct_io(self._descriptor, True)
 
@@ -110,8 +111,12 @@ class PageFile:
 
     def finish(self, size: int) -> None:
         """Cut the file to `size` bytes, which survive a power cut from then on."""
-        os.ftruncate(self._descriptor, size)
+        self.cut(size)
         os.fsync(self._descriptor)
+
+    def cut(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        os.ftruncate(self._descriptor, size)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from insitu.errors import GridError
-from insitu.grid.partitions import PartitionWriter, WritePacing, is_variable
+from insitu.grid.partitions import PartitionWriter, WritePacing, is_variable, make_room
 from insitu.grid.sources import Block, count_threads
 from insitu.spec import Column
 
@@ -48,10 +48,12 @@ class PartitionBuilders:
         *,
         drop_pages: bool = False,
         codec: str | None = None,
+        direct: bool = False,
     ) -> None:
         """With `drop_pages`, for data that doesn't fit there, what is written leaves the system's cache.
 
-        `codec` is as for `PartitionWriter`.
+        With `direct`, files of large blocks don't come there, and are read back from the disk. `codec` is as
+        for `PartitionWriter`.
         """
         self.rows = np.zeros(len(targets), dtype=np.int64)
         self._columns = columns
@@ -59,8 +61,9 @@ class PartitionBuilders:
         threads = min(len(targets), max(2, count_threads()))
         self._threads = [_Background() for _ in range(threads)]
         pacings = [WritePacing(drop=drop_pages) for _ in range(threads)]
+        rooms = [make_room() if direct else None for _ in range(threads)]
         self._writers = [
-            PartitionWriter(target, columns, pacings[number % threads], codec)
+            PartitionWriter(target, columns, pacings[number % threads], codec, rooms[number % threads])
             for number, target in enumerate(targets)
         ]
         self._collected: list[_Collected | None] = [None] * len(targets)
@@ -145,6 +148,10 @@ class PartitionBuilders:
             )
         self._write(destination)
         return self._writers[destination].close(sync=sync)
+
+    def is_read_back(self, destination: int) -> bool:
+        """Return `PartitionWriter.is_read_back` of a target that is complete."""
+        return self._writers[destination].is_read_back
 
     def raw_bytes(self, destination: int) -> int:
         """Return `PartitionWriter.raw_bytes` of a target that is complete."""

@@ -28,7 +28,7 @@ from insitu.access import make_folder
 from insitu.durable import sync_tree
 from insitu.errors import GridError, InputError
 from insitu.grid.partition_builder import PartitionBuilders
-from insitu.grid.partitions import file_checksum, values_of_rows
+from insitu.grid.partitions import file_checksum, refuse_changed, values_of_rows
 from insitu.grid.row_plan import RowPlan
 from insitu.grid.sources import Block
 from insitu.paths import Paths
@@ -107,7 +107,10 @@ class RowIntake:
         shutil.rmtree(self._ahead, ignore_errors=True)
         make_folder(paths.home, self._ahead)
         self._builders = PartitionBuilders(
-            plan.columns, plan.block_rows, self._targets, drop_pages=plan.drop_pages, codec=plan.codec
+            *(plan.columns, plan.block_rows, self._targets),
+            drop_pages=plan.drop_pages,
+            codec=plan.codec,
+            direct=True,
         )
         self._adopted: Counts = np.zeros(len(self._targets), np.int64)
         self._changed = threading.Condition()
@@ -280,12 +283,8 @@ class RowIntake:
         if sync:
             with target.open("rb") as file:
                 os.fsync(file.fileno())
-        found = file_checksum(target)
-        if found != checksum:
-            raise GridError(
-                f"{target.name} must have the checksum {checksum}. Received: {found}: the disk or the memory "
-                f"of this host has changed what was written"
-            )
+        if not self._builders.is_read_back(number):
+            refuse_changed(target, file_checksum(target), checksum)
         columns = tuple(self._builders.column_bytes(number, 1))
         rows, raw = int(self._builders.rows[number]), self._builders.raw_bytes(number)
         return Finished(rows, size, checksum, raw, columns)

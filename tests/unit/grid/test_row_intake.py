@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from agent_hosts import wait_until
 
 from insitu.errors import GridError, InputError
-from insitu.grid.partitions import make_batch
+from insitu.grid.partitions import file_checksum, make_batch
 from insitu.grid.row_intake import Finished, RowIntake, RowMessage, check_same
 from insitu.grid.row_plan import Destination, RowPlan
 from insitu.grid.sources import Block
@@ -104,6 +106,34 @@ def test_rows_that_are_read_on_this_host_enter_without_messages(paths: Paths, in
     intake.stop()
     with pytest.raises(GridError, match="has ended on this host"):
         intake.append(Block({"x": values}, 95, 0, 0), values % 2)
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_large_blocks_are_read_back_from_the_disk(paths: Paths, is_changed: bool) -> None:
+    columns = (Column("x", "uint8", (1000,)),)
+    intake = RowIntake(paths, A, replace(PLAN, columns=columns, block_rows=400))
+    try:
+        intake.begin(0, [0, 0])
+        values = np.random.default_rng(0).integers(0, 255, (2500, 1000), dtype=np.uint8)
+        intake.append(Block({"x": values}, 2500, 0, 0), np.zeros(2500, np.int64))
+        path = paths.staged("d", PLAN.token).partition(A, 0)
+        wait_until(lambda: path.exists() and path.stat().st_size > 6 * 400_000, "six blocks")
+        if is_changed:
+            with path.open("r+b") as file:
+                os.pwrite(file.fileno(), b"changed", 1_000_000)
+        intake.end_unit()
+        if is_changed:
+            with pytest.raises(GridError, match="must have the checksum"):
+                intake.finish(1)
+        else:
+            found, _ = intake.finish(1)
+            assert file_checksum(path) == found.checksum and path.stat().st_size == found.bytes
+            with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
+                read = reader.read_all()["x"].combine_chunks().to_numpy_ndarray()
+            assert (read == values).all()
+        assert intake._builders.is_read_back(0)
+    finally:
+        intake.stop()
 
 
 def test_what_does_not_follow_is_refused(intake: RowIntake) -> None:

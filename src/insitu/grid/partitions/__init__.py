@@ -7,6 +7,7 @@ from insitu.grid.partitions.address_space import AddressSpace
 from insitu.grid.partitions.block_reader import DIRECT_ALIGNMENT, BlockReader
 from insitu.grid.partitions.checksum import checksum_text, file_checksum
 from insitu.grid.partitions.compressed_reader import open_block_reader
+from insitu.grid.partitions.direct_file import make_room
 from insitu.grid.partitions.format import (
     RAGGED,
     TEXT,
@@ -25,7 +26,7 @@ from insitu.grid.partitions.format import values_of_batch as values_of_rows
 from insitu.grid.partitions.pacing import WritePacing
 from insitu.grid.partitions.partition import Partition, make_corrupt_error
 from insitu.grid.partitions.values import BlockedValues, TextValues, count_shared, ragged_rows
-from insitu.grid.partitions.writer import PartitionWriter
+from insitu.grid.partitions.writer import PartitionWriter, refuse_changed
 
 __all__ = [
     "DIRECT_ALIGNMENT",
@@ -48,8 +49,10 @@ __all__ = [
     "is_variable",
     "make_batch",
     "make_corrupt_error",
+    "make_room",
     "open_block_reader",
     "ragged_rows",
+    "refuse_changed",
     "row_bytes",
     "rows_per_block",
     "text_buffers",

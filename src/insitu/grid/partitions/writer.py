@@ -15,6 +15,7 @@ import pyarrow as pa
 from insitu.errors import GridError
 from insitu.grid.partitions.checksum import checksum_text, combined
 from insitu.grid.partitions.compression import BlockCompressor, buffer_slots
+from insitu.grid.partitions.direct_file import DirectFile
 from insitu.grid.partitions.format import (
     BlockMark,
     arrow_schema,
@@ -36,6 +37,8 @@ _FILE_START = 8
 """Bytes before the first message: Arrow's magic word and padding."""
 _MOST_PIECES = 512
 """Pieces of memory that are given to the system at once; it takes 1,024 at most."""
+_WORTH_DIRECT = 256 << 10
+"""Bytes of a block from which on the way past the system's cache is the shorter one."""
 
 
 class PartitionWriter:
@@ -50,13 +53,18 @@ class PartitionWriter:
         columns: tuple[Column, ...],
         pacing: WritePacing | None = None,
         codec: str | None = None,
+        room: memoryview | None = None,
     ) -> None:
         """The file at `path`, which must not be there, is made by the first `write`, or by `close`.
 
         `pacing` hears of each write of whole blocks. `codec` is a name of `spec.CODECS`, or None: nothing is
-        compressed.
+        compressed. With `room`, of `make_room`, a file of large blocks is written past the system's cache,
+        and read back from the disk.
         """
         self._path = path
+        self._room = room
+        #: What is written past the cache; None: the file isn't, or has no block yet.
+        self._direct: DirectFile | None = None
         self._pacing = pacing
         self._columns = columns
         self._sink = _PieceSink()
@@ -77,6 +85,11 @@ class PartitionWriter:
         """The bytes that the file would have without compression, after `close`; 0 where nothing is
         compressed."""
         return 0 if self._compressor is None else self._sink.position
+
+    @property
+    def is_read_back(self) -> bool:
+        """Whether `close` has compared the file on the disk with its checksum."""
+        return self._direct is not None
 
     @property
     def column_bytes(self) -> list[tuple[int, int]]:
@@ -107,6 +120,8 @@ class PartitionWriter:
         if not self._blocks:
             self._path.unlink()
         self._sink.appended = self._blocks > 0
+        if self._room is not None and self._blocks and self._position // self._blocks >= _WORTH_DIRECT:
+            self._direct = DirectFile(self._path, self._room, self._position)
         return self._blocks
 
     def _adopt_blocks(self, file: IO[bytes], block_rows: int) -> None:
@@ -183,7 +198,8 @@ class PartitionWriter:
         return self._count([head, *block.pieces], 1, block.sums)
 
     def close(self, *, sync: bool = True) -> tuple[int, str]:
-        """Complete the file and return (bytes, checksum). Raises OSError.
+        """Complete the file and return (bytes, checksum). Raises OSError, and GridError where it was read
+        back and isn't as it was written.
 
         With `sync` it survives a power cut; without, the caller must see to it.
         """
@@ -192,6 +208,8 @@ class PartitionWriter:
         if self._compressor is not None:
             pieces = [memoryview(self._compressor.complete(b"".join(pieces)))]
         self._append(self._count(pieces, len(pieces), []), is_block=False)
+        if self._direct is not None:
+            refuse_changed(self._path, checksum_text(self._direct.finish()), checksum_text(self._crc32))
         if sync:
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -213,12 +231,26 @@ class PartitionWriter:
 
     def _append(self, pieces: list[memoryview], *, is_block: bool) -> None:
         size = sum(map(len, pieces))
-        with self._path.open("ab" if self._sink.appended else "xb", buffering=0) as file:
+        if self._room is not None and not self._sink.appended and size >= _WORTH_DIRECT:
+            self._direct = DirectFile(self._path, self._room)
+        mode, self._sink.appended = "ab" if self._sink.appended else "xb", True
+        if self._direct is not None:
+            self._direct.append(pieces)
+            return
+        with self._path.open(mode, buffering=0) as file:
             for start in range(0, len(pieces), _MOST_PIECES):
                 _write_all(file.fileno(), pieces[start : start + _MOST_PIECES])
             if self._pacing is not None and is_block:
                 self._pacing.add(self._path, file.fileno(), self._position - size, size)
-        self._sink.appended = True
+
+
+def refuse_changed(path: Path, found: str, written: str) -> None:
+    """Raise GridError unless a file that was read back has the checksum of what was written."""
+    if found != written:
+        raise GridError(
+            f"{path.name} must have the checksum {written}. Received: {found}: the disk or the memory "
+            f"of this host has changed what was written"
+        )
 
 
 def _read_message(file: IO[bytes]) -> Any:
