@@ -4,7 +4,8 @@
 were compared, and on the disks. *nodes* has the hosts read the same files themselves, which all of them see.
 *socket* sends the bytes of the files through one plain connection to the first host, which writes and syncs
 them: nothing is checked or encrypted. *rsync* does so with its own checksums, where it is installed. All
-hosts share the processors and the disk of this machine, which may be slower than the links.
+hosts share the processors and the disk of this machine, which may be slower than the links. Processor
+seconds are those of the whole machine meanwhile, with the system's own; nothing else should run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import common
@@ -112,6 +114,12 @@ def send_by_rsync(lab: HostsLab, files: list[Path]) -> float:
         return common.timed(lambda: subprocess.run(send, check=True))
 
 
+def busy_seconds() -> float:
+    """Return what all processors of the machine have been busy for."""
+    user, nice, system, _, _, interrupts, soft, *_ = Path("/proc/stat").read_text().split()[1:9]
+    return sum(map(int, (user, nice, system, interrupts, soft))) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     options = common.parser(__doc__ or "").parse_args()
     if (obstacle := find_obstacle()) or shutil.which("tc") is None:
@@ -145,15 +153,30 @@ def main() -> None:
             "socket": lambda: size / 1e6 / send_plainly(lab, files),
             "rsync": lambda: size / 1e6 / send_by_rsync(lab, files),
         }
+        used = {name: common.Result(name, "s of processors a GB") for name in contenders}
+
+        def run_counted(name: str) -> float:
+            before = busy_seconds()
+            figure = contenders[name]()
+            used[name].figures.append((busy_seconds() - before) / (size / 1e9))
+            return figure
+
         try:
             rounds = options.rounds or (1 if options.quick else 5)
-            results = common.alternate(contenders, "MB/s", rounds)
+            results = common.alternate(
+                {name: partial(run_counted, name) for name in contenders}, "MB/s", rounds
+            )
         finally:
             insitu(head, "down", "--force", code=None)
     print(common.machine_line(machine))
     print(f"\n{size / 1e6:.0f} MB in {FILES} files, 3 hosts, links of {RATE}, of which 80 % are 1,000 MB/s\n")
     print(common.results_table(results, "socket", form="{:.0f}".format))
-    common.save_json(options.json, "host_import", machine, results=common.results_json(results))
+    for name, result in results.items():
+        used[name].missing = result.missing
+    print()
+    print(common.results_table(used, "socket", more_is_better=False, form="{:.2f}".format))
+    saved = {"results": common.results_json(results), "processors": common.results_json(used)}
+    common.save_json(options.json, "host_import", machine, **saved)
 
 
 if __name__ == "__main__":
