@@ -51,7 +51,7 @@ from ray_hosts import RayLab  # noqa: E402
 
 PEERS = Path(__file__).resolve().parent / "recovery_peers"
 PATIENCE = 180.0
-"""Seconds for each wait."""
+"""Seconds for each wait; those for the recovery of a peer have an option."""
 STEPS_BEFORE = 20
 LOST = 1
 """Index of the host that is lost."""
@@ -83,8 +83,8 @@ WAYS: dict[str, Callable[[Host], None]] = {"link cut": Host.cut, "processes kill
 class Bench:
     """Three hosts, and what runs on them."""
 
-    def __init__(self, lab: HostsLab) -> None:
-        self.lab = lab
+    def __init__(self, lab: HostsLab, patience: float) -> None:
+        self.lab, self.patience = lab, patience
         self.root = lab.folder
         self.code = self.root / "code"
         self.code.mkdir()
@@ -195,7 +195,11 @@ class Bench:
         with self._running([(h, f"{c} '[]' {shlex.quote(str(marks))}/{{host}}") for h, c in launch]):
             before = wait_for("the peer's first steps", lambda: self._all_at(marks, STEPS_BEFORE, 3))
             at = self.lose(way)
-            after = wait_for("the peer's recovery", lambda: self._all_at(marks, 1, members, set(before)))
+            after = wait_for(
+                "the peer's recovery",
+                lambda: self._all_at(marks, 1, members, set(before)),
+                patience=self.patience,
+            )
             return max(float(path.read_text().split()[0]) for path in after) - at
 
     @contextmanager
@@ -246,6 +250,7 @@ def main() -> None:
     made.add_argument("--only", default="", help="contenders, separated by commas")
     made.add_argument("--ways", default=",".join(WAYS), help="ways to lose the host, separated by commas")
     made.add_argument("--keep", action="store_true", help="take the others from the file of --json")
+    made.add_argument("--patience", type=float, default=PATIENCE, help="seconds for a peer's recovery")
     options = made.parse_args()
     if obstacle := find_obstacle():
         sys.exit(f"Several hosts can't be made here: {obstacle}")
@@ -256,7 +261,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         HostsLab(Path(folder), 3) as lab,
     ):
-        bench = Bench(lab)
+        bench = Bench(lab, options.patience)
         for way in options.ways.split(","):
             contenders: dict[str, Callable[[], float]] = {
                 "insitu": partial(bench.insitu, way),
