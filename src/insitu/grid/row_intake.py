@@ -2,8 +2,8 @@
 
 Readers cut the sources into *units*, which are numbered in the order of their rows, and send the rows of each
 in numbered messages. Rows enter partitions in that order, on whatever host they were read: rows of later
-units wait in files beside the staged partitions. So the bytes of a partition are those of an import on one
-machine.
+units wait in memory, and where they are too many in files beside the staged partitions. So the bytes of a
+partition are those of an import on one machine.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _QUEUED = 2
 """Messages that wait for the builders. More would take memory and save no time."""
 _PATIENCE_SECONDS = 1.0
 """Seconds for which a message waits for its place in the queue; then its sender is asked to send it again."""
+_AHEAD_BYTES = 128 << 20
+"""Bytes of rows of later units that wait in memory. More wait in files."""
 _COUNTS = b"counts"
 _SYNCED_ONE_BY_ONE = 100
 """Files up to which each is made to survive a power cut alone; with more, all are at once."""
@@ -122,10 +124,12 @@ class RowIntake:
         self._next: dict[int, int] = {}
         #: Units whose last message has come.
         self._whole: set[int] = set()
-        #: Messages of the current unit, behind all that wait in its files.
+        #: Messages of the current unit, behind all that wait for it.
         self._queue: deque[RowMessage] = deque()
-        #: Files of messages that wait, by unit, oldest first.
-        self._files: dict[int, list[_MessageFile]] = {}
+        #: Messages that wait for their unit, by unit, oldest first.
+        self._waiting: dict[int, list[_MessageFile | _MessageList]] = {}
+        #: Bytes of those that wait in memory.
+        self._bytes = 0
         self._error: BaseException | None = None
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -164,7 +168,7 @@ class RowIntake:
                 return True
             if message.sequence > expected or message.unit in self._whole:
                 raise InputError(f"Message {expected} of unit {message.unit} follows. Received: another")
-            if message.unit == self._unit and not self._files.get(message.unit):
+            if message.unit == self._unit and not self._waiting.get(message.unit):
                 if not self._changed.wait_for(self._has_room, _PATIENCE_SECONDS):
                     return False
                 self._raise()
@@ -200,11 +204,14 @@ class RowIntake:
         return len(self._queue) < _QUEUED or self._stopped or self._error is not None
 
     def _keep(self, message: RowMessage) -> None:
-        """Write a message to the newest file of its unit."""
-        files = self._files.setdefault(message.unit, [])
-        if not files or files[-1].is_read:
-            files.append(_MessageFile(self._ahead / f"{message.unit}-{message.sequence}"))
-        files[-1].write(message)
+        """Have a message wait behind all others of its unit."""
+        waiting = self._waiting.setdefault(message.unit, [])
+        kind = _MessageList if self._bytes + message.batch.nbytes <= _AHEAD_BYTES else _MessageFile
+        if not waiting or waiting[-1].is_read or not isinstance(waiting[-1], kind):
+            waiting.append(kind(self._ahead / f"{message.unit}-{message.sequence}"))
+        waiting[-1].write(message)
+        if kind is _MessageList:
+            self._bytes += message.batch.nbytes
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -215,7 +222,7 @@ class RowIntake:
     def _run(self) -> None:
         try:
             while (step := self._next_step()) is not None:
-                for message in step.read() if isinstance(step, _MessageFile) else [step]:
+                for message in [step] if isinstance(step, RowMessage) else step.read():
                     if self._stopped:
                         return
                     self._apply(message)
@@ -224,16 +231,17 @@ class RowIntake:
                 self._error = error
                 self._changed.notify_all()
 
-    def _next_step(self) -> RowMessage | _MessageFile | None:
+    def _next_step(self) -> RowMessage | _MessageFile | _MessageList | None:
         """Wait for what enters the partitions next; None: nothing more does."""
         with self._changed:
             while not self._stopped:
-                files = self._files.get(self._unit)
-                if files and files[0].is_read:
-                    files.pop(0).remove()
-                elif files:
-                    files[0].is_read = True
-                    return files[0]
+                waiting = self._waiting.get(self._unit)
+                if waiting and waiting[0].is_read:
+                    self._bytes -= waiting[0].memory_bytes
+                    waiting.pop(0).remove()
+                elif waiting:
+                    waiting[0].is_read = True
+                    return waiting[0]
                 elif self._queue:
                     self._changed.notify_all()
                     return self._queue.popleft()
@@ -275,7 +283,7 @@ class RowIntake:
     def _is_idle(self) -> bool:
         """Whether nothing will come that the thread waits for."""
         ended = self._stopped or self._error is not None
-        waits = self._queue or self._files.get(self._unit) or self._unit in self._whole
+        waits = self._queue or self._waiting.get(self._unit) or self._unit in self._whole
         return ended or not waits
 
     def _check(self, number: int, size: int, checksum: str, sync: bool) -> Finished:
@@ -298,14 +306,39 @@ class RowIntake:
             self._thread.join()
         with self._appending:
             self._builders.stop()
-        for files in self._files.values():
-            for file in files:
-                file.remove()
+        for waiting in self._waiting.values():
+            for messages in waiting:
+                messages.remove()
         shutil.rmtree(self._ahead, ignore_errors=True)
+
+
+class _MessageList:
+    """Messages that wait for their turn, in memory."""
+
+    def __init__(self, _: Path) -> None:
+        self._messages: deque[RowMessage] = deque()
+        #: What all of them take, those that were read, too.
+        self.memory_bytes = 0
+        #: Whether it is read by now: then nothing more is written to it.
+        self.is_read = False
+
+    def write(self, message: RowMessage) -> None:
+        self._messages.append(message)
+        self.memory_bytes += message.batch.nbytes
+
+    def read(self) -> Iterator[RowMessage]:
+        while self._messages:
+            yield self._messages.popleft()
+
+    def remove(self) -> None:
+        self._messages.clear()
 
 
 class _MessageFile:
     """Messages that wait for their turn, in a file."""
+
+    #: None.
+    memory_bytes = 0
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -14,6 +14,7 @@ import pytest
 from agent_hosts import wait_until
 
 from insitu.errors import GridError, InputError
+from insitu.grid import row_intake
 from insitu.grid.partitions import file_checksum, make_batch
 from insitu.grid.row_intake import Finished, RowIntake, RowMessage, check_same
 from insitu.grid.row_plan import Destination, RowPlan
@@ -71,10 +72,13 @@ def read(paths: Paths, partition: int, finished: Finished) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("in_memory", [0, 300, 1 << 20])
 def test_rows_enter_in_the_order_of_units_if_they_come_in_another(
-    paths: Paths, seed: int, intake: RowIntake
+    paths: Paths, seed: int, in_memory: int, intake: RowIntake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers of units come in any order; each sends its messages in order, some twice."""
+    """Readers of units come in any order; each sends its messages in order, some twice. Of what waits no more
+    than that is in memory."""
+    monkeypatch.setattr(row_intake, "_AHEAD_BYTES", in_memory)
     draw = random.Random(seed)
     readers = [[m for m in make_messages(4, 5) if m.unit == unit] for unit in range(4)]
     intake.adopt()
@@ -83,13 +87,14 @@ def test_rows_enter_in_the_order_of_units_if_they_come_in_another(
         reader = draw.choice([r for r in readers if r])
         if not intake.take(reader[0]):
             continue  # the partitions don't keep pace
+        assert intake._bytes <= in_memory
         if draw.random() < 0.7:
             reader.pop(0)
     first, second = intake.finish(4)
     expected = [u * 1000 + n * 10 + i for u in range(4) for n in range(5) for i in range(7)]
     assert read(paths, 0, first) == expected
     assert read(paths, 2, second) == [-row for row in expected if row % 10 < 3]
-    assert not list(paths.staged("d", PLAN.token).root.glob("ahead-a/*"))
+    assert not list(paths.staged("d", PLAN.token).root.glob("ahead-a/*")) and intake._bytes == 0
 
 
 def test_rows_that_are_read_on_this_host_enter_without_messages(paths: Paths, intake: RowIntake) -> None:
