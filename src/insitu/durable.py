@@ -96,7 +96,7 @@ class PageFile:
         self._descriptor = os.open(path, flags, 0o666)
         os.lseek(self._descriptor, start, os.SEEK_SET)
         if expected >= _WORTHWHILE:
-            _set_direct_io(self._descriptor, True)
+            set_direct_io(self._descriptor, True)
 
     def write(self, pages: memoryview) -> None:
         """Add whole pages, which begin at one. Only the last call may bring part of one."""
@@ -106,7 +106,7 @@ class PageFile:
                 written += os.write(self._descriptor, pages[written : written + _AT_ONCE])
             except OSError as error:
                 # Some file systems say only now that they can't.
-                if error.errno != errno.EINVAL or not _set_direct_io(self._descriptor, False):
+                if error.errno != errno.EINVAL or not set_direct_io(self._descriptor, False):
                     raise
 
     def finish(self, size: int) -> None:
@@ -277,7 +277,7 @@ def unseal(data: bytes) -> Any:
     return json.loads(outer["state"])
 
 
-def _set_direct_io(descriptor: int, enabled: bool) -> bool:
+def set_direct_io(descriptor: int, enabled: bool) -> bool:
     """Make writes to the file bypass the system's cache, or no longer. Returns whether that is new."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if bool(flags & _DIRECT) is enabled or not _DIRECT:

@@ -7,6 +7,7 @@ What is read back from the cache says nothing of the disk.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import zlib
@@ -15,13 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from insitu.durable import PageFile
+from insitu.durable import PageFile, set_direct_io
 
 ROOM_BYTES = 2 << 20
 """Bytes that are written or read at once."""
 _READ_BACK_BYTES = 16 << 20
 """Bytes that are written before they are read back: then the disk is asked seldom."""
-_DIRECT = getattr(os, "O_DIRECT", 0)
 _PAGE = mmap.PAGESIZE
 
 
@@ -90,19 +90,21 @@ class DirectFile:
 
     def _read_back(self, end: int) -> None:
         """Take the checksum of what is in the file up to `end`, which is its size or begins a page."""
-        descriptor = self._open()
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            set_direct_io(descriptor, True)
             while self._read < end:
                 wanted = min(len(self._room), -(-(end - self._read) // _PAGE) * _PAGE)
-                size = os.preadv(descriptor, [self._room[:wanted]], self._read)
+                try:
+                    size = os.preadv(descriptor, [self._room[:wanted]], self._read)
+                except OSError as error:
+                    # Some file systems say only now that they can't.
+                    if error.errno != errno.EINVAL or not set_direct_io(descriptor, False):
+                        raise
+                    continue
                 if not size:
                     raise OSError(f"{self._path} has become shorter than what was written to it")
                 self._crc32 = zlib.crc32(self._room[:size], self._crc32)
                 self._read += size
         finally:
             os.close(descriptor)
-
-    def _open(self) -> int:
-        with contextlib.suppress(OSError):
-            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | _DIRECT)
-        return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

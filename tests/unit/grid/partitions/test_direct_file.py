@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import zlib
@@ -44,7 +45,6 @@ def test_pieces_of_any_size_become_the_file(
     monkeypatch.setattr(direct_file, "_READ_BACK_BYTES", 1 << 20)
     if not is_direct:
         monkeypatch.setattr(durable, "_DIRECT", 0)
-        monkeypatch.setattr(direct_file, "_DIRECT", 0)
     draw = random.Random(seed)
     sizes = [draw.choice([0, 1, 4095, 4096, 5000, 100_000, ROOM_BYTES, ROOM_BYTES + 4097]) for _ in range(12)]
     path, room, whole = tmp_path / "file", make_room(), b""
@@ -107,6 +107,22 @@ def test_what_the_disk_has_changed_is_refused(
         writer.write(ROWS, make_block(number))
     with pytest.raises(GridError, match=r"a must have the checksum crc32:\w+. Received: crc32:\w+: the disk"):
         writer.close()
+
+
+def test_a_file_system_that_only_reads_through_its_cache_is_read_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, refused = os.preadv, []
+
+    def read_through_the_cache(descriptor: int, *arguments: Any) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(descriptor)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return read(descriptor, *arguments)
+
+    monkeypatch.setattr(os, "preadv", read_through_the_cache)
+    _, (size, _) = write(tmp_path / "a", 9, make_room())
+    assert refused and (tmp_path / "a").stat().st_size == size
 
 
 def test_a_full_disk_is_no_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
