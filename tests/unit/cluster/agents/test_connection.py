@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ipv6 import needs_ipv6
 
 from insitu.cluster.agents import connection
 from insitu.cluster.engines import Channel
@@ -68,10 +69,8 @@ def listening(*arguments: Any) -> Iterator[Listening]:
         yield found
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 def test_both_sides_know_who_is_there_once_the_token_is_proved(host: str) -> None:
-    if host == "::1" and not socket.has_ipv6:
-        pytest.skip("no IPv6")
     with listening(host) as head:
         found = connection.dial_head(head.address, TOKEN, "agent")
         assert found.head == HEAD and found.own_host == host

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from ipv6 import needs_ipv6
 
 from insitu import ports
 from insitu.cluster.engines.engine import Command
@@ -44,7 +45,7 @@ def test_a_task_gets_the_socket_of_its_address(listeners: TaskListeners) -> None
     assert all(map(is_bound, addresses.values()))
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+@needs_ipv6
 def test_an_address_of_ipv6_has_brackets_and_is_found_by_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     made = TaskListeners("::1")
     try:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 from free_ports import free_addresses
+from ipv6 import needs_ipv6
 from partition_servers import SECRET, certificate
 
 from insitu.errors import TransferError
@@ -21,7 +20,7 @@ def test_numbers_of_ipv6_have_brackets():
     assert str(ServerAddress("host.example", 7, "")) == "host.example:7"
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+@needs_ipv6
 def test_a_server_at_a_number_of_ipv6_is_reached(paths: Paths):
     server = PartitionServer(paths, NodeId("node-0"), SECRET, certificate(), host="::1")
     try:
