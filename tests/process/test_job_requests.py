@@ -179,3 +179,4 @@ def test_a_job_runs_on_an_engine_in_another_process(insitu: Insitu, monkeypatch:
     assert insitu.state(job_id) == "finished"
     assert "taken over" in insitu.output(job_id)
     assert insitu.processes() == {}
+    wait_for("the supervisor's end", lambda: all(each.poll() is not None for each in submission._supervisors))

@@ -88,7 +88,6 @@ def test_a_process_that_left_the_task_and_floods_its_pipe_delays_no_end(
     assert ended.code == 0
 
 
-@pytest.mark.filterwarnings("ignore:subprocess .* is still running")
 def test_a_task_that_cannot_be_killed_holds_up_no_end(
     engine: LocalEngine, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,9 +95,12 @@ def test_a_task_that_cannot_be_killed_holds_up_no_end(
     code = paths.job("digits-1").code
     code.mkdir(parents=True)
     sleeping = Command((sys.executable, "-c", "import time; time.sleep(600)"), dict(os.environ))
-    pid = engine.launch(TaskSpec(TaskId("worker", 0), NODE), sleeping)
+    task = TaskSpec(TaskId("worker", 0), NODE)
+    engine.launch(task, sleeping)
     monkeypatch.setattr(local, "END_TIMEOUT", 0.05)
     monkeypatch.setattr(local._Running, "kill_group", lambda running, number: None)
+    process = engine._running[task.task].process
     engine.close()
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    assert process.poll() is None
+    process.kill()
+    process.wait()

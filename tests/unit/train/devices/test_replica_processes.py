@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from insitu import ports
 from insitu.errors import TrainingError
 from insitu.train.devices import replica_processes
 from insitu.train.devices.replica_processes import ReplicaMonitor, ReplicaProcesses, can_start_replicas
@@ -50,6 +51,7 @@ def test_a_replica_that_ends_is_named_with_its_last_lines(
     script.write_text(f"import sys\nsys.exit({end})\n")
     run_as_script(script)
     monkeypatch.setattr(replica_processes.atexit, "register", lambda function: None)
+    monkeypatch.setattr(ports, "_inherited", {})
     processes = ReplicaProcesses(["cpu:0", "cpu:1"])
     monkeypatch.setattr(replica_processes, "_replica_processes", processes)
     try:
@@ -57,4 +59,6 @@ def test_a_replica_that_ends_is_named_with_its_last_lines(
             ReplicaMonitor().check_after_loss()
     finally:
         processes._end()
+        for held in ports._inherited.values():
+            held.close()
     ReplicaMonitor().check()
