@@ -80,12 +80,17 @@ def test_only_sealed_segments_are_adopted(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(10_000))
     loose = os.memfd_create("insitu-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(loose, 10_000)
-    for file in (os.open(tmp_path / "file", os.O_RDWR), loose, os.pipe()[0]):
-        before = list_descriptors()
+    here, there = os.pipe()
+    files = os.open(tmp_path / "file", os.O_RDWR), loose, here
+    before = list_descriptors()
+    for file in files:
         with pytest.raises(ExchangeError, match="a segment with a sealed size"):
             memory.adopt(file, 10_000)
-        assert list_descriptors().get(file) != before[file]
-        assert find_new_descriptors(before, before[file]) == []
+    now = list_descriptors()
+    for file in files:
+        assert now.get(file) != before[file]
+    assert find_new_descriptors(before, *(before[file] for file in files)) == []
+    os.close(there)
 
 
 def test_adopted_segments_have_locks_of_their_own(file: int) -> None:

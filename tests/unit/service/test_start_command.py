@@ -16,6 +16,7 @@ from insitu.cluster import Request
 from insitu.config import DeviceSettings
 from insitu.service import format_start_command
 
+APP: Any = build_app()
 WORDS = st.text("abc -'\"$\\é", min_size=1, max_size=6).filter(lambda text: not text.startswith("-"))
 COUNTS = st.none() | st.integers(1, 9)
 REQUESTS = st.builds(
@@ -52,6 +53,7 @@ REQUESTS = st.builds(
 @given(REQUESTS)
 def test_the_command_line_gives_the_same_request(request: Request) -> None:
     parsed: list[Request] = []
+    arguments = format_start_command(request)
 
     def submit(paths: Any, given: Request) -> str:
         parsed.append(given)
@@ -59,9 +61,7 @@ def test_the_command_line_gives_the_same_request(request: Request) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(insitu.cluster, "submit", submit, raising=False)
-        arguments = format_start_command(request)
-        app: Any = build_app()
-        done = typer.testing.CliRunner().invoke(app, arguments[1:])
+        done = typer.testing.CliRunner().invoke(APP, arguments[1:])
     assert done.exit_code == 0, (arguments, done.output, done.exception)
     assert parsed == [request]
 

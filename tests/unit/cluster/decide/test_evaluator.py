@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_machine import BUG, EVALUATOR, PS, W0, W1, logged, running, signals
 
@@ -96,6 +96,7 @@ def test_the_end_of_a_chief_that_others_were_left_by_is_told_as_well() -> None:
     assert run.state.goal == "finish"
 
 
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from([0, 1, -9]), max_size=8), st.integers(0, 3))
 def test_the_job_ends_well_whatever_the_evaluator_does(codes: list[int], max_restarts: int) -> None:
     run = running(W0, EVALUATOR, max_restarts=max_restarts)
