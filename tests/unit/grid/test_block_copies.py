@@ -63,7 +63,11 @@ def test_a_bad_block_comes_from_the_next_copy_and_others_from_the_first(
 def test_a_copy_that_cannot_be_opened_is_passed_over(paths: list[Path]) -> None:
     paths[0].write_bytes(b"not a partition")
     copies = BlockCopies("it", [lambda path=path: open_copy(path) for path in paths])
-    copies.read(2, np.empty(copies.size(2), np.uint8))
+    memory = np.empty(copies.size(2), np.uint8)
+    copies.read(2, memory)
+    start = copies.column_starts(2)["x"]
+    expected = make_rows(COLUMNS, 20)["x"][16:]
+    np.testing.assert_array_equal(memory[start : start + expected.nbytes].view(np.int64), expected)
 
 
 def test_all_failures_are_named_where_no_copy_is_whole(paths: list[Path]) -> None:

@@ -67,7 +67,11 @@ def test_a_gradient_that_the_worker_checked_is_not_checked_again():
 def test_huge_but_finite_gradients_are_applied():
     with servers() as addresses, clients(addresses) as (client,):
         client.define({"a": ((2,), "float32")}, updater={"name": "sgd", "learning_rate": 1e-38})
+        client.pull().result()
+        before = client.values["a"].copy()
         client.push(0, 1, gradients={"a": np.full(2, 3e38, "f4")}).result()
+        client.pull().result()
+        np.testing.assert_allclose(client.values["a"] - before, -3.0)
 
 
 def test_another_model_is_refused_by_name():

@@ -47,6 +47,14 @@ def test_hashes_are_those_of_every_release() -> None:
     ]
 
 
+def test_splits_and_owners_are_those_of_every_release() -> None:
+    """An import of the same rows has the same splits, and those of before find their partitions."""
+    splits = split_of_rows(hash_rows(0, 16), [0.5, 0.3, 0.2])
+    assert "".join(map(str, splits)) == "0110200112020100"
+    owners = ("".join(node[-1] for node in owners_of_partition(p, topology(4), 2)) for p in range(13))
+    assert " ".join(owners) == "012 123 230 301 023 130 201 312 031 102 213 320 012"
+
+
 def _slow_text_hash(text: str) -> int:
     value = 0xCBF29CE484222325
     for byte in text.encode():
