@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import random
 import socket
 import tempfile
@@ -13,7 +14,7 @@ from typing import TextIO
 
 _PORTS = range(3_000, 15_000)
 """Outside of what the system gives to outgoing connections, and of what insitu gives to tasks."""
-_LOCKS = Path(tempfile.gettempdir(), "insitu-test-ports")
+_LOCKS = Path(tempfile.gettempdir(), f"insitu-test-ports-{os.geteuid()}")
 _held: deque[TextIO] = deque(maxlen=256)
 """Locks of the last ports that were given. A port is bound only some time after it was given."""
 

@@ -139,7 +139,8 @@ def test_the_owner_of_a_shared_home_sets_quotas(paths: Paths, monkeypatch: pytes
 def test_a_link_in_the_place_of_a_new_second_path_is_not_followed(paths: Paths, slow: Path) -> None:
     bring_up(paths, 1)
     private = slow / "private"
-    private.mkdir(mode=0o755)
+    private.mkdir()
+    private.chmod(0o755)
     (slow / f"insitu-{make_store_id(paths, NODE)}").symlink_to(private)
     with pytest.raises(NotADirectoryError):
         set_up_stores(paths, [NODE], tier=slow)

@@ -89,7 +89,7 @@ def test_a_lock_that_others_may_write_names_nobody(tmp_path: Path) -> None:
             use(path)
     path.chmod(0o600)
     path.rename(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match=r"which is the lock '.*/lock'"):
+    with pytest.raises(InputError, match="which is the lock '/"):
         records.read_holder(tmp_path / "elsewhere")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="no regular file"):

@@ -76,6 +76,7 @@ def test_a_job_of_another_user_is_named(tmp_path: Path) -> None:
     for folder in open_folder():
         paths = Paths(folder)
         (paths.jobs / "theirs-1").mkdir(parents=True)
+        paths.jobs.chmod(0o755)
         (paths.jobs / "theirs-1").chmod(0o700)
         assert run_as(lambda paths=paths: find_job(paths, "theirs")).startswith(
             "InputError: A job can be used by"

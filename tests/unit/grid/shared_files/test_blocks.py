@@ -103,7 +103,8 @@ def test_names_dont_lead_out_and_memory_of_others_isnt_used(store: Store) -> Non
     for volume, key in (("..", KEYS[0]), ("v", "../../x"), ("v", "x")):
         with pytest.raises(InputError):
             store.blocks.get(volume, key)
-    store.memory.mkdir(mode=0o755)
+    store.memory.mkdir()
+    store.memory.chmod(0o755)
     with pytest.raises(InputError, match="this user's alone"):
         put(store, 1)
 
