@@ -18,7 +18,7 @@ def test_the_survivor_names_the_lost_and_does_not_wait(tmp_path: Path):
     try:
         # Far below the week that a task which is done waits for the others.
         assert result_of(first) == {"lost": "worker:1"}
-        assert second.wait(timeout=10) == -signal.SIGKILL
+        assert second.wait(timeout=60) == -signal.SIGKILL
     finally:
         for process in (first, second):
             process.kill()

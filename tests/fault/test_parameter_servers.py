@@ -84,10 +84,8 @@ def test_a_mirror_takes_over_all_acknowledged_updates():
         for lost in (1, 0):
             _wait_for_mirrors(client)
             servers.kill(lost)
-            started = time.monotonic()
             push_one(client, 0, sequence := sequence + 1)
-            client.pull().result()
-            assert time.monotonic() - started < 20  # a deadline, not a figure
+            client.pull().result(DEADLINE)
             check(client, sequence + 1)
             servers.start(lost)
             # It holds everything again once it answers, and is mirrored before it acknowledges.

@@ -100,7 +100,7 @@ def test_somebody_in_the_middle_is_no_rank(monkeypatch: pytest.MonkeyPatch, tmp_
 
         def run(rank: int, _: list[str]) -> Exception | None:
             try:
-                exchange.join(rank, _through(middle, addresses)[rank], secret=SECRET, timeout=2.0).close()
+                exchange.join(rank, _through(middle, addresses)[rank], secret=SECRET, timeout=3.0).close()
             except ExchangeError as error:
                 return error
             return None
@@ -116,7 +116,7 @@ def test_somebody_in_the_middle_is_no_server(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("INSITU_TLS", "always")
     with servers() as addresses, man_in_the_middle(addresses[0], tmp_path) as middle:
         with pytest.raises(AuthenticationError, match="put another certificate in place"):
-            clients([middle.address], timeout=1.0).__enter__()
+            clients([middle.address], timeout=2.0).__enter__()
         assert middle.calls and b"insitu" in middle.seen, "nobody was in the middle"
         assert b'"room"' not in middle.seen
         with clients(addresses) as (client,):
@@ -131,7 +131,7 @@ def test_a_plain_dialler_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("INSITU_TLS", "never")
     try:
         with pytest.raises(AuthenticationError, match="Set INSITU_TLS to the same for all tasks"):
-            clients(addresses, timeout=1.0).__enter__()
+            clients(addresses, timeout=2.0).__enter__()
     finally:
         opened.__exit__(None, None, None)
 

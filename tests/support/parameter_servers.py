@@ -29,7 +29,7 @@ def servers(count: int = 1, *, secret: bytes = SECRET, **options: Any) -> Iterat
 @contextlib.contextmanager
 def clients(addresses: Sequence[str], count: int = 1, **options: Any) -> Iterator[list[Client]]:
     """Yield `count` clients, by rank."""
-    options = {"secret": SECRET, "timeout": 30.0, "stall_timeout": 30.0, **options}
+    options = {"secret": SECRET, "timeout": DEADLINE, "stall_timeout": DEADLINE, **options}
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(connect(addresses, rank, **options)) for rank in range(count)]
 

@@ -134,7 +134,7 @@ def test_the_processor_time_of_a_session_is_that_of_all_its_processes() -> None:
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while processes.read_cpu_seconds([child.pid]) != {child.pid: 0.0}:  # the inner one dies by itself
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -87,7 +87,7 @@ def test_a_last_word_is_heard_while_the_next_one_is_written(tmp_path: Path) -> N
             assert process.stdout is not None and process.stdout.readline() == b"begun\n"
             before = 0
             for _ in range(100):
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 60
                 while (read := consistent(path)).step <= before:
                     assert time.monotonic() < deadline
                 before = read.step
@@ -121,7 +121,7 @@ def test_threads_of_one_process_may_read(tmp_path: Path) -> None:
             assert read is not None and read.rows == read.step
     finally:
         done.set()
-        thread.join(10)
+        thread.join(60)
     writer.close()
 
 

@@ -94,7 +94,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsew
     monkeypatch.setenv("INSITU_HOME", str(tmp_path / "nothing-here"))
     yield Elsewhere(url, job, uploads, record)
     server.should_exit = True
-    thread.join(20)
+    thread.join(60)
     listening.close()
     uploads.close()
 

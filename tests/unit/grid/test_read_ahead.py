@@ -89,7 +89,7 @@ class Held:
     def read(self, block: int, memory: np.ndarray, start: int) -> None:
         self.asked.append(block)
         self.began.set()
-        assert self.may_go_on.wait(20)
+        assert self.may_go_on.wait(60)
         self._reader.read(block, memory, start)
 
 
@@ -135,7 +135,7 @@ def test_closing_ends_reads_that_have_not_begun(tmp_path: Path) -> None:
     closing = threading.Thread(target=read.close)
     closing.start()
     held.may_go_on.set()
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive() and len(held.asked) <= 6
     assert len(ahead.take_memory(1)) > 1
 
@@ -147,7 +147,7 @@ def test_closing_waits_for_no_read(tmp_path: Path) -> None:
     read.begin(0)
     memory = read._windows[0]._memory
     reads = list(read._windows[0]._reads)
-    assert held.began.wait(20)
+    assert held.began.wait(60)
     read.close()
     assert not any(free is memory for free in ahead._free), "something is still read into it"
     held.may_go_on.set()
@@ -163,7 +163,7 @@ def test_a_forked_process_reads_what_was_under_way(tmp_path: Path) -> None:
     held, shard, order, plan = make_held(tmp_path)
     read = WindowedColumns(shard, order, ReadAhead())
     read.begin(0)
-    assert held.began.wait(20)
+    assert held.began.wait(60)
     child = os.fork()
     if not child:
         code = 1

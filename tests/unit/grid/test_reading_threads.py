@@ -21,7 +21,7 @@ def hang():
     began.set()
     threading.Event().wait()
 threads.submit(hang)
-assert began.wait(20)
+assert began.wait(60)
 print("end")
 """
 
@@ -51,7 +51,7 @@ def test_threads_end_with_their_object() -> None:
     threads.submit(lambda: names.append(threading.current_thread())).result(20)
     del threads
     gc.collect()
-    names[0].join(20)
+    names[0].join(60)
     assert not names[0].is_alive()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ipv6 import needs_ipv6
 from parameter_servers import DEADLINE, clients, servers
 
 from insitu.parameters import ParameterServer, checkpoints, connect, event_loop
@@ -67,7 +68,7 @@ def test_stopping_twice_writes_to_no_other_file():
             os.close(file)
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+@needs_ipv6
 def test_a_server_at_a_number_of_ipv6_is_reached():
     with ParameterServer("[::1]:0") as server:
         assert server.address.startswith("[::1]:")
@@ -77,11 +78,12 @@ def test_a_server_at_a_number_of_ipv6_is_reached():
 
 def test_idle_unauthenticated_connections_do_not_block_workers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(event_loop, "_MAX_HANDSHAKES", 4)
+    monkeypatch.setattr(event_loop, "HANDSHAKE_TIMEOUT", 600.0)
     with ParameterServer() as server, contextlib.ExitStack() as stack:
         host, port = server.address.split(":")
         for _ in range(8):
             stack.enter_context(socket.create_connection((host, int(port))))
-        with connect([server.address], timeout=2.0) as client:
+        with connect([server.address], timeout=DEADLINE) as client:
             client.define(MODEL)
 
 

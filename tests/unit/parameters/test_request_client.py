@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from parameter_servers import clients, servers
+from parameter_servers import DEADLINE, clients, servers
 
 from insitu.errors import (
     NotFinite,
@@ -96,5 +96,6 @@ def test_each_request_looks_again_for_a_lost_server():
             with pytest.raises(ServerLost, match="isn't found again"):
                 client.pull().result()
         stack.enter_context(ParameterServer(server.address))
+        client._timeout = DEADLINE
         with pytest.raises(ServerLost, match="started again"):
             client.pull().result()

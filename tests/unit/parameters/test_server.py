@@ -13,7 +13,7 @@ from parameter_servers import SECRET, clients
 from insitu.errors import InputError, ParameterError
 from insitu.parameters.server import ParameterServer
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.mark.parametrize(

@@ -118,10 +118,11 @@ def test_the_engine_learns_which_shards_a_task_reads_before_it_launches_it(
 
 def test_a_controller_that_goes_on_is_left_alone(quiet: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("insitu.cluster.control.supervised_tasks.BEAT_INTERVAL", 0.02)
+    monkeypatch.setattr(supervisor, "CONTROLLER_TIMEOUT", 1.0)
 
     def control(job: JobPaths, lock: int, channel: Channel, listener: object, *, resume: bool) -> int:
         tasks = SupervisedTasks(channel, os.pipe()[0])
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
             tasks.wait(None)
         tasks.finish(7)

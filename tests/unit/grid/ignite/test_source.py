@@ -243,13 +243,12 @@ def test_a_program_that_says_nothing_is_perhaps_another_one(
             import_cache(paths, "digits", [address])
 
 
-def test_pages_without_rows_and_without_end_are_an_error(paths: Paths, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "0.3")
+def test_pages_without_rows_and_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         cluster_module, "decode_page", lambda contents, cursor: Page(0, contents[:0], True, 1)
     )
     with cluster_of(1, drawings(10)) as cluster:
-        read = Cluster(parse_address(cluster.address()), ConnectionSettings(timeout=0.3))
+        read = Cluster(parse_address(cluster.address()), ConnectionSettings(timeout=60))
         with read, pytest.raises(SourceError, match=r"16 pages without rows"):
             read.find_cache()
             read.scan([0], 4)

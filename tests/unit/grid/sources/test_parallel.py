@@ -17,7 +17,7 @@ def test_results_come_in_order_though_the_first_is_made_last(monkeypatch: pytest
 
     def double(item: int) -> int:
         if item == 0:
-            assert second.wait(10)
+            assert second.wait(60)
         second.set()
         return 2 * item
 
