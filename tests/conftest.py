@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from insitu.paths import Paths
 
@@ -16,6 +17,12 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# An example may take as long as a loaded machine needs.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Chance is for those who look for defects. What decides about a change tries the same each time.
+settings.register_profile("fixed", settings.get_profile("patient"), derandomize=True, database=None)
+settings.load_profile(os.environ.get("TEST_EXAMPLES", "patient"))
 
 
 @pytest.fixture(autouse=True)

@@ -7,16 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from grid_jobs import ROWS
-from hypothesis import settings
 
 from insitu.context import Context
 from insitu.grid import import_cache
 from insitu.grid.reads import READS
 from insitu.paths import Paths
-
-# An example may take as long as a loaded machine needs.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
 
 
 @pytest.fixture
