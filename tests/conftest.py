@@ -17,6 +17,8 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
     os.environ.setdefault(_name, "1")
+# Files that tests write by hand have the modes of most machines: others may read them, and not write.
+os.umask(0o022)
 
 # An example may take as long as a loaded machine needs.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
