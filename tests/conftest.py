@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from left_open import LeftOpen
 
 from insitu.paths import Paths
 
@@ -25,6 +26,18 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 # Chance is for those who look for defects. What decides about a change tries the same each time.
 settings.register_profile("fixed", settings.get_profile("patient"), derandomize=True, database=None)
 settings.load_profile(os.environ.get("TEST_EXAMPLES", "patient"))
+
+LEFT_OPEN = LeftOpen()
+LEFT_OPEN.watch()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """Fail at the end of a run where a test has left a socket or a process. At exit that would be only a
+    warning."""
+    yield
+    if left := LEFT_OPEN.find():
+        pytest.fail("left open by tests:\n" + "\n".join(left), pytrace=False)
 
 
 @pytest.fixture(autouse=True)
