@@ -163,13 +163,13 @@ def test_the_last_epochs_are_read_alone(paths: Paths) -> None:
     job = paths.job("job-1")
     assert list_epochs(job) == [] and read_ledgers(job) == []
     job.ledger.mkdir(parents=True)
-    for epoch in (0, 9, 10, 100_000):
+    for epoch in (0, 9, 99_999, 100_000):  # whose names are in another order
         for ledger in ledgers(epoch):
             ledger.publish(job)
     (job.ledger / "epoch-00011.shard-00000.json.tmp").write_text("half")
-    assert list_epochs(job) == [0, 9, 10, 100_000]
+    assert list_epochs(job) == [0, 9, 99_999, 100_000]
     assert [(found.epoch, found.shard) for found in read_ledgers(job, 10)] == [
-        (10, 0), (10, 1), (100_000, 0), (100_000, 1)
+        (99_999, 0), (99_999, 1), (100_000, 0), (100_000, 1)
     ]  # fmt: skip
     assert len(read_ledgers(job)) == 8
 

@@ -56,6 +56,12 @@ def test_a_host_that_vanishes_is_lost_after_the_limit_and_suspected_once() -> No
     assert lost == {B: "acknowledged nothing for 1.5 s, and no other host reaches it"} and suspected == [B]
 
 
+def test_one_looks_again_when_a_host_can_be_suspected() -> None:
+    watch = HostWatch()
+    watch.observe({A: FINE, B: HostSigns(0.1, 0.0)}, 0.0)
+    assert watch.next_look == pytest.approx(VANISHED_SECONDS / 3 - 0.1)
+
+
 @pytest.mark.parametrize("away", [0.3, 1.0])
 def test_a_link_that_is_away_for_a_moment_is_no_loss(away: float) -> None:
     assert watch_until_lost(HostWatch(), vanish(back_at=away))[1] == {}

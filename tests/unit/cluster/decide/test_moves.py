@@ -80,6 +80,8 @@ def test_shards_follow_the_primary_owners_of_most_rows() -> None:
         ((A, A, A), Ownership((), (), {}), (), {}),
         # It is no use to move where rows are unequal from the start, as a new job would have it.
         ((A, A, B), own("a a", "a a", "b b"), (), {}),
+        # Two that share a node are no more than others would have to, whose primary owner it isn't.
+        ((A, B, B), own("a a", "ab ab", "ab ab"), (), {}),
     ],
 )
 def test_tasks_move_where_it_pays(
@@ -157,6 +159,21 @@ def test_nothing_moves_while_others_could_not_go_on(why: str) -> None:
     elif why == "alone":
         run = running(W0)
     assert move(run, {W0 if why == "alone" else W2: D}) == []
+
+
+def test_who_cannot_go_on_without_others_keeps_them_where_they_are() -> None:
+    assert move(three(A, B, C), {W1: D}, elastic=(W0, W1)) == []
+    run = three(A, B, C)
+    run.exits(W2, -9, elastic=(W0, W1), progress=(0, 1))  # its replacement comes into what the others do
+    assert signals(move(run, {W1: D}, elastic=(W0, W1))) == [("worker:1", "term")]
+
+
+def test_a_task_whose_new_node_is_lost_meanwhile_stays() -> None:
+    run = three(A, B, C)
+    move(run, {W1: D})
+    run.state = replace(run.state, lost_nodes=(D,))
+    run.exits(W1, TERM, elastic=(W0, W2), progress=(0, 3))
+    assert run.state.task(W1).node == B
 
 
 def test_workers_of_parameter_servers_move_alone() -> None:

@@ -117,6 +117,8 @@ def test_more_workers_than_partitions_is_refused() -> None:
 def test_a_node_that_is_gone_is_named() -> None:
     with pytest.raises(PlacementError, match="lies on node-2"):
         place_tasks(job(1), cache([0, 2]), Topology(NODES[:2]))
+    with pytest.raises(PlacementError, match="lies on node-2"):
+        place_tasks(job(1), snapshot([0, 2], [1, 1], 3), Topology(NODES[:2]))
 
 
 def test_a_job_without_workers_is_refused() -> None:
@@ -157,6 +159,11 @@ def test_shares_add_up_and_leave_nobody_out(count: int, weights: list[int]) -> N
     shares = apportion(count, weights)
     assert sum(shares) == count
     assert Counter(s == 0 for s in shares)[True] == max(0, len(weights) - count)
+
+
+def test_the_heaviest_come_first_and_shares_follow_the_weights() -> None:
+    assert apportion(2, [1, 5, 3]) == [0, 1, 1] and apportion(1, [4, 4]) == [1, 0]
+    assert apportion(8, [50, 30, 0]) == [5, 2, 1] and apportion(4, [0, 0, 0]) == [2, 1, 1]
 
 
 def test_a_job_without_a_cache_has_its_shards_on_the_nodes_in_turn() -> None:

@@ -66,7 +66,8 @@ def test_a_killed_worker_is_replaced_alone_also_the_chief(task: TaskId) -> None:
     assert run.state.task(task).incarnation == 2 and run.state.phase == "running"
     assert len(run.state.attempts) == 1 and run.state.failures == 1
     assert run.feed(RecoveredEvent(2), 0.7)
-    assert run.state.recoveries[0].ended == run.now
+    assert run.state.recoveries[0].ended == (first := run.now)
+    assert not run.feed(RecoveredEvent(2), 5.0) and run.state.recoveries[0].ended == first
     for one, other in ((W0, W1), (W1, W0)):
         run.exits(one, elastic=(other,))
     assert run.state.phase == "finished"

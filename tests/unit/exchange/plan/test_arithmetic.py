@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from insitu.errors import InputError
 from insitu.exchange.plan.arithmetic import (
     PAGE,
+    ReduceOp,
     Reducer,
     check_reducible,
     check_weights,
@@ -63,14 +64,26 @@ def test_narrow_floats_are_rounded_once(dtype: type) -> None:
     assert out.astype(np.float32).tolist() == [float(dtype(1.0 + 2.0**-8))] * 3
 
 
-@given(st.integers(1, 6), st.integers(0, 3))
-def test_bound_reduction_has_the_bits_of_reduce(shards: int, seed: int) -> None:
-    rows = list(np.random.default_rng(seed).standard_normal((shards, 50)).astype(np.float32))
-    reducer = Reducer("sum", np.dtype(np.float32), shards, 50)
-    one, other = np.empty(50, np.float32), np.empty(50, np.float32)
-    reducer.reduce(rows, one)
-    reducer.bind(rows, other)(None)
-    assert one.tobytes() == other.tobytes()
+@given(
+    st.integers(1, 6),
+    st.integers(0, 3),
+    st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16]),
+    st.sampled_from(["sum", "mean", "weighted_mean"]),
+)
+def test_each_way_to_reduce_gives_the_same_bits(shards: int, seed: int, dtype: type, op: ReduceOp) -> None:
+    """At once, bound to its rows, or row by row as they arrive."""
+    rng = np.random.default_rng(seed)
+    rows = list(rng.standard_normal((shards, 50)).astype(dtype))
+    reducer = Reducer(op, np.dtype(dtype), shards, 50)
+    factors = compute_factors(rng.uniform(1, 9, shards), np.dtype(dtype)) if op == "weighted_mean" else None
+    whole, bound, last = np.empty(50, dtype), np.empty(50, dtype), np.empty(50, dtype)
+    reducer.reduce(rows, whole, factors)
+    reducer.bind(rows, bound)(factors)
+    total, empty = np.empty(50, reducer.sum_dtype), True
+    for number, row in enumerate(rows):
+        empty = reducer.accumulate(total, [row], factors and factors[number : number + 1], empty)
+    reducer.finish(total, last)
+    assert whole.tobytes() == bound.tobytes() == last.tobytes()
 
 
 def test_rows_of_factor_0_are_not_read() -> None:

@@ -58,6 +58,17 @@ def test_direct_where_all_rows_would_need_too_much_memory(favourite: str) -> Non
     assert choose_algorithm(scattered, 100_000_000, CHUNK, costs) == "direct"  # type: ignore[arg-type]
 
 
+def test_small_rows_are_cut_into_parts_only_where_all_would_need_too_much_memory() -> None:
+    costs: Costs = {
+        "gather": LinearCost(1.0, 0.0),
+        "star": LinearCost(0.9, 0.0),
+        "direct": LinearCost(0.0, 0.0),
+    }
+    few, many = (Members(0, tuple((0 + r, n - 1 - r) for r in range(n // 2)), n) for n in (4, 200))
+    assert choose_algorithm(few, 60_000, CHUNK, costs) == "gather"
+    assert choose_algorithm(many, 60_000, CHUNK, costs) == "direct"
+
+
 def test_gather_for_rows_without_elements() -> None:
     costs: Costs = {
         "gather": LinearCost(1.0, 0.0),

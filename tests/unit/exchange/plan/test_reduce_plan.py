@@ -43,6 +43,17 @@ def test_pieces_of_all_members_cover_every_row_once(
     assert all((result == 1).all() for result in plan.results)
 
 
+def test_rows_are_those_of_each_shard_in_order() -> None:
+    shards = ((2, 0), (), (1,))
+    parts = [np.array([[2.0] * 3, [0.0] * 3], FLOAT), np.zeros(3, FLOAT), np.full(3, 1.0, FLOAT)]
+    reduction = Reduction("sum", FLOAT, 3, (), np.zeros(3, FLOAT))
+    scratch = np.zeros((3, SCRATCH_BYTES), np.uint8)
+    plan = ReducePlan(
+        reduction, Members(1, shards, 3), [part.reshape(-1).view(np.uint8) for part in parts], scratch
+    )
+    assert [row.tolist() for row in plan.rows] == [[shard] * 3 for shard in range(3)]
+
+
 def test_buffer_that_is_too_small_raises() -> None:
     members = Members(0, ((0,), (1,)), 2)
     reduction = Reduction("sum", FLOAT, 10, (np.zeros(10, FLOAT),), np.zeros(10, FLOAT))

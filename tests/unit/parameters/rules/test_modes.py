@@ -40,6 +40,7 @@ def test_async_applies_each_push_at_once():
         policy, PushState(), PushEvent(0, 0, 0, 8), PushEvent(0, 1, 1, 8), PushEvent(1, 0, 0, 8)
     )
     assert [type(a) for a in actions] == [Apply] * 3
+    assert all(modes.may_pull(policy, state, shard) for shard in (0, 1, 2))
     assert state.version == 3
     assert dict(state.applied) == {0: 1, 1: 0}
 

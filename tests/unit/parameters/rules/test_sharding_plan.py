@@ -67,6 +67,19 @@ def test_a_large_variable_is_cut_by_rows():
     ]
 
 
+def test_pieces_that_follow_each_other_are_sent_as_one():
+    plan = plan_sharding([Variable("small", (10,)), Variable("large", (1000, 100))], 2, min_piece_bytes=1000)
+    assert [(s.offset, s.server_offset, s.size) for s in plan.spans_of(0, plan.groups[0])] == [(0, 0, 50_010)]
+    assert [(s.offset, s.server_offset, s.size) for s in plan.spans_of(1, plan.groups[0])] == [
+        (50_010, 0, 50_000)
+    ]
+
+
+def test_a_variable_has_the_parts_that_were_asked_for():
+    plan = plan_sharding([Variable("a", (7, 2)), Variable("b", (2,))], 2, parts={"a": 3, "b": 5})
+    assert [p.name for p in plan.pieces] == ["a[0:3]", "a[3:5]", "a[5:7]", "b[0:1]", "b[1:2]"]
+
+
 def test_the_difference_of_two_plans_is_named():
     old = plan_sharding([Variable("a", (2,)), Variable("b", (3,))], 1)
     for variables, difference in (
