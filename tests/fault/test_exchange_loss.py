@@ -73,7 +73,10 @@ def test_death_on_one_host_is_seen_without_a_connection() -> None:
         for process in processes:
             process.receive()
         # What is sent to them doesn't arrive, and nobody is told.
-        assert all(blackhole_connections(process.pid) for process in processes)
+        try:
+            assert all(blackhole_connections(process.pid) for process in processes)
+        except PermissionError as error:
+            pytest.skip(f"packet filters are kept from users here: {error}")
         os.kill(processes[VICTIM].pid, signal.SIGKILL)
         for survivor in (processes[0], processes[2]):
             lost, _, (whole, _, _) = survivor.result()

@@ -31,12 +31,16 @@ PATIENCE = 60.0
 Program = Callable[[str], Command]
 
 
-def is_gone(pid: int) -> bool:
-    """Whether the process has ended, reaped or not."""
+def read_state(pid: int) -> str:
+    """The letter of the state of a process; Z where it has ended, reaped or not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return True
+        return "Z"
+
+
+def is_gone(pid: int) -> bool:
+    return read_state(pid) == "Z"
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -244,6 +248,7 @@ def suspended(engine: Engine) -> Iterator[None]:
         yield
         return
     os.kill(server_of(engine), signal.SIGSTOP)
+    wait_for(lambda: read_state(server_of(engine)) == "T")  # else it may still take what comes next
     yield
     os.kill(server_of(engine), signal.SIGCONT)
 

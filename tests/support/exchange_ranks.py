@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +61,16 @@ class Rank:
         self.process.close()
 
 
+@functools.cache
+def _make_short_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="insitu-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def _context() -> Any:
+    # The server listens at a path below TMPDIR, which may be too long for an address.
+    multiprocessing.current_process()._config.setdefault("tempdir", _make_short_folder())  # type: ignore[attr-defined]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["numpy", "insitu.exchange.joining", "insitu.exchange.tcp"])
     return context

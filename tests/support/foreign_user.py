@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,6 +12,14 @@ import pytest
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+
+
+def name_own_group() -> str:
+    """Return the name of this process's group; skip the test where it has none, as in a container."""
+    try:
+        return grp.getgrgid(os.getgid()).gr_name
+    except KeyError:
+        pytest.skip("this user's group has no name")
 
 
 def run_as(function: Callable[[], object], user: int = NOBODY, group: int = NOBODY) -> str:

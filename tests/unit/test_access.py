@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign_user import NOBODY, needs_root, open_folder, run_as
+from foreign_user import NOBODY, name_own_group, needs_root, open_folder, run_as
 
 from insitu.access import (
     close_home,
@@ -242,7 +242,7 @@ def test_the_journal_of_a_shared_catalogue_is_no_link(home, tmp_path):
     """SQLite wrote its journal to whatever file of the victim a member of the group had linked there."""
     paths = Paths(home)
     make_cache(paths, tmp_path)
-    share_home(paths, grp.getgrgid(os.getgid()).gr_name)
+    share_home(paths, name_own_group())
     assert paths.catalog_journal.is_file() and stat.S_IMODE(paths.catalog_journal.stat().st_mode) == 0o660
     make_cache(paths, tmp_path, "b")
     assert paths.catalog_journal.is_file()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import grp
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer.testing
+from foreign_user import name_own_group
 
 from insitu.access import is_shared
 from insitu.cli import build_app, nodes
@@ -32,7 +31,7 @@ def run(*arguments: str) -> Any:
 def test_nodes_stay_when_a_home_is_shared(home: Path) -> None:
     paths = Paths(home)
     nodes.up(nodes=3)
-    nodes.up(shared=grp.getgrgid(os.getgid()).gr_name)
+    nodes.up(shared=name_own_group())
     assert is_shared(home) and len(load_topology(paths).nodes) == 3
     nodes.up(private=True)
     assert not is_shared(home) and len(load_topology(paths).nodes) == 3

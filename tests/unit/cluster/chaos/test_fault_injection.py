@@ -77,7 +77,7 @@ def test_deaf_connections_stay_open_and_nothing_arrives(world: World) -> None:
     process, connection = world
     try:
         assert blackhole_connections(process.pid) == 1
-    except ClusterError as error:
+    except (ClusterError, PermissionError) as error:  # a system may keep packet filters from users
         pytest.skip(str(error))
     connection.sendall(b"lost")
     assert unsent(connection) == 4
