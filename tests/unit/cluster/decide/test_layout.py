@@ -5,8 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.cluster.decide.layout import assign_contiguous_shards, choose_node, find_successors, reassign
-from insitu.spec import NodeId, TaskId
+from insitu.cluster.decide.layout import (
+    assign_contiguous_shards,
+    choose_node,
+    find_shard_holders,
+    find_successors,
+    reassign,
+)
+from insitu.spec import CacheSpec, NodeId, PartitionInfo, ShardMap, TaskId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 W = [TaskId("worker", i) for i in range(6)]
@@ -30,6 +36,13 @@ def test_every_shard_is_run_once_and_loads_differ_by_one_at_most(
         # Nobody lets go of a shard while it has room for more.
         if len(held[worker]) <= loads[0]:
             assert set(held[worker]) <= set(shards)
+
+
+def test_holders_of_a_shard_come_in_the_order_of_its_rows_behind_its_home() -> None:
+    owners = ((10, (A, B)), (30, (B, C)), (30, (C,)))
+    partitions = tuple(PartitionInfo(i, rows, 1, "", nodes) for i, (rows, nodes) in enumerate(owners))
+    cache = CacheSpec("c", 1, (), partitions, 0, None, 0.0)
+    assert find_shard_holders(ShardMap("c", 1, ((0, 1, 2), (0,))), [A, C], cache) == ((A, C, B), (C, A, B))
 
 
 def test_an_orphan_goes_to_who_holds_its_backup() -> None:

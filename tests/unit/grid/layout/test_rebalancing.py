@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from insitu.errors import InputError
 from insitu.grid.layout import RebalancePlan, owners_of_partition, plan_rebalancing
+from insitu.grid.layout.rebalancing import _removed
 from insitu.spec import NodeId, PlacedCopy, Topology
 
 NODES = tuple(NodeId(f"node-{i}") for i in range(6))
@@ -168,3 +169,8 @@ def test_fewer_backups_drop_copies_without_moving_any():
 def test_more_copies_than_nodes_are_refused():
     with pytest.raises(InputError, match=r"more nodes that stay than backups. Received: 1 node\(s\) for 1 "):
         plan_rebalancing(imported(2, 2), {0: 1, 1: 1}, NODES[:2], 1, leaving=[NODES[0]])
+
+
+def test_lost_copies_are_replaced_before_those_that_live():
+    copies = [PlacedCopy(0, NODES[0]), PlacedCopy(0, NODES[1], "lost"), PlacedCopy(0, NODES[2], "copying")]
+    assert _removed(copies, 0, (NODES[3],)) == [NODES[1], NODES[0]]

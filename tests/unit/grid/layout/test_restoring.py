@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.grid.layout import plan_restoring
+from insitu.grid.layout.restoring import _list_given_up
 from insitu.spec import NodeId, PlacedCopy
 
 A, B, C, D = NODES = tuple(map(NodeId, "abcd"))
@@ -51,6 +52,11 @@ def test_a_node_that_leaves_gives_its_only_copy_away_and_keeps_it_where_nobody_s
 def test_what_a_lost_node_has_counts_where_no_other_has_room_for_it() -> None:
     plan = plan_restoring(placed("ab"), {0: 10}, [A], 1)
     assert not plan.moves and not plan.drops and plan.owners == {0: (A, B)}
+
+
+def test_others_take_the_place_of_copies_that_leave_then_of_lost_ones() -> None:
+    copies = [PlacedCopy(0, A), PlacedCopy(0, B, "lost"), PlacedCopy(0, C), PlacedCopy(0, D, "copying")]
+    assert _list_given_up(copies, 0, (), leaving=[C]) == [C, B, A]
 
 
 some = st.sets(st.sampled_from(NODES))

@@ -41,6 +41,23 @@ def test_stagnation_is_counted_from_the_best(values: list[int], max_steps: int) 
     assert has_stagnated(scores, max_steps) == expected
 
 
+@pytest.mark.parametrize(
+    ("hook", "scores", "ends"),
+    [
+        (stop_if_higher_hook("loss", 2.0), [1.0, 2.0], False),
+        (stop_if_higher_hook("loss", 2.0), [1.0, 2.1, 1.0], True),
+        (stop_if_lower_hook("loss", 1.0), [2.0, 1.0], False),
+        (stop_if_lower_hook("loss", 1.0), [2.0, 0.9, 2.0], True),
+        (stop_if_no_increase_hook("loss", 10), [1.0, 2.0, 3.0], False),
+        (stop_if_no_increase_hook("loss", 10), [1.0, 2.0, 1.5], True),
+        (stop_if_no_decrease_hook("loss", 10), [3.0, 2.0, 1.0], False),
+        (stop_if_no_decrease_hook("loss", 10), [3.0, 2.0, 2.5], True),
+    ],
+)
+def test_each_rule_looks_in_its_direction(hook: Any, scores: list[float], ends: bool) -> None:
+    assert hook._rule([(10 * (step + 1), score) for step, score in enumerate(scores)]) is ends
+
+
 def test_what_is_no_number_is_never_the_best() -> None:
     nan = float("nan")
     assert not has_stagnated([(10, nan), (20, 3.0), (30, 2.0)], 10)

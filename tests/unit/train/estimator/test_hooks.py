@@ -143,6 +143,13 @@ def test_values_are_printed_every_so_many_steps(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "step 8: <['loss']>\n"
 
 
+@pytest.mark.parametrize("every", [0, -1, True, 1.5])
+def test_what_is_no_number_of_steps_is_refused(every: Any) -> None:
+    LoggingTensorHook(["loss"], 1)
+    with pytest.raises(InputError, match="is a number of steps, 1 or more"):
+        LoggingTensorHook(["loss"], every)
+
+
 def test_steps_are_counted_by_time(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr(hooks, "_stopwatch", lambda: lambda: 2.0)
     fit(StepCounterHook(4))

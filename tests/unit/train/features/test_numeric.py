@@ -28,6 +28,11 @@ def test_a_default_fills_batches_without_the_feature():
         fc.numeric_column("k").read({"other": [1, 2]})
 
 
+def test_settings_say_what_fills():
+    assert fc.numeric_column("k").get_config()["default_value"] is None
+    assert fc.numeric_column("k", shape=2, default_value=(1, 2)).get_config()["default_value"] == [1, 2]
+
+
 def test_what_is_no_number_names_its_row():
     with pytest.raises(InputError, match="NaN in row 2 of the batch, in feature 'k'"):
         fc.numeric_column("k").read({"k": [0.0, 1.0, np.nan]})

@@ -34,6 +34,16 @@ def test_moments_are_those_of_all_rows(lists: list[list[int]]) -> None:
         np.testing.assert_allclose(squares, rows.var(0, dtype=np.float64), atol=1e-6, rtol=1e-9)
 
 
+@pytest.mark.parametrize("axes", [(0,), (0, 1)])
+def test_moments_of_rows_of_several_numbers(axes: tuple[int, ...]) -> None:
+    rows = np.random.default_rng(2).normal(size=(50, 3, 2)).astype(np.float32)
+    found = MeanAndVariance(axes).merge(parts_of(MeanAndVariance(axes), [rows[:20], rows[20:]]))
+    count = 50 if axes == (0,) else 150
+    assert int(found["count"]) == count
+    np.testing.assert_allclose(found["mean"].ravel(), rows.mean(axes, dtype=np.float64).ravel())
+    np.testing.assert_allclose(found["squares"].ravel() / count, rows.var(axes, dtype=np.float64).ravel())
+
+
 @given(NUMBERS)
 def test_few_values_are_kept_as_they_are(lists: list[list[int]]) -> None:
     partitions = [np.array(rows, np.int64) for rows in lists]
