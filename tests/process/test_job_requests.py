@@ -18,6 +18,7 @@ from insitu.cluster import Journal, Request, end_job, stop_job, submit
 from insitu.cluster.client import job_requests, submission
 from insitu.cluster.job_files import connect_for_requests, take_lock
 from insitu.paths import JobPaths
+from insitu.processes import is_stopped
 
 WAITS = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)\n"
 
@@ -50,12 +51,17 @@ def stops(insitu: Insitu, job_id: str) -> int:
     return sum(entry.event["event"] == "StopRequested" for entry in entries)
 
 
+def suspend(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_for("the process to stop", lambda: is_stopped(pid))  # until then it may still answer
+
+
 def test_a_request_outlives_the_controller_that_it_was_sent_to(
     insitu: Insitu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = start(insitu)
     controller = insitu.controller(job_id)
-    os.kill(controller, signal.SIGSTOP)
+    suspend(controller)
     connected = threading.Event()
 
     def connect(job: JobPaths, timeout: float) -> socket.socket:
@@ -83,7 +89,7 @@ def test_a_suspended_controller_is_replaced_and_the_job_stopped(
     job_id = start(insitu)
     tasks = Journal(insitu.job(job_id).journal).state().alive
     environments = [Path(f"/proc/{task.pid}/environ").read_bytes() for task in tasks]
-    os.kill(insitu.controller(job_id), signal.SIGSTOP)
+    suspend(insitu.controller(job_id))
     monkeypatch.setattr(job_requests, "STOP_TIMEOUT", 4.0)
     notices: list[str] = []
     end_job(insitu.job(job_id), notices.append)

@@ -455,6 +455,7 @@ def test_a_server_that_does_not_reply_counts_as_lost(
     collect(remote, lambda happened: b"up" in printed(happened, W0))
     monkeypatch.setattr(remote, "reply_timeout", 0.2)
     os.kill(server_of(remote), signal.SIGSTOP)
+    wait_for(lambda: read_state(server_of(remote)) == "T")
     with pytest.raises(ClusterError, match="server"):
         remote.reserve([W1])
     assert remote.wait(0.0) == [Ended(W0.task, -9)]
