@@ -90,9 +90,14 @@ def test_a_suspended_controller_is_replaced_and_the_job_stopped(
     tasks = Journal(insitu.job(job_id).journal).state().alive
     environments = [Path(f"/proc/{task.pid}/environ").read_bytes() for task in tasks]
     suspend(insitu.controller(job_id))
-    monkeypatch.setattr(job_requests, "STOP_TIMEOUT", 4.0)
+    monkeypatch.setattr(job_requests, "STOP_TIMEOUT", 0.5)
     notices: list[str] = []
-    end_job(insitu.job(job_id), notices.append)
+
+    def notify(text: str) -> None:
+        notices.append(text)
+        monkeypatch.setattr(job_requests, "STOP_TIMEOUT", PATIENCE)  # for the next one
+
+    end_job(insitu.job(job_id), notify)
     assert insitu.state(job_id) == "stopped"
     (notice,) = notices
     assert "is suspended: killing it, so that another takes over" in notice
