@@ -32,8 +32,9 @@ settings.register_profile(
 settings.register_profile("fixed", settings.get_profile("patient"), derandomize=True, database=None)
 settings.load_profile(os.environ.get("TEST_EXAMPLES", "patient"))
 
-LEFT_OPEN = LeftOpen()
-LEFT_OPEN.watch()
+LEFT_OPEN = LeftOpen() if os.environ.get("TEST_LEFT_OPEN") == "refuse" else None
+if LEFT_OPEN:
+    LEFT_OPEN.watch()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,7 +42,7 @@ def nothing_left_open() -> Iterator[None]:
     """Fail at the end of a run where a test has left a socket or a process, in runs that ask for it. At exit
     that would be only a warning."""
     yield
-    if os.environ.get("TEST_LEFT_OPEN") == "refuse" and (left := LEFT_OPEN.find()):
+    if LEFT_OPEN and (left := LEFT_OPEN.find()):
         pytest.fail("left open by tests:\n" + "\n".join(left), pytrace=False)
 
 
