@@ -74,7 +74,9 @@ class TestSync:
             context = dataclasses.replace(context, servers=addresses)
             strategy = ParameterServerStrategy(context=context, mode="sync", min_piece_bytes=64)
             model = trained(strategy, rows, optimizer=optimizer())
-            layout = strategy._open_session()._client.plan
+            session = strategy._open_session()
+            layout = session._client.plan
+            session.close()
         assert same_bits(weights(model), weights(expected))
         assert (layout.servers, {piece.server for piece in layout.pieces}) == (2, {0})
 
@@ -86,9 +88,11 @@ def test_a_synchronous_fit_compares_what_workers_are_given(rows: Any) -> None:
     with config.server("127.0.0.1:0", alone) as server:
         context = dataclasses.replace(alone, servers=(server.address,))
         strategy = ParameterServerStrategy(context=context, mode="sync", replicas_to_aggregate=1)
-        strategy._open_session().marks.set_data(0, "0 0", [1], 7)  # as a worker with other data
+        session = strategy._open_session()
+        session.marks.set_data(0, "0 0", [1], 7)  # as a worker with other data
         with pytest.raises(InputError, match="the process of shard 1 has another batch than that of shard 0"):
             trained(strategy, rows)
+        session.close()
 
 
 @pytest.mark.parametrize("mode", ["async", "bounded"])
