@@ -18,7 +18,7 @@ from zlib import crc32
 from insitu.durable import NO_ROOM, staged_file
 
 _RECORD = struct.Struct("<QqqQdqq24s")
-"""Records so far, epoch, step, rows, monotonic time, generation, elastic, place."""
+"""Records so far, epoch, step, rows, monotonic time, generation, flags (1: elastic, 2: behind), place."""
 _SUM = struct.Struct("<I")
 _SLOT = _RECORD.size + _SUM.size
 """Bytes of a record and its CRC-32.
@@ -46,7 +46,7 @@ class Progress:
 
     #: The epoch under way, from 0; -1 before training.
     epoch: int = -1
-    #: The step under way, from 0; -1 before training.
+    #: The training steps of the epoch that are done: the number of the one under way; -1 before training.
     step: int = -1
     #: Rows that this incarnation has fed to the model.
     rows: int = 0
@@ -58,12 +58,19 @@ class Progress:
     elastic: bool = False
     #: The generation of the roster that its group was formed by; 0 before.
     generation: int = 0
+    #: Whether no step of the epoch is under way any more, but its tests or its end.
+    behind: bool = False
+
+    @property
+    def shown_step(self) -> int:
+        """The step to show people, from 0: the one under way, or the last one of the epoch."""
+        return self.step - (self.behind and self.step > 0)
 
 
 class ProgressWriter:
     """Writes one task's records to a new file at `path`. Not for use by several threads.
 
-    `elastic` and `generation` may be set at any time; each `write` includes them.
+    `elastic`, `generation` and `behind` may be set at any time; each `write` includes them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,20 +91,23 @@ class ProgressWriter:
         self._records = 0
         self.elastic = False
         self.generation = 0
+        self.behind = False
 
     def write(self, epoch: int, step: int, rows: int, place: str) -> None:
-        self._put(epoch, step, rows, time.monotonic(), self.generation, self.elastic, place)
+        self._put(
+            Progress(epoch, step, rows, time.monotonic(), place, self.elastic, self.generation, self.behind)
+        )
 
     def copy(self, found: Progress) -> None:
         """Write a record of another process as it is."""
-        self._put(found.epoch, found.step, found.rows, found.at, found.generation, found.elastic, found.place)
+        self._put(found)
 
-    def _put(
-        self, epoch: int, step: int, rows: int, at: float, generation: int, elastic: bool, place: str
-    ) -> None:
+    def _put(self, found: Progress) -> None:
         self._records += 1
-        name = place.encode()[:24]
-        record = _RECORD.pack(self._records, epoch, step, rows, at, generation, elastic, name)
+        name = found.place.encode()[:24]
+        flags = found.elastic | found.behind << 1
+        numbers = (found.epoch, found.step, found.rows, found.at, found.generation, flags)
+        record = _RECORD.pack(self._records, *numbers, name)
         start = self._records % 2 * _SLOT
         self._map[start : start + _SLOT] = record + _SUM.pack(crc32(record))
 
@@ -128,9 +138,9 @@ def read_progress(path: Path) -> Progress | None:
             return None
         records = [r for start in (0, _SLOT) if (r := _unpack_slot(data[start : start + _SLOT])) is not None]
         if records:
-            _, epoch, step, rows, at, generation, elastic, place = max(records)
+            _, epoch, step, rows, at, generation, flags, place = max(records)
             name = place.rstrip(b"\0").decode(errors="replace")
-            return Progress(epoch, step, rows, at, name, bool(elastic), generation)
+            return Progress(epoch, step, rows, at, name, bool(flags & 1), generation, bool(flags & 2))
         # Both changed while they were read, or the very first one is being written.
     return None
 

@@ -160,7 +160,7 @@ def _describe_tasks(job: JobPaths, states: list[dict[str, Any]]) -> list[dict[st
                 "progress": progress
                 and {
                     "epoch": progress.epoch,
-                    "step": progress.step,
+                    "step": progress.shown_step,
                     "rows": progress.rows,
                     "place": progress.place,
                 },

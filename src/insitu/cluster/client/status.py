@@ -76,7 +76,7 @@ def read_status(job: JobPaths) -> JobStatus:
     if not running and state.phase not in ENDED:
         state, _ = advance(state, ControllerLostEvent(), _read_last_write_time(job))
     records = [read_progress(job.progress(t.task)) for t in state.tasks]
-    steps = max(((r.epoch, r.step) for r in records if r is not None), default=None)
+    steps = max(((r.epoch, r.shown_step) for r in records if r is not None), default=None)
     return JobStatus(read_spec(job), state, running, steps)
 
 

@@ -95,4 +95,6 @@ class StallWatch:
 
 def _place(task: TaskId, record: Progress) -> str:
     """Return where a task stands, for the user: counted from 1, as Keras prints it."""
-    return f"{task} at epoch {record.epoch + 1} step {record.step + 1} ({record.place or 'place unknown'})"
+    return (
+        f"{task} at epoch {record.epoch + 1} step {record.shown_step + 1} ({record.place or 'place unknown'})"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from insitu.context import Context
 from insitu.progress import IDLE, ProgressWriter
-from insitu.train.elastic.position import SETUP, LoopPosition
+from insitu.train.elastic.position import EPOCH, SETUP, TEST, LoopPosition
 from insitu.train.elastic.step_sampler import StepSampler
 
 _BEFORE_TRAINING = LoopPosition(0, SETUP, epoch=-1, step=-1)
@@ -59,6 +59,7 @@ class ProgressReporter:
     def _write(self) -> None:
         if self._writer is not None:
             self._writer.elastic = self.elastic and self._writer.generation > 0
+            self._writer.behind = self._position.kind in (TEST, EPOCH)
             self._writer.write(self._position.epoch, self._position.step, self.rows, self._place)
 
     def report_idle(self) -> None:

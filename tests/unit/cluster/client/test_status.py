@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sqlite3
@@ -11,12 +12,13 @@ from pathlib import Path
 import pytest
 from foreign_user import needs_root, open_folder, run_as
 
-from insitu.cluster.client.status import BrokenJob, find_job, list_job_ids, list_jobs
+from insitu.cluster.client.status import BrokenJob, find_job, list_job_ids, list_jobs, read_status
 from insitu.cluster.decide.job import new_job
 from insitu.cluster.job_files.journal import Journal
 from insitu.errors import UnknownJob
 from insitu.paths import Paths
-from insitu.spec import NodeId, TaskId, TaskSpec
+from insitu.progress import ProgressWriter
+from insitu.spec import JobSpec, NodeId, TaskId, TaskSpec
 
 W0 = TaskId("worker", 0)
 
@@ -69,6 +71,23 @@ def test_a_journal_that_holds_no_state_makes_a_broken_job(tmp_path: Path) -> Non
         connection.execute("UPDATE entries SET state = '{\"tasks\": 1}'")
     (found,) = list_jobs(paths, all_jobs=True)
     assert isinstance(found, BrokenJob) and "journal" in found.reason
+
+
+def test_behind_the_last_step_of_an_epoch_that_step_is_shown(tmp_path: Path) -> None:
+    task = TaskId("worker", 0)
+    job = Paths(tmp_path).job("j-1")
+    job.task(task).mkdir(parents=True)
+    job.spec.write_text(json.dumps(JobSpec("j-1", "j", "-", ("train.py",), 1, 1).to_json()))
+    Journal(job.journal).create(new_job([TaskSpec(task, NodeId("node-0"), (0,))], 0))
+    job.output.touch()
+    writer = ProgressWriter(job.progress(task))
+    writer.behind = True
+    writer.write(1, 18, 100, "forward")
+    assert read_status(job).steps == (1, 17)
+    writer.behind = False
+    writer.write(1, 18, 100, "gradient")
+    assert read_status(job).steps == (1, 18)
+    writer.close()
 
 
 @needs_root

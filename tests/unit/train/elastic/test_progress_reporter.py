@@ -10,7 +10,7 @@ from insitu.context import Context
 from insitu.paths import Paths
 from insitu.progress import IDLE, Progress, read_progress
 from insitu.spec import TaskId
-from insitu.train.elastic.position import TRAIN, LoopPosition
+from insitu.train.elastic.position import EPOCH, TEST, TRAIN, Kind, LoopPosition
 from insitu.train.elastic.progress_reporter import ProgressReporter
 
 TASK = TaskId("worker", 0)
@@ -46,6 +46,19 @@ def test_a_place_alone_repeats_the_position(reporter: ProgressReporter, context:
     assert (record(context).epoch, record(context).step, record(context).rows) == (2, 3, 12)
     reporter.report_idle()
     assert (record(context).epoch, record(context).step, record(context).place) == (2, 3, IDLE)
+
+
+@pytest.mark.parametrize("kind", [TEST, EPOCH])
+def test_behind_the_last_step_of_an_epoch_none_is_under_way(
+    reporter: ProgressReporter, context: Context, kind: Kind
+) -> None:
+    """`insitu ps` had step 19 of an epoch of 18 steps while it was validated."""
+    reporter.report(LoopPosition(0, kind, 1, epoch=0, step=18, test=1), "forward")
+    assert (record(context).step, record(context).shown_step) == (18, 17)
+    reporter.report(LoopPosition(0, kind, 1, epoch=0, step=0, test=1), "forward")
+    assert (record(context).step, record(context).shown_step) == (0, 0)
+    reporter.report(LoopPosition(0, TRAIN, 1, epoch=1, step=3), "gradient")
+    assert (record(context).step, record(context).shown_step) == (3, 3)
 
 
 def test_a_task_is_elastic_once_it_has_a_generation(reporter: ProgressReporter, context: Context) -> None:
