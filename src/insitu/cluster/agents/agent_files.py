@@ -11,7 +11,7 @@ from typing import Any
 
 from insitu.access import owner_file_mode
 from insitu.cluster.decide import Member
-from insitu.cluster.files import FileService, RemotePeers, View, repair_volume
+from insitu.cluster.files import FileService, OrphanWatch, RemotePeers, View, repair_volume
 from insitu.durable import replace_file, seal
 from insitu.errors import InsituError
 from insitu.grid.shared_files import KEEP_DELETED_SECONDS, FileStore, remove_file_memory
@@ -58,6 +58,8 @@ class AgentFiles:
         self._settled: tuple[frozenset[NodeId], float] = (frozenset(), 0.0)
         #: The nodes and the time of the last repair.
         self._repaired: tuple[frozenset[NodeId], float] = (frozenset(), 0.0)
+        #: What may be left of writers that were killed.
+        self._orphans = OrphanWatch()
         self._saved: Mapping[NodeId, Member] = {}
         self._thread = threading.Thread(target=self._keep_up, name="insitu-files", daemon=True)
         self._thread.start()
@@ -119,7 +121,7 @@ class AgentFiles:
         for volume in self._service.list_led():
             files = self._service.store.names.list_files(volume)
             limit = RateLimit(REPAIR_RATE)
-            report = repair_volume(volume, files, self._peers, view, limit, clean=True)
+            report = repair_volume(volume, files, self._peers, view, limit, self._orphans.find_old)
             if report.copied or report.removed:
                 logger.info("%s: %d block(s) copied, %d removed", volume, report.copied, report.removed)
             for path in report.lost:

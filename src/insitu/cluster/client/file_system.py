@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ COPIES = 2
 SMALL_BYTES = 256 << 10
 """A block that is shorter is written again together with what is appended."""
 _KEPT_BLOCKS = 2
+KEEP_SECONDS = 600.0
+"""Seconds after which nodes hear again that what was written of a file is to stay."""
+_CHECK_SECONDS = 5.0
+"""A file whose writing took longer is published only where all of it is still there."""
 
 
 class InsituFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -337,6 +342,8 @@ class _WriteFile(io.RawIOBase):
         self._own: list[Block] = []
         self._size = 0
         self._discarded = False
+        #: When nodes have heard last that its blocks are to stay, on the monotonic clock.
+        self._kept_at = time.monotonic()
         #: The version that is replaced: its stamp, 0: there is none; None: any.
         self._expected: int | None = 0 if mode == "xb" else None
         entry, kind = self._client.look(volume, path)
@@ -376,7 +383,23 @@ class _WriteFile(io.RawIOBase):
             part = bytes(self._rest[:BLOCK_BYTES])
             self._own.append(self._client.write_block(self._volume, part, self._copies))
             del self._rest[:BLOCK_BYTES]
+            self._keep(KEEP_SECONDS)
         return len(view)
+
+    def _keep(self, after: float) -> None:
+        """Have what was written kept, if that was `after` seconds ago. Raises OSError where some is lost."""
+        if not self._own or time.monotonic() - self._kept_at < after:
+            return
+        lost = self._client.keep_blocks(self._volume, self._own)
+        self._kept_at = time.monotonic()
+        if lost:
+            raise OSError(
+                errno.EIO,
+                f"{lost} of {len(self._own)} blocks that were written are on no node any more: all nodes "
+                f"with copies of them were lost, or nothing was written for an hour. Nothing is published. "
+                f"Write the file again",
+                self.path,
+            )
 
     def flush(self) -> None:
         """Publish what was appended. A file that is written as a whole appears when it is closed."""
@@ -436,6 +459,7 @@ class _WriteFile(io.RawIOBase):
         if self._rest:
             self._own += self._write_blocks(bytes(self._rest))
             self._rest.clear()
+        self._keep(_CHECK_SECONDS)
         self._client.publish(self._volume, self._name, self._own, self._copies, self._expected)
         self._own = []
 

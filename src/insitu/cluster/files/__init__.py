@@ -7,13 +7,14 @@ Begin reading with `service.py`, which runs on the nodes, then `client.py`.
 
 from insitu.cluster.files.client import FileClient
 from insitu.cluster.files.peers import LocalPeers, Peer, Peers, RemotePeers, View, describe_error
-from insitu.cluster.files.repairing import RepairReport, repair_volume
+from insitu.cluster.files.repairing import OrphanWatch, RepairReport, repair_volume
 from insitu.cluster.files.service import FileService
 
 __all__ = [
     "FileClient",
     "FileService",
     "LocalPeers",
+    "OrphanWatch",
     "Peer",
     "Peers",
     "RemotePeers",

@@ -14,7 +14,7 @@ from typing import Any
 
 from insitu.cluster.decide import choose_holders, rank_nodes
 from insitu.cluster.files.peers import Fields, Peers, Unreachable, View
-from insitu.cluster.files.repairing import RepairReport, repair_volume
+from insitu.cluster.files.repairing import RepairReport, find_old_here, repair_volume
 from insitu.errors import ClusterError, InsituError
 from insitu.grid.shared_files import (
     FILE,
@@ -293,6 +293,18 @@ class FileClient:
             finally:
                 threads.shutdown(cancel_futures=True)
 
+    def keep_blocks(self, volume: str, blocks: Sequence[Block]) -> int:
+        """Have nodes keep blocks that are to be published. Return how many are on no node that answers."""
+        view, missing = self.find_view(), [block.key for block in blocks]
+        there = set()
+        for node in view.alive:
+            try:
+                fields = {"volume": volume, "keys": missing}
+                there.update(self._peers.find(node, view).act("keep", fields)[0]["kept"])
+            except Unreachable:
+                continue
+        return len(set(missing) - there)
+
     def drop_blocks(self, volume: str, blocks: Sequence[Block], copies: int) -> None:
         """Remove blocks that were written and aren't published, as far as nodes can be reached."""
         view = self.find_view()
@@ -319,10 +331,8 @@ class FileClient:
         """Make copies that are missing. See `repair_volume`."""
         files = [entry for entry in self.list_below(volume, "") if entry.kind == FILE]
         view = self.find_view(fresh=True)
-        of_this_machine = all(
-            address is None for address in view.alive.values()
-        )  # agents clean by themselves
-        return repair_volume(volume, files, self._peers, view, None, clean=of_this_machine)
+        is_here = all(address is None for address in view.alive.values())  # agents clean by themselves
+        return repair_volume(volume, files, self._peers, view, None, find_old_here if is_here else None)
 
     def measure_nodes(self) -> dict[NodeId, Fields]:
         """Return the bytes of files in memory and on disk, and the limit of memory, by node that answers."""

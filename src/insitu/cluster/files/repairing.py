@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from insitu.cluster.decide import plan_repair
@@ -13,7 +14,10 @@ from insitu.grid.transfer import RateLimit
 from insitu.spec import NodeId
 
 ORPHAN_SECONDS = 3600.0
-"""Age from which blocks go that no file has: a file whose writing takes longer between two blocks is lost."""
+"""Time after which blocks go that no file has. Who writes a file has them kept meanwhile."""
+FindOld = Callable[[str, NodeId, Mapping[str, float]], list[str]]
+"""Returns which of the blocks that no file has are to go, given volume, node, and by key when they were
+written or kept last by the clock of that node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +36,50 @@ class RepairReport:
     lost: tuple[str, ...]
 
 
+class OrphanWatch:
+    """Notes how long nodes have had blocks that no file has.
+
+    Clocks of nodes may differ, and jump, so that alone counts which passes on this process's monotonic clock
+    while a block is seen and nobody has it kept.
+    """
+
+    def __init__(self) -> None:
+        #: By volume, of each node and block: when it was written or kept last by the node's clock, and since
+        #: when that has been so.
+        self._seen: dict[str, dict[tuple[NodeId, str], tuple[float, float]]] = {}
+
+    def find_old(self, volume: str, node: NodeId, unnamed: Mapping[str, float]) -> list[str]:
+        """Return the blocks that have been without a file for ORPHAN_SECONDS. See `FindOld`."""
+        now, before = time.monotonic(), self._seen.setdefault(volume, {})
+        seen = {}
+        for key, mark in unnamed.items():
+            known = before.get((node, key))
+            seen[node, key] = known if known is not None and known[0] == mark else (mark, now)
+        others = {each: since for each, since in before.items() if each[0] != node}
+        self._seen[volume] = {**others, **seen}
+        return [key for (_, key), (_, since) in seen.items() if now - since > ORPHAN_SECONDS]
+
+
+def find_old_here(volume: str, node: NodeId, unnamed: Mapping[str, float]) -> list[str]:
+    """Return the blocks that were written or kept ORPHAN_SECONDS ago, by the clock of this machine, which is
+    that of all nodes. See `FindOld`."""
+    now = time.time()
+    return [key for key, at in unnamed.items() if now - at > ORPHAN_SECONDS]
+
+
 def repair_volume(
-    volume: str, files: list[Entry], peers: Peers, view: View, limit: RateLimit | None, *, clean: bool
+    volume: str,
+    files: list[Entry],
+    peers: Peers,
+    view: View,
+    limit: RateLimit | None,
+    find_old: FindOld | None,
 ) -> RepairReport:
     """Copy what has too few copies, from node to node, and remove what is too much.
 
-    `files` are all of the volume. With `clean` old blocks that none of them has go, too: only where `files`
-    are known to be complete. Raises InsituError or OSError where a node doesn't answer: it may have what
-    seems to be missing.
+    `files` are all of the volume. Blocks that none of them has go, too, if `find_old` says so, which is given
+    only where `files` are known to be complete. Raises InsituError or OSError where a node doesn't answer: it
+    may have what seems to be missing.
     """
     held = {}
     for node in view.alive:
@@ -59,11 +99,10 @@ def repair_volume(
     extra: dict[NodeId, list[str]] = {}
     for key, node in plan.surplus:
         extra.setdefault(node, []).append(key)
-    if clean:
-        now = time.time()
+    if find_old is not None:
         for node, keys in held.items():
-            old = [k for k, at in keys.items() if k not in wanted and now - float(at) > ORPHAN_SECONDS]
-            extra.setdefault(node, []).extend(old)
+            unnamed = {key: float(at) for key, at in keys.items() if key not in wanted}
+            extra.setdefault(node, []).extend(find_old(volume, node, unnamed))
     for node, unneeded in extra.items():
         if unneeded:
             answer, _ = peers.find(node, view).act("drop", {"volume": volume, "keys": unneeded})

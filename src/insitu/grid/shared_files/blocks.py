@@ -188,6 +188,18 @@ class BlockFolder:
                     count += 1
         return count
 
+    def keep(self, volume: str, keys: Iterable[str]) -> list[str]:
+        """Mark blocks as used by a writer who hasn't published them yet. Return those that are here."""
+        found = []
+        for key in keys:
+            path = self._find(volume, key)
+            with contextlib.suppress(FileNotFoundError):  # it may move to the disk meanwhile
+                if path is not None:
+                    os.utime(path)
+            if self._find(volume, key) is not None:
+                found.append(key)
+        return found
+
     def drop_damaged(self, volume: str, key: str, checksum: str) -> bool:
         """Remove a block if its bytes don't have `checksum`. Return whether it was removed."""
         try:
@@ -197,7 +209,8 @@ class BlockFolder:
         return damaged and self.drop(volume, [key]) > 0
 
     def list_held(self, volume: str) -> dict[str, float]:
-        """Return when each block of a volume was written, in seconds since 1970, by key."""
+        """Return when each block of a volume was written or kept, by key, in seconds since 1970 by the clock
+        of this host, which may be wrong."""
         held = {}
         for place in self._places():
             for path, _, _ in self._scan(place / check_volume(volume), deep=False):

@@ -59,6 +59,7 @@ class FileStore:
             "put": self._put,
             "get": self._get,
             "drop": self._drop,
+            "keep": self._keep,
             "damaged": self._drop_damaged,
             "held": self._list_held,
             "states": lambda fields, payload: ({"states": self.names.read_states()}, b""),
@@ -90,10 +91,10 @@ class FileStore:
         return {}, self.blocks.get(check_volume(fields.get("volume")), check_key(fields.get("key")))
 
     def _drop(self, fields: Fields, payload: bytes) -> Answer:
-        keys = fields.get("keys")
-        if not isinstance(keys, list) or len(keys) > _MAX_KEYS:
-            raise InputError("keys is a list. Received: something else")
-        return {"dropped": self.blocks.drop(check_volume(fields.get("volume")), keys)}, b""
+        return {"dropped": self.blocks.drop(check_volume(fields.get("volume")), _parse_keys(fields))}, b""
+
+    def _keep(self, fields: Fields, payload: bytes) -> Answer:
+        return {"kept": self.blocks.keep(check_volume(fields.get("volume")), _parse_keys(fields))}, b""
 
     def _drop_damaged(self, fields: Fields, payload: bytes) -> Answer:
         volume, key = check_volume(fields.get("volume")), check_key(fields.get("key"))
@@ -131,6 +132,13 @@ def read_memory_limit(paths: Paths, node: NodeId) -> int:
     except OSError:
         return 0
     return min(host // _SHARE, device // 2) // max(1, len(list_nodes_with_stores(paths)))
+
+
+def _parse_keys(fields: Fields) -> list[Any]:
+    keys = fields.get("keys")
+    if not isinstance(keys, list) or len(keys) > _MAX_KEYS:
+        raise InputError("keys is a list. Received: something else")
+    return keys
 
 
 def list_file_nodes(paths: Paths) -> list[NodeId]:

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -71,6 +72,33 @@ def test_nobody_sees_half_a_file(
     del forgotten
     assert system.cat("v/x") == b"before" and system.find("v") == ["v/x"]
     assert sum(map(os.path.getsize, list_blocks())) == held
+
+
+def test_a_file_that_is_written_for_long_is_kept_or_refused(
+    system: InsituFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an hour its first blocks were removed, and closing it published what couldn't be read."""
+    monkeypatch.setattr(file_system, "BLOCK_BYTES", 100)
+    now = [0.0]
+    monkeypatch.setattr(file_system, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    system.pipe("v/x", b"before")
+    with system.open("v/x", "wb") as file:
+        for _ in range(8):
+            file.write(b"y" * 100)
+            for path in list_blocks():
+                os.utime(path, (1.0, 1.0))
+            now[0] += 601.0
+        file.write(b"z" * 100)
+        assert sum(os.stat(path).st_mtime > 1.0 for path in list_blocks()) == 2 * 9
+    assert system.cat("v/x") == b"y" * 800 + b"z" * 100
+    lost = system.open("v/x", "wb")
+    lost.write(b"a" * 100)
+    for path in set(list_blocks()):
+        Path(path).unlink()
+    now[0] += 6.0
+    with pytest.raises(OSError, match=r"1 of 1 blocks .* Nothing is published"):
+        lost.close()
+    assert system.size("v/x") == 900
 
 
 def list_blocks() -> list[str]:

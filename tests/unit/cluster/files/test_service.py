@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from file_nodes import FileNodes
 
 from insitu.cluster.decide import rank_nodes
 from insitu.cluster.files import client as client_module
+from insitu.cluster.files import repairing
 from insitu.cluster.files import service as service_module
-from insitu.cluster.files.repairing import repair_volume
+from insitu.cluster.files.repairing import OrphanWatch, find_old_here, repair_volume
 from insitu.errors import ClusterError, InputError
 from insitu.grid.shared_files import Block
 from insitu.spec import NodeId
@@ -188,13 +190,45 @@ def test_old_blocks_that_no_name_has_go_and_young_ones_stay(
 
     def repair() -> int:
         peers = lab.services[lab.nodes[0]]._peers
-        return repair_volume("v", files, peers, lab.view(), None, clean=True).removed
+        return repair_volume("v", files, peers, lab.view(), None, find_old_here).removed
 
     assert repair() == 0
     later = time.time() + 4000
     monkeypatch.setattr(time, "time", lambda: later)
     assert repair() == 2
     assert set().union(*lab.held("v").values()) == {kept[0].key}
+
+
+def test_a_wrong_clock_removes_nothing_of_a_file_that_is_being_written(
+    lab: FileNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader whose clock was an hour ahead removed it, and what was published then couldn't be read."""
+    block = lab.client.write_block("v", b"of a writer that goes on", 2)
+    left = lab.client.write_block("v", b"of a writer that was killed", 2)
+    watch, peers = OrphanWatch(), lab.services[lab.nodes[0]]._peers
+    real, ahead = time.monotonic, [0.0]
+    monkeypatch.setattr(repairing.time, "monotonic", lambda: real() + ahead[0])
+
+    def repair() -> int:
+        return repair_volume("v", [], peers, lab.view(), None, watch.find_old).removed
+
+    for node in lab.nodes:
+        held = lab.services[node].store.blocks
+        for key in held.list_held("v"):
+            path = held._find("v", key)
+            assert path is not None
+            os.utime(path, (1.0, 1.0))  # by the clock of its host
+    assert repair() == 0
+    ahead[0] = 3000.0
+    assert lab.client.keep_blocks("v", [block]) == 0
+    assert repair() == 0
+    ahead[0] = 4000.0
+    assert repair() == 2
+    assert lab.client.keep_blocks("v", [block, left]) == 1
+    ahead[0] = 9000.0
+    assert repair() == 0 and repair() == 0  # it was kept in between
+    ahead[0] = 13000.0
+    assert repair() == 2
 
 
 def test_replaced_blocks_can_be_read_for_a_while(lab: FileNodes) -> None:
