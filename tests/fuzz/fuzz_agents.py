@@ -164,6 +164,7 @@ def fuzz_agent() -> Any:
         "heard": 2.0,
         "connection": None,
         "clock_skew": 0.0,
+        "refused": "",
     }
     examples: list[messages.Message] = [
         {"do": "members", "members": [member]},

@@ -292,6 +292,33 @@ def agent(home: Path, head: str, *options: str, token: str, code: int = 1) -> st
 
 
 @pytest.mark.long
+def test_an_agent_that_runs_and_is_not_let_in_again_is_named(
+    hosts: LoopbackHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`insitu up` said that it runs already, and `insitu nodes` that it is lost: nobody said why."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "real, ahead = time.time, os.path.join(os.environ.get('INSITU_HOME', ''), 'ahead')\n"
+        "time.time = lambda: real() + 3600 * os.path.exists(ahead)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    hosts.up()
+    (hosts.homes["b"] / "ahead").touch()
+    assert hosts.states() == {"a": "alive", "b": "alive"}  # nothing depends on its clock
+    record = records.read_head(Paths(hosts.head))
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)
+    said = " ".join(hosts.up(code=1).stderr.split())
+    assert "The agent of b runs, but isn't let in. The clocks of nodes differ by 60 s at most" in said
+    assert "1 of 2 host(s) up" in said
+    listed = insitu(hosts.head, "nodes").stderr
+    assert "b isn't let in: The clocks" in listed and "a isn't" not in listed
+    (hosts.homes["b"] / "ahead").unlink()
+    wait_until(lambda: hosts.states() == {"a": "alive", "b": "alive"}, "b is let in")
+    assert hosts.nodes()["b"]["refused"] is None
+    assert "2 of 2 host(s) up" in hosts.up().stderr
+
+
 def test_what_cannot_join_is_refused_by_a_clear_error(hosts: LoopbackHosts, tmp_path: Path) -> None:
     hosts.up()
     paths, other = Paths(hosts.head), tmp_path / "c"

@@ -479,6 +479,8 @@ def _print_hosts(listed: list[dict[str, Any]]) -> None:
                 f"{n['node']} was to have left {format_time(n['leave_by'])}, and others still need what is "
                 f"on it. The head's log says what."
             )
+        if n["refused"]:
+            print_notice(f"{n['node']} isn't let in: {n['refused']}")
         if n["unknown_versions"]:
             print_notice(
                 f"{n['node']} holds {n['unknown_versions']} version(s) that the catalogue doesn't know, such "

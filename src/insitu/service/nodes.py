@@ -30,6 +30,7 @@ _AGENT_FIELDS = (
     "versions",
     "processor",
     "clock_skew",
+    "refused",
 )
 
 
@@ -98,6 +99,7 @@ def _list_agents(paths: Paths, notify: Callable[[str], None]) -> list[dict[str, 
                 "versions": dict(facts.versions),
                 "processor": facts.processor,
                 "clock_skew": round(member.clock_skew, 3),
+                "refused": member.refused or None,
             }
         )
     return listed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ from insitu.spec import NodeId
 
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
 _DOWN_SECONDS = 30.0
 """Longer than the head waits for its agents."""
 
@@ -227,12 +229,32 @@ def start_agent(paths: Paths, options: AgentOptions, token: str) -> dict[str, An
     node = choose_node(paths, options.name)
     running = find_running(paths).get(node)
     if running is not None and running.head == options.head:
+        _wait_for_member(paths, node, options.head, token)
         return {"node": node, "address": "", "host": running.host, "already": True}
     arguments = [str(paths.home), json.dumps(asdict(options))]
     log = paths.agent_log(node)
     return start_detached(
         paths, "insitu.cluster.agents.agent", arguments, log, JOIN_SECONDS + _START_SECONDS, f"{token}\n"
     )
+
+
+def _wait_for_member(paths: Paths, node: NodeId, head: str, token: str) -> None:
+    """Wait until the head has let in an agent that runs. Raises ClusterError where it doesn't, with the
+    reason."""
+    deadline = time.monotonic() + JOIN_SECONDS
+    while True:
+        member = next((m for m in ask_for_nodes(head, token) if m.facts.node == node), None)
+        if member is not None and member.connection is not None:
+            return
+        if member is not None and member.refused:
+            raise ClusterError(f"The agent of {node} runs, but isn't let in. {member.refused}")
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"The agent of {node} runs, and must join the head at {head} within {JOIN_SECONDS:g} s. "
+                f"Received: it hasn't. Its log says why",
+                logs=str(paths.agent_log(node)),
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def stop_report(paths: Paths, stopped: list[NodeId]) -> dict[str, Any]:

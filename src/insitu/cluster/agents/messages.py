@@ -141,7 +141,7 @@ def parse_load(value: Any) -> AgentLoad:
 def parse_member(value: Any) -> Member:
     """Return a member out of a list that the head has sent or saved. Raises ClusterError."""
     if isinstance(value, dict):  # a list that a head before this version has saved
-        value = {"leave_by": None, "is_empty": False, **value}
+        value = {"leave_by": None, "is_empty": False, "refused": "", **value}
     data = _object("member", value, Member)
     state = _text("state", data["state"])
     if state not in ("alive", "silent", "lost", "left"):
@@ -157,6 +157,7 @@ def parse_member(value: Any) -> Member:
         parse_seconds("clock_skew", data["clock_skew"]),
         None if data["leave_by"] is None else parse_seconds("leave_by", data["leave_by"]),
         _flag("is_empty", data["is_empty"]),
+        _text("refused", data["refused"]),
     )
 
 

@@ -19,6 +19,8 @@ LOST_SECONDS = 15.0
 """Seconds without a word after which an agent counts as lost."""
 MAX_CLOCK_SKEW = 60.0
 """Seconds that the clocks of two machines of a cluster may differ by."""
+_MOST_SHOWN = 1000
+"""Characters of a reason that are kept: it has what the agent says about itself."""
 REQUIRED_VERSIONS = ("insitu", "python")
 """What each agent must name the version of. Others are compared where both sides have them."""
 
@@ -96,6 +98,8 @@ class Member:
     leave_by: float | None = None
     #: Whether nothing is on it any more that others need; only of a node that leaves.
     is_empty: bool = False
+    #: Why its agent, which has no connection, wasn't let in when it asked last; "": it was.
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +354,7 @@ def _join(
     facts = event.facts
     skew = facts.clock - wall
     if reason := _find_lasting_obstacle(membership, facts, skew):
-        return membership, (Refuse(event.connection, reason),)
+        return _refuse_lastingly(membership, event, reason)
     if membership.find(event.connection) is not None:
         return membership, (Refuse(event.connection, "An agent joins once. Received: a second time"),)
     actions: list[Action] = []
@@ -373,6 +377,16 @@ def _join(
     formerly = next((node for node in former if node != facts.node), None)
     actions += [Admit(event.connection, facts.node, formerly), Changed()]
     return replace(membership, members={**others, facts.node: joined}), tuple(actions)
+
+
+def _refuse_lastingly(
+    membership: Membership, event: Joining, reason: str
+) -> tuple[Membership, tuple[Action, ...]]:
+    """Refuse an agent, and note why where it was a member before: else people only see that it is lost."""
+    refusal, known = Refuse(event.connection, reason), membership.members.get(event.facts.node)
+    if known is None or known.facts.store != event.facts.store or known.connection is not None:
+        return membership, (refusal,)
+    return _with(membership, replace(known, refused=reason[:_MOST_SHOWN])), (refusal, Changed())
 
 
 def _is_rival(member: Member, facts: AgentFacts) -> bool:

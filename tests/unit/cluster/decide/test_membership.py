@@ -192,6 +192,20 @@ def test_a_clock_that_is_an_hour_off_is_refused(skew: float) -> None:
     assert after((0, Joining(1, facts(clock=WALL + MAX_CLOCK_SKEW - 1), LOAD)))[1][0] == Admit(1, NodeId("a"))
 
 
+def test_why_a_lost_member_is_not_let_in_is_noted_until_it_is() -> None:
+    """It was shown as lost, without a reason."""
+    lost = after((0, Joining(1, facts(), LOAD)), (1, Ended(1)))[0]
+    refused, actions = after((2, Joining(2, facts(clock=WALL + 3600.0), LOAD)), membership=lost)
+    (member,) = refused.members.values()
+    assert member.state == "lost" and "3600 s ahead of the head" in member.refused
+    assert isinstance(actions[0], Refuse) and actions[1] == Changed()
+    (member,) = after((3, Joining(3, facts(), LOAD)), membership=refused)[0].members.values()
+    assert member.state == "alive" and not member.refused
+    # What a stranger or a copy of the store hears isn't about the member.
+    stranger = after((2, Joining(2, facts(store="other", clock=WALL + 3600.0), LOAD)), membership=lost)[0]
+    assert [m.refused for m in stranger.members.values()] == [""]
+
+
 def test_the_name_of_a_store_of_the_head_is_taken() -> None:
     membership = replace(EMPTY, local_stores={NodeId("a"): "local"})
     assert "the name of a store in the home of the head" in refusal_of(facts("a"), membership)
