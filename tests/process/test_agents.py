@@ -22,6 +22,7 @@ from agent_hosts import INSITU, LoopbackHosts, insitu, is_running, wait_until
 
 from insitu.cluster.agents import records
 from insitu.cluster.agents.node_list import read_nodes
+from insitu.cluster.agents.saved_members import read_kept_members
 from insitu.grid import Catalog, import_cache
 from insitu.grid.leftovers import host_mark
 from insitu.grid.transfer import ServerAddress, fetch_partition
@@ -317,6 +318,33 @@ def test_an_agent_that_runs_and_is_not_let_in_again_is_named(
     wait_until(lambda: hosts.states() == {"a": "alive", "b": "alive"}, "b is let in")
     assert hosts.nodes()["b"]["refused"] is None
     assert "2 of 2 host(s) up" in hosts.up().stderr
+
+
+@pytest.mark.long
+def test_an_agent_that_was_away_finds_the_head_that_has_taken_over(tmp_path: Path) -> None:
+    """It is started with the address of the head before, as by what starts agents at each boot."""
+    with contextlib.closing(LoopbackHosts(tmp_path, ("a", "b", "c"))) as hosts:
+        hosts.up()
+        paths = {name: Paths(home) for name, home in hosts.homes.items()}
+        wait_until(lambda: all(len(read_kept_members(p)) == 3 for p in paths.values()), "the lists of agents")
+        before = records.read_head(Paths(hosts.head))
+        assert before is not None
+        for pid in (hosts.agent_pid("c"), before.pid):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not records.is_locked(Paths(hosts.head).head_lock), "the end of the head")
+        here = hosts.homes["a"]
+        again = ("agent", "--detach", "--name", "c", "--head", before.address)
+        # While no other head leads, it is as it was.
+        assert "The head must be reachable" in insitu(hosts.homes["c"], *again, code=1).stderr
+        try:
+            assert "2 of 3 agent(s) obey" in insitu(here, "up", "--take-over", code=None).stderr
+            insitu(hosts.homes["c"], *again)
+            states = {name: node["state"] for name, node in hosts.nodes(here).items()}
+            assert states == dict.fromkeys("abc", "alive")
+            taken, obeyed = records.read_head(paths["a"]), records.read_agent(paths["c"], NodeId("c"))
+            assert taken is not None and obeyed is not None and obeyed.head == taken.address
+        finally:
+            insitu(here, "down", code=None)
 
 
 def test_what_cannot_join_is_refused_by_a_clear_error(hosts: LoopbackHosts, tmp_path: Path) -> None:

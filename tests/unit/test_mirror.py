@@ -48,6 +48,7 @@ TESTED_BY = {
     "cluster/agents/own_folders.py": "unit/cluster/client/test_job_bringing.py",
     "cluster/agents/take_over.py": "process/test_host_jobs.py",
     "cluster/agents/head_starting.py": "process/test_agents.py",
+    "cluster/agents/head_finding.py": "process/test_agents.py",
     "cluster/agents/file_pushes.py": "process/test_host_jobs.py",
     "cluster/agents/host_server.py": "process/test_host_jobs.py",
     "cluster/agents/hosts.py": "process/test_agents.py",

@@ -37,6 +37,7 @@ from insitu.cluster.agents.detached import report_ready
 from insitu.cluster.agents.drain_on_term import DrainOnTerm
 from insitu.cluster.agents.facts import gather_facts, measure_load
 from insitu.cluster.agents.head_change import HeadChange
+from insitu.cluster.agents.head_finding import HeadFinder
 from insitu.cluster.agents.home import check_home, choose_node, remove_new_store, set_aside_store
 from insitu.cluster.agents.messages import (
     CatalogParts,
@@ -120,6 +121,7 @@ class Agent:
         self._connection: HeadConnection | None = None
         self._files = AgentFiles(paths, self.node, self._token, lambda: self._connection is not None)
         self._head_change = HeadChange(paths, self.node)
+        self._finder = HeadFinder(paths, self.node, self._token)
         self._answers = AgentAnswers(paths, self._head_change, self._files)
         self._own_taking_over = OwnTakingOver(paths, self.node, self._head_change)
         self._catalog = CatalogParts()
@@ -218,7 +220,7 @@ class Agent:
             if self._stopping:
                 raise _Stopped
             self._options = replace(self._options, head=self._head_change.take_address(self._options.head))
-            connection = dial_head(self._options.head, self._token, "agent")
+            connection = self._dial()
             try:
                 check_home(self._paths, self.node, connection.head, self._options.head)
                 self._serve_at(self._choose_host(connection.own_host))
@@ -232,6 +234,17 @@ class Agent:
         self._connection = connection
         if not self._paths.head.exists():
             write_token(self._paths, self._token)  # for commands in this home
+
+    def _dial(self) -> HeadConnection:
+        """Connect to the head, or to one that has taken over from it while this agent was away."""
+        try:
+            return dial_head(self._options.head, self._token, "agent")
+        except ClusterError:
+            found = self._finder.find(self._options.head)
+            if not found:
+                raise
+        self._options = replace(self._options, head=found)
+        return dial_head(found, self._token, "agent")
 
     def _choose_host(self, routed: str) -> str:
         if not self._options.interface:

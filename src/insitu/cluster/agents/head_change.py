@@ -108,6 +108,7 @@ class HeadChange:
                 raise InputError(f"{self._node} belongs to another cluster")
             if kind == "head_view":
                 return {
+                    "head": record.head,
                     "epoch": record.epoch,
                     "is_led": self._is_led,
                     "without_head": self._measure_vacancy(),

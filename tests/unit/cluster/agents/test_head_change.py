@@ -34,7 +34,7 @@ def test_an_agent_without_a_head_obeys_another_one_and_keeps_that_on_its_disk(
 ) -> None:
     change.note_lost()
     view = change.answer("head_view", {"cluster": "c"})
-    assert view.pop("without_head") >= 0 and view == {"epoch": 3, "is_led": False}
+    assert view.pop("without_head") >= 0 and view == {"head": "10.0.0.1:7000", "epoch": 3, "is_led": False}
     assert change.take_address("10.0.0.1:7000") == "10.0.0.1:7000" and not is_readable(change)
     change.answer("obey_head", ORDER)
     assert is_readable(change)  # the pause before the next try ends at once
