@@ -347,6 +347,22 @@ def test_an_agent_that_was_away_finds_the_head_that_has_taken_over(tmp_path: Pat
             insitu(here, "down", code=None)
 
 
+def test_a_copy_of_the_home_of_a_head_ends_no_agent_and_deletes_no_store(
+    hosts: LoopbackHosts, tmp_path: Path
+) -> None:
+    """What fails to come up there names `insitu down`, which ended the agents of the head that lives."""
+    hosts.up()
+    shutil.copytree(hosts.head, tmp_path / "copy")
+    copied = ("up", "--hosts", str(hosts.file), "--launcher", "env HOST={host} sh -c", "--insitu", INSITU)
+    said = " ".join(insitu(tmp_path / "copy", *copied, code=1).stderr.split())
+    assert "A store has one agent. Received: a in" in said
+    down = " ".join(insitu(tmp_path / "copy", "down", "--force", code=1).stderr.split())
+    assert "A head ends its own agents alone. Received: a, whose head at" in down
+    assert hosts.states() == {"a": "alive", "b": "alive"}
+    assert all(Paths(home).node(NodeId(name)).exists() for name, home in hosts.homes.items())
+    assert "2 agent(s) ended" in insitu(hosts.head, "down").stderr
+
+
 def test_what_cannot_join_is_refused_by_a_clear_error(hosts: LoopbackHosts, tmp_path: Path) -> None:
     hosts.up()
     paths, other = Paths(hosts.head), tmp_path / "c"

@@ -346,12 +346,15 @@ def agent(
     as_json: Annotated[
         bool, typer.Option("--json", help="With --stop: print JSON (see docs/json.md).")
     ] = False,
+    unless_led: Annotated[
+        bool, typer.Option("--unless-led", help="With --stop: not while their head lives.", hidden=True)
+    ] = False,
 ) -> None:
     from insitu.cluster import AgentOptions, identify_parent, read_token, run_agent, start_agent
 
     paths = Paths.default()
     if stop:
-        _stop_agents(paths, delete, as_json)
+        _stop_agents(paths, delete, as_json, unless_led)
         return
     if head is None or delete or as_json:
         alone = " and ".join(name for name, given in (("--delete", delete), ("--json", as_json)) if given)
@@ -383,9 +386,11 @@ def agent(
     os._exit(0)  # a stream of Flight that nobody reads would keep the process
 
 
-def _stop_agents(paths: Paths, delete: bool, as_json: bool) -> None:
-    from insitu.cluster import delete_store, stop_agents, stop_report
+def _stop_agents(paths: Paths, delete: bool, as_json: bool, unless_led: bool) -> None:
+    from insitu.cluster import check_unled, delete_store, stop_agents, stop_report
 
+    if unless_led:
+        check_unled(paths)
     stopped = stop_agents(paths)
     answer = stop_report(paths, stopped)
     if delete:

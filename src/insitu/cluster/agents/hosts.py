@@ -46,6 +46,7 @@ from insitu.spec import NodeId
 
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
+_ASK_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
 _DOWN_SECONDS = 30.0
 """Longer than the head waits for its agents."""
@@ -184,7 +185,7 @@ def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport
         finally:
             _end_head(paths, record)
     stops = dict(record.hosts or {})
-    further = " --json --delete" if delete else " --json"
+    further = " --unless-led --json --delete" if delete else " --unless-led --json"
     launchers = _list_launchers(record)
     outcomes: dict[str, Outcome] = {}
     for launcher in sorted(set(launchers.values())):
@@ -255,6 +256,22 @@ def _wait_for_member(paths: Paths, node: NodeId, head: str, token: str) -> None:
                 logs=str(paths.agent_log(node)),
             )
         time.sleep(_LOOK_SECONDS)
+
+
+def check_unled(paths: Paths) -> None:
+    """Raise InputError where an agent of this home has a head that lives: `insitu down` of another home, such
+    as a copy of that head's, or that of the head before, ends none of its agents."""
+    for node, record in find_running(paths).items():
+        try:
+            ask_head(
+                record.head, read_token(paths), {"do": "nodes"}, _ASK_SECONDS, connect_seconds=_ASK_SECONDS
+            )
+        except ClusterError:
+            continue
+        raise InputError(
+            f"A head ends its own agents alone. Received: {node}, whose head at {record.head} lives. Run "
+            f"`insitu down` on the machine of that head"
+        )
 
 
 def stop_report(paths: Paths, stopped: list[NodeId]) -> dict[str, Any]:
