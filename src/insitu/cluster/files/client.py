@@ -102,6 +102,7 @@ class FileClient:
                 continue
             except OSError as error:
                 if error.errno != errno.EAGAIN:
+                    error.filename = error.filename and f"{volume}/{error.filename}"
                     raise
                 why = error.strerror or why
             if time.monotonic() > deadline:

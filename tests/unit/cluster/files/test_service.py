@@ -47,6 +47,16 @@ def leader(lab: FileNodes) -> NodeId:
     return rank_nodes("v", lab.nodes)[0]
 
 
+def test_what_is_not_there_is_named_with_its_volume(lab: FileNodes) -> None:
+    for change in (
+        lambda: lab.client.remove("v", "no/x", recursive=False),
+        lambda: lab.client.rename("v", "no/x", "y"),
+    ):
+        with pytest.raises(FileNotFoundError) as missing:
+            change()
+        assert missing.value.filename == "v/no/x"
+
+
 def test_any_node_may_die_and_what_was_written_is_read(lab: FileNodes) -> None:
     (block,) = write(lab, "x", b"first")
     assert sum(block.key in keys for keys in lab.held("v").values()) == 2
