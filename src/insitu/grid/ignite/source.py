@@ -146,10 +146,11 @@ class IgniteSource:
             #: By which it is read, with the full name of the cache.
             self.address = cluster.address
             self.path = str(self.address)
+            # Before rows are counted: a server that leaves in between is missed at the end, too.
+            self.layout = cluster.find_layout()
             self.ignite_rows = cluster.count_rows()
             if not self.ignite_rows:
                 raise SourceError(f"{self.path} has no rows. Load the cache first")
-            self.layout = cluster.find_layout()
             types = TypeBook(cluster)
             rows = self._sample(cluster, 1)
             # What is null in all of a few rows, or a list without elements, may be a column by more of them.
@@ -301,15 +302,15 @@ class IgniteSource:
 
     def _note_origin(self, before: Layout, after: Layout, began: float, account: ReadAccount) -> None:
         account.digests.sort()
-        self._check_loss(before, after, sum(rows for _, rows, _ in account.digests))
+        self._check_loss(after, sum(rows for _, rows, _ in account.digests))
         self.origin = self._describe_origin(before, after, began, account.digests)
         self.origin |= {"local_bytes": account.local_bytes, "remote_bytes": account.remote_bytes}
         if account.nodes:
             self.origin["nodes"] = dict(account.nodes)
 
-    def _check_loss(self, before: Layout, after: Layout, rows: int) -> None:
-        """Raise SourceError where rows are missing after a server has left."""
-        lost = set(before.endpoints) - set(after.endpoints)
+    def _check_loss(self, after: Layout, rows: int) -> None:
+        """Raise SourceError where rows are missing after a server has left since they were counted."""
+        lost = set(self.layout.endpoints) - set(after.endpoints)
         if lost and rows < self.ignite_rows:
             raise SourceError(
                 f"All rows that {self.path} had must be read. Received: {rows} of {self.ignite_rows} after "

@@ -37,8 +37,9 @@ from insitu.grid.ignite.address import ConnectionSettings, parse_address
 from insitu.grid.ignite.cluster import Cluster
 from insitu.grid.ignite.connection import MOST_MESSAGE_BYTES
 from insitu.grid.ignite.protocol import GET_ENDPOINTS, GET_TYPE, NEXT_PAGE, SCAN, BinaryType, Page
-from insitu.grid.ignite.source import TypeBook
+from insitu.grid.ignite.source import TypeBook, open_ignite
 from insitu.grid.ignite.wire import pack_int, pack_string
+from insitu.grid.sources import SourceOptions
 from insitu.paths import Paths
 from insitu.spec import CacheSpec
 
@@ -162,6 +163,19 @@ def test_rows_that_are_lost_with_a_server_are_an_error(paths: Paths):
     assert Catalog(paths).caches() == []
 
 
+def test_rows_that_are_lost_before_they_are_read_are_an_error(paths: Paths):
+    """The server leaves when the columns are known and no partition has been asked for."""
+    with cluster_of(2, drawings(400)) as cluster:
+        source = open_ignite([cluster.address()], FieldOptions(), SourceOptions())
+        cluster.servers[0].alive = False
+        cluster.servers[0].stop()
+        cluster.primaries, cluster.topology = [1] * 5, (2, 0)
+        cluster.cache.partitions[0] = cluster.cache.partitions[0][:5]
+        with pytest.raises(SourceError, match=r"Received: 325 of 400 after 1 server"):
+            for _ in source.blocks(1 << 20):
+                pass
+
+
 def test_a_node_that_cant_be_reached_is_read_by_another_one(paths: Paths):
     cluster = cluster_of(2, drawings(50))
     unreachable = cluster.servers[1]
@@ -202,7 +216,7 @@ SCAN_HEAD = struct.pack("<iqh", 100, 0, 0)
         (odd(SCAN, pack_int(-5)), "sent a message of -5 bytes"),
         (odd(SCAN, struct.pack("<iqh", 10, 77, 0)), "answered request 77"),
         (odd(SCAN, struct.pack("<i", MOST_MESSAGE_BYTES + 1)), "A row must be smaller than 256 MiB"),
-        (odd(GET_ENDPOINTS, struct.pack("<iqhqi", 22, 5, 0, 1, 10**9)), "elements are announced"),
+        (odd(GET_ENDPOINTS, struct.pack("<iqhqi", 22, 4, 0, 1, 10**9)), "elements are announced"),
     ],
 )
 def test_a_server_that_answers_oddly_is_named(
