@@ -17,7 +17,14 @@ import pyarrow as pa
 
 from insitu.errors import InputError, SourceError
 from insitu.grid.ignite.arrow_values import find_arrow_columns
-from insitu.grid.ignite.objects import ABSENT, ObjectFields, gather_codes, locate_objects
+from insitu.grid.ignite.objects import (
+    ABSENT,
+    ObjectFields,
+    follow_handles,
+    gather_codes,
+    gather_numbers,
+    locate_objects,
+)
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration
 from insitu.grid.ignite.rows import Buffer, Positions, Rows
 from insitu.grid.ignite.values import (
@@ -36,7 +43,6 @@ from insitu.grid.ignite.wire import (
     DECIMAL,
     ENUM,
     FIXED_BYTES,
-    HANDLE,
     NULL,
     OBJECT,
     OPTIMIZED,
@@ -51,9 +57,11 @@ from insitu.grid.sources import DTYPES, MOST_ROW_VALUES, SourceOptions
 from insitu.spec import Column
 
 TypeLookup = Callable[[int], BinaryType]
-_OBJECTS = (OBJECT, WRAPPED, HANDLE)
+_OBJECTS = (OBJECT, WRAPPED)
 _DEEPEST = 32
 """How deep objects may lie in each other."""
+_MOST_PARTS = 4096
+"""Fields that a row may have, those of all objects in it included."""
 _SCALARS: Mapping[int, tuple[str, tuple[int, ...]]] = {
     **{code: (dtype, ()) for code, dtype in NUMBERS.items()},
     STRING: (TEXT, ()),
@@ -185,14 +193,28 @@ class _Finder:
         self.problems: list[str] = []
         self.seen: set[str] = set()
 
-    def find(self, name: str, prefix: str, positions: Positions, declared: int, depth: int = 0) -> Any:
+    def find(
+        self,
+        name: str,
+        prefix: str,
+        positions: Positions,
+        declared: int,
+        around: tuple[Positions, ...] = (),
+    ) -> Any:
         """Return the Struct or Leaf of the values at `positions`; None where they make no column.
 
-        `name` is the path of the values, `prefix` what the names of their fields begin with.
+        `name` is the path of the values, `prefix` what the names of their fields begin with, `around` where
+        the objects are that hold them. Raises SourceError for too many fields.
         """
         self.seen.add(name)
+        if len(self.seen) > _MOST_PARTS:
+            raise SourceError(
+                f"A row has at most {_MOST_PARTS} fields, those of objects in objects included. Received: "
+                f"more, the last one {name}. Leave objects out with --without, or store them in another cache"
+            )
         if name in self._options.without:
             return None
+        positions = follow_handles(self._buffer, positions)
         codes = gather_codes(self._buffer, positions)
         codes[codes == BINARY_ENUM] = ENUM
         codes[np.isin(codes, _OBJECTS)] = OBJECT
@@ -203,19 +225,23 @@ class _Finder:
             )
         code = kinds[0] if kinds else ENUM if declared == BINARY_ENUM else declared
         if code == OBJECT:
-            return self._find_struct(name, prefix, positions, depth)
+            return self._find_struct(name, prefix, positions, around)
         return self._find_leaf(name, code, positions[codes == code])
 
     def _refuse(self, name: str, fact: str, way_out: str) -> Any:
         """Note a problem. Returns None, for no column."""
         self.problems.append(f"{name} {fact}. {way_out}, or leave it out with --without {name}")
 
-    def _find_struct(self, name: str, prefix: str, positions: Positions, depth: int) -> Any:
+    def _find_struct(
+        self, name: str, prefix: str, positions: Positions, around: tuple[Positions, ...]
+    ) -> Any:
         objects = locate_objects(self._buffer, positions, name)
         objects = objects[objects != ABSENT]
         if not len(objects):
             return self._refuse(name, f"is null in all of the first {len(positions)} rows", "Store objects")
-        if depth > _DEEPEST:
+        if any(np.isin(objects, outer).any() for outer in around):
+            return self._refuse(name, "is an object that holds it", "Store a key of that object")
+        if len(around) > _DEEPEST:
             return self._refuse(name, f"lies more than {_DEEPEST} objects deep", "Store it further up")
         headers = ObjectFields(self._buffer, objects, self._type_of)
         numbers = np.unique(headers.types)
@@ -230,7 +256,7 @@ class _Finder:
         fields = []
         for part in sorted(kind.fields, key=lambda part: part.name):
             path = f"{prefix}{part.name}"
-            found = self.find(path, f"{path}.", headers.locate(part.number), part.code, depth + 1)
+            found = self.find(path, f"{path}.", headers.locate(part.number), part.code, (*around, objects))
             if found is not None:
                 fields.append((part.number, found))
         if not kind.fields:
@@ -251,8 +277,25 @@ class _Finder:
             self._refuse(name, f"is {name_of_code(code)}", _way_out(code))
         if column is None:
             return None
-        leaf = Leaf(name, code, column)
+        enum = self._find_enum(name, present) if code == ENUM else 0
+        if enum is None:
+            return None
+        leaf = Leaf(name, code, column, enum)
         return replace(leaf, fill=self._fill(leaf))
+
+    def _find_enum(self, name: str, present: Positions) -> int | None:
+        """Return the number of the class of an enum; None, and note a problem, where there isn't one."""
+        numbers = np.unique(gather_numbers(self._buffer, present + 1, "i4"))
+        if not len(numbers):
+            self._refuse(name, "is an enum, null in all of the first rows", "Store one in one of these")
+        elif not numbers.all():
+            self._refuse(name, "is an enum whose class isn't registered in the cluster", "Store its number")
+        elif len(numbers) > 1:
+            names = " and of ".join(self._type_of(int(number)).name for number in numbers)
+            self._refuse(name, f"is an enum of {names}, whose numbers mean others", "Store one class")
+        else:
+            return int(numbers[0])
+        return None
 
     def _find_arrow(self, name: str, code: int, present: Positions) -> Leaf | None:
         if code != BYTES or not len(present):

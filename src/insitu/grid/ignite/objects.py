@@ -80,27 +80,37 @@ def gather_codes(buffer: Buffer, positions: Positions) -> npt.NDArray[np.uint8]:
     return codes
 
 
+def follow_handles(buffer: Buffer, positions: Positions) -> Positions:
+    """Return where each value begins, also those that stand earlier in their row, to which a handle leads.
+
+    Such values are objects, arrays of objects, collections and maps.
+    """
+    handles = np.flatnonzero(gather_codes(buffer, positions) == HANDLE)
+    if not len(handles):
+        return positions
+    found = positions.copy()
+    found[handles] -= gather_numbers(buffer, positions[handles] + 1, "i4")
+    if (found[handles] >= positions[handles]).any() or (found[handles] < 0).any():
+        raise Malformed("a handle leads to what doesn't stand before it")
+    return found
+
+
 def locate_objects(buffer: Buffer, positions: Positions, what: str) -> Positions:
     """Return where the object of each value begins; ABSENT for null. Raises SourceError for other values.
 
     An object may lie in a wrapper, or be one that stands earlier in the same row, to which a handle leads.
     """
+    positions = follow_handles(buffer, positions)
     codes = gather_codes(buffer, positions)
     if (codes == OBJECT).all():
         return positions
     if (codes == WRAPPED).all():
         return _unwrap(buffer, positions)
     found = np.where(codes == OBJECT, positions, ABSENT)
-    handles = np.flatnonzero(codes == HANDLE)
-    if len(handles):
-        targets = positions[handles] - gather_numbers(buffer, positions[handles] + 1, "i4")
-        if (gather_codes(buffer, targets) != OBJECT).any():
-            raise Malformed("a handle leads to what is no object")
-        found[handles] = targets
     wrapped = np.flatnonzero(codes == WRAPPED)
     if len(wrapped):
         found[wrapped] = _unwrap(buffer, positions[wrapped])
-    others = np.setdiff1d(codes, [OBJECT, HANDLE, WRAPPED, NULL])
+    others = np.setdiff1d(codes, [OBJECT, WRAPPED, NULL])
     if len(others):
         raise SourceError(
             f"All {what} must be objects where one is. Received: {name_of_code(int(others[0]))} beside them. "

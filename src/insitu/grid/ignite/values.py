@@ -96,6 +96,8 @@ class Leaf:
     code: int
     #: The column. Of Arrow data: the dtype is "uint8[*]", and the column isn't part of the cache.
     column: Column
+    #: Of an enum: the number of its class.
+    enum: int = 0
     #: What takes the place of null; None: null is refused.
     fill: Any = None
     #: Of Arrow data: the columns that it holds.
@@ -169,10 +171,11 @@ def _convert(buffer: Buffer, positions: Positions, leaf: Leaf) -> Any:
     if code in ARRAYS:
         return _arrays(buffer, positions, leaf)
     if code == ENUM:
-        if (gather_numbers(buffer, positions + 1, "i4") == 0).any():
+        if (gather_numbers(buffer, positions + 1, "i4") != leaf.enum).any():
             raise SourceError(
-                f"The class of an enum must be registered in the cluster. Received: column {column.name} "
-                f"with one that isn't. Store its number, or leave it out with --without {column.name}"
+                f"All enums of column {column.name} must be of the class that those of the first rows are "
+                f"of, whose numbers mean the same. Received: one of another class. Store one class, or leave "
+                f"the column out with --without {column.name}"
             )
         return _native(gather_numbers(buffer, positions + 5, "i4"))
     if code == UUID:

@@ -180,6 +180,56 @@ def test_an_object_that_stands_twice_in_a_row_is_read_twice():
     assert found["a.x"].tolist() == found["b.x"].tolist() == [7, 7, 7]
 
 
+def test_what_a_handle_leads_to_is_named_where_it_is_no_column():
+    row = binary_type("Row", [("a", 24), ("b", 24), ("n", 3)])
+    listed = bytes([24]) + pack_int(1) + b"\1" + number(3, "i", 5)
+    fields = [("a", listed), ("b", bytes([102]) + pack_int(len(listed))), ("n", number(3, "i", 1))]
+    values = [binary_object(row, fields)] * 2
+    with pytest.raises(SourceError, match=r"a is Collection.*b is Collection.*--without b"):
+        read(values, [row])
+    _, found = read(values, [row], FieldOptions(without=frozenset(["a", "b"])))
+    assert found["n"].tolist() == [1, 1]
+
+
+def test_an_object_that_its_own_field_leads_to_is_refused_in_bounded_time():
+    person = binary_type("Person", [("age", 3), ("boss", 103), ("spouse", 103)])
+    age = number(3, "i", 7)
+    # Both fields lead back to where the object begins, behind its header and age.
+    fields = [("age", age), ("boss", bytes([102]) + pack_int(29)), ("spouse", bytes([102]) + pack_int(34))]
+    with pytest.raises(SourceError, match=r"boss is an object that holds it.*--without boss; spouse is"):
+        read([binary_object(person, fields)] * 3, [person])
+    _, found = read(
+        [binary_object(person, fields)] * 3, [person], FieldOptions(without=frozenset(["boss", "spouse"]))
+    )
+    assert found["age"].tolist() == [7, 7, 7]
+
+
+def test_objects_that_share_others_at_each_level_are_refused_in_bounded_time():
+    node = binary_type("Node", [("l", 103), ("r", 103)])
+    value = NULL
+    for _ in range(25):
+        value = binary_object(node, [("l", value), ("r", bytes([102]) + pack_int(len(value)))])
+    with pytest.raises(SourceError, match=r"A row has at most 4096 fields"):
+        read([value], [node])
+
+
+def test_enums_of_two_classes_are_refused_whose_numbers_mean_others():
+    color, size = (BinaryType(number, name) for number, name in ((77, "Color"), (78, "Size")))
+
+    def enum(kind: BinaryType, ordinal: int) -> bytes:
+        return bytes([28]) + pack_int(kind.number) + pack_int(ordinal)
+
+    with pytest.raises(SourceError, match=r"value is an enum of Color and of Size.*--without value"):
+        read([enum(color, 1), enum(size, 1)], [color, size])
+    with pytest.raises(SourceError, match=r"value is an enum whose class isn't registered"):
+        read([bytes([28]) + pack_int(0) + pack_string("Color") + pack_int(1)] * 2)
+    first, later = (find_rows(key(0) + enum(kind, 2), 1) for kind in (color, size))
+    fields = find_fields(first, CONFIGURATION, lambda _: color, FieldOptions(), SourceOptions())
+    assert decode_rows(fields, first, lambda _: color)["value"].tolist() == [2]
+    with pytest.raises(SourceError, match=r"All enums of column value must be of the class that those"):
+        decode_rows(fields, later, lambda _: color)
+
+
 def people(*schemas: Sequence[str]) -> BinaryType:
     return binary_type("Person", [("age", 3), ("height", 6), ("city", 9)], *schemas)
 
