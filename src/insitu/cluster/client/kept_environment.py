@@ -10,7 +10,10 @@ from insitu.paths import HOME_ENV
 
 ALWAYS = ("KERAS_BACKEND", "INSITU_HOST_TIMEOUT", "INSITU_TLS", "INSITU_NATIVE", "INSITU_FULL_TRACEBACKS")
 """Kept where they are set: they say how insitu runs a job. The settings of devices are kept with each job."""
-_SECRET = ("INSITU_SECRET", "INSITU_IGNITE_PASSWORD", "INSITU_IGNITE_KEY_PASSWORD")
+_SECRET = (
+    *("INSITU_SECRET", "INSITU_IGNITE_PASSWORD", "INSITU_IGNITE_KEY_PASSWORD"),
+    *("IGNITE_DATASET_PASSWORD", "IGNITE_DATASET_CERT_PASSWORD"),
+)
 
 
 def choose_environment(shell: Mapping[str, str], names: Collection[str]) -> dict[str, str]:

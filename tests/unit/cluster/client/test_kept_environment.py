@@ -22,7 +22,13 @@ def test_what_is_named_and_what_says_how_insitu_runs_a_job_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("NONE", "NONE, which isn't set"), ("INSITU_IGNITE_PASSWORD", "isn't for secrets")]
+    ("name", "why"),
+    [
+        ("NONE", "NONE, which isn't set"),
+        ("INSITU_IGNITE_PASSWORD", "isn't for secrets"),
+        ("IGNITE_DATASET_PASSWORD", "isn't for secrets"),
+        ("IGNITE_DATASET_CERT_PASSWORD", "isn't for secrets"),
+    ],
 )
 def test_what_cannot_be_kept_is_named(name: str, why: str) -> None:
     with pytest.raises(JobSpecError, match=why):
