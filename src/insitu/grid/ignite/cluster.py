@@ -301,6 +301,10 @@ class Cluster:
 
     def find_layout(self) -> Layout:
         """Return where the partitions are now."""
+        return self._retry(self._ask_layout, "The map of partitions")
+
+    def _ask_layout(self) -> Layout:
+        """Return where the partitions are now. Raises ConnectionFailed and ServerFailure."""
         cache = self._cache
 
         def use(connection: Connection) -> Layout:
@@ -313,7 +317,7 @@ class Cluster:
                 raise ConnectionFailed(f"{connection.name} sent a damaged message: {error}") from None
             return Layout(found.topology, found.nodes, {endpoint.node: endpoint for endpoint in endpoints})
 
-        found = self._retry(lambda: self._run(self._known_servers(), use), "The map of partitions")
+        found = self._run(self._known_servers(), use)
         with self._lock:
             if self._layout is None or self._layout.topology != found.topology:
                 self._unreachable.clear()
@@ -376,8 +380,10 @@ class Cluster:
                 rows = max(1, rows // _FEWER_ROWS)
                 raise ConnectionFailed(f"a page of {error.size} bytes is too large") from None
             except (ConnectionFailed, ServerFailure):
+                # Once: how long a partition is tried is one deadline.
                 if self._layout is not None:
-                    self.find_layout()
+                    with contextlib.suppress(ConnectionFailed, ServerFailure):
+                        self._ask_layout()
                 raise
 
         return self._retry(attempt, f"Partition {partition} of cache {self.address.cache}")

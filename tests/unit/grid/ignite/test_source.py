@@ -247,6 +247,31 @@ def test_a_server_that_stops_answering_ends_in_bounded_time(paths: Paths, monkey
     assert Catalog(paths).caches() == []
 
 
+def test_a_server_that_stops_altogether_is_given_up_after_a_few_timeouts(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    """As a process that is paused: connections are taken in, and nothing is answered."""
+    monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "0.2")
+    release, tried = threading.Event(), []
+
+    def hang(server: FakeServer, operation: int, count: int) -> bytes | None:
+        if server.requests.get(SCAN, 0) < 9:
+            return None
+        tried.append(operation)
+        release.wait(60)
+        return b""
+
+    with (
+        cluster_of(1, drawings(100), hang) as cluster,
+        pytest.raises(SourceError, match=r"Partition \d of cache CACHE must answer"),
+    ):
+        try:
+            import_cache(paths, "digits", [cluster.address()])
+        finally:
+            release.set()
+    assert SCAN in tried and len(tried) <= 7
+
+
 def test_a_program_that_says_nothing_is_perhaps_another_one(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
