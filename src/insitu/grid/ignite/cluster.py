@@ -213,7 +213,7 @@ class Cluster:
     def _retry(self, attempt: Callable[[], Result], what: str) -> Result:
         """Return what `attempt` gives, also where it fails at first. Raises SourceError."""
         deadline = time.monotonic() + _FAILOVER * self._settings.timeout
-        number = 0
+        number, logged = 0, ""
         while True:
             try:
                 return attempt()
@@ -228,7 +228,9 @@ class Cluster:
                     f"{what} must answer, at {self.address}. Received: {reason}. Look whether the servers "
                     f"run and listen for thin clients there"
                 )
-            logger.warning("%s is read again: %s", what, reason)
+            if reason != logged:
+                logger.warning("%s is asked again: %s", what, reason)
+                logged = reason
             time.sleep(_PAUSES[min(number, len(_PAUSES) - 1)])
             number += 1
 

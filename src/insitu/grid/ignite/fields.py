@@ -317,11 +317,11 @@ class _Finder:
                 return None
             return Column(name, dtype, shape)
         size = np.dtype(element).itemsize
-        lengths = (
-            np.unique(read_lengths(self._buffer, present, size)) if len(present) else np.zeros(1, np.int64)
-        )
-        if len(lengths) > 1 or not lengths[0]:
-            fact = f"is {name_of_code(code)} of {lengths.min()} to {lengths.max()} elements"
+        lengths = np.unique(read_lengths(self._buffer, present, size))
+        if len(lengths) != 1 or not lengths[0]:
+            fact = f"is {name_of_code(code)}, null in all of the first rows"
+            if len(lengths):
+                fact = f"is {name_of_code(code)} of {lengths.min()} to {lengths.max()} elements"
             way_out = f"Import it as it is with --ragged {name}, or pad it to one length"
             self._refuse(name, fact, way_out)
             return None

@@ -284,6 +284,15 @@ def test_lists_of_different_lengths_need_ragged():
     assert [np.frombuffer(v.as_buffer(), np.int32).tolist() for v in found["value"]] == lists
 
 
+def test_an_array_that_no_row_has_is_said_to_be_null():
+    kind = binary_type("Row", [("a", 14), ("n", 3)])
+    value = binary_object(kind, [("a", NULL), ("n", number(3, "i", 1))])
+    with pytest.raises(SourceError, match=r"a is int\[\], null in all of the first rows.*--ragged a"):
+        read([value], [kind])
+    _, found = read([value], [kind], FieldOptions(fills={"a": ""}), ragged=["a"])
+    assert found["a"].to_pylist() == [b""]
+
+
 def stream(*rows: int) -> bytes:
     batch = pa.record_batch({"x": pa.array(rows, pa.int32()), "text": [f"t{row}" for row in rows]})
     target = io.BytesIO()

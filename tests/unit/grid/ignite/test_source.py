@@ -489,3 +489,17 @@ def test_damaged_pages_are_an_error_of_insitu(tmp_path_factory: pytest.TempPathF
         monkeypatch.setattr(cluster_module, "_PAUSES", (0.0,))
         with contextlib.suppress(InsituError):
             import_cache(Paths(tmp_path_factory.mktemp("home")), "digits", [cluster.address()])
+
+
+def test_what_is_tried_again_is_told_once_for_each_reason(caplog: pytest.LogCaptureFixture):
+    with (
+        cluster_of(1, drawings(10)) as fake,
+        Cluster(parse_address(fake.address()), ConnectionSettings(timeout=0.2)) as cluster,
+    ):
+        cluster.find_cache()
+        cluster.find_layout()
+        fake.servers[0].stop()
+        with pytest.raises(SourceError, match=r"The cluster must answer"):
+            cluster.count_rows()
+    told = [record.getMessage() for record in caplog.records]
+    assert told and len(told) == len(set(told))
