@@ -219,15 +219,15 @@ class Cluster:
                 return attempt()
             except ServerFailure as failure:
                 raise_final(failure, self.address.cache)
-                reason = failure.message[:300]
+                reason, advice = " ".join(failure.message.split())[:300], "Look at the servers' logs"
             except ConnectionFailed as failure:
-                reason = str(failure)
+                reason, advice = (
+                    str(failure),
+                    "Look whether the servers run and listen for thin clients there",
+                )
             # Without any answer so far, the address is wrong more likely than a server has died.
             if self._layout is None or time.monotonic() > deadline:
-                raise SourceError(
-                    f"{what} must answer, at {self.address}. Received: {reason}. Look whether the servers "
-                    f"run and listen for thin clients there"
-                )
+                raise SourceError(f"{what} must answer, at {self.address}. Received: {reason}. {advice}")
             if reason != logged:
                 logger.warning("%s is asked again: %s", what, reason)
                 logged = reason

@@ -36,7 +36,7 @@ from insitu.grid.ignite import cluster as cluster_module
 from insitu.grid.ignite.address import ConnectionSettings, parse_address
 from insitu.grid.ignite.cluster import Cluster
 from insitu.grid.ignite.connection import MOST_MESSAGE_BYTES
-from insitu.grid.ignite.protocol import GET_ENDPOINTS, GET_TYPE, NEXT_PAGE, SCAN, BinaryType, Page
+from insitu.grid.ignite.protocol import GET_ENDPOINTS, GET_NAMES, GET_TYPE, NEXT_PAGE, SCAN, BinaryType, Page
 from insitu.grid.ignite.source import TypeBook, open_ignite
 from insitu.grid.ignite.wire import pack_int, pack_string
 from insitu.grid.sources import SourceOptions
@@ -202,6 +202,7 @@ def odd(operation: int, answer: bytes, first: int = 1) -> Callable[[FakeServer, 
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 SCAN_HEAD = struct.pack("<iqh", 100, 0, 0)
+INACTIVE = pack_int(44) + struct.pack("<qhi", 1, 1, 1) + pack_string("the cluster\n  is inactive")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,7 @@ SCAN_HEAD = struct.pack("<iqh", 100, 0, 0)
         (odd(SCAN, pack_int(-5)), "sent a message of -5 bytes"),
         (odd(SCAN, struct.pack("<iqh", 10, 77, 0)), "answered request 77"),
         (odd(SCAN, struct.pack("<i", MOST_MESSAGE_BYTES + 1)), "A row must be smaller than 256 MiB"),
+        (odd(GET_NAMES, INACTIVE), r"the cluster is inactive. Look at the servers' logs"),
         (odd(GET_ENDPOINTS, struct.pack("<iqhqi", 22, 4, 0, 1, 10**9)), "elements are announced"),
     ],
 )
