@@ -37,6 +37,15 @@ def order_rows(rows: Rows, partitions: Positions) -> Positions:
     return order
 
 
+def count_repeated(rows: Rows, order: Positions) -> int:
+    """Return how many rows have the key of the row before them. `order` is that of their keys."""
+    keys = take_rows(_comparable_keys(rows), order)
+    if isinstance(keys, np.ndarray):
+        bits = keys.view(f"u{keys.itemsize}")
+        return int((bits[1:] == bits[:-1]).sum())
+    return pc.sum(pc.equal(keys[1:], keys[:-1])).as_py() or 0
+
+
 def _comparable_keys(rows: Rows) -> Any:
     codes = gather_codes(rows.data, rows.keys)
     if len(codes) and (codes == codes[0]).all():

@@ -25,7 +25,7 @@ from insitu.grid.ignite.fields import FieldOptions, RowFields, decode_rows, find
 from insitu.grid.ignite.objects import UnknownSchema
 from insitu.grid.ignite.placing import ServerPlaces, find_places
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration, Page
-from insitu.grid.ignite.row_order import digest_rows, order_rows, take_rows
+from insitu.grid.ignite.row_order import count_repeated, digest_rows, order_rows, take_rows
 from insitu.grid.ignite.rows import Positions, Rows, find_rows
 from insitu.grid.sources import Block, SourceOptions, map_ordered
 
@@ -302,14 +302,21 @@ class IgniteSource:
 
     def _note_origin(self, before: Layout, after: Layout, began: float, account: ReadAccount) -> None:
         account.digests.sort()
-        self._check_loss(after, sum(rows for _, rows, _ in account.digests))
+        self._check_loss(before, after, sum(rows for _, rows, _ in account.digests))
         self.origin = self._describe_origin(before, after, began, account.digests)
         self.origin |= {"local_bytes": account.local_bytes, "remote_bytes": account.remote_bytes}
         if account.nodes:
             self.origin["nodes"] = dict(account.nodes)
 
-    def _check_loss(self, after: Layout, rows: int) -> None:
-        """Raise SourceError where rows are missing after a server has left since they were counted."""
+    def _check_loss(self, before: Layout, after: Layout, rows: int) -> None:
+        """Raise SourceError where rows are missing after a server has left since they were counted, or after
+        partitions have moved that all servers together were asked for."""
+        if not after.primaries and before.topology != after.topology and rows < self.ignite_rows:
+            raise SourceError(
+                f"All rows that {self.path} had must be read. Received: {rows} of {self.ignite_rows}, while "
+                f"partitions moved that Ignite doesn't name, or rows were removed meanwhile. Nothing was "
+                f"imported. Import again when no server comes or goes"
+            )
         lost = set(self.layout.endpoints) - set(after.endpoints)
         if lost and rows < self.ignite_rows:
             raise SourceError(
@@ -367,6 +374,12 @@ class _PartitionReader:
             rows = find_rows(data, sum(counts))
             values = self._decode(rows)
             order = order_rows(rows, np.repeat(np.array(numbers), counts))
+            repeated = count_repeated(rows, order) if numbers == [WHOLE_CACHE] else 0
+        if repeated:
+            raise SourceError(
+                f"All servers together must send each row once. Received: {repeated} rows of "
+                f"{self._source.path} twice, while partitions moved. Import again when servers stay"
+            )
         return self._arrange(values, order, numbers, counts, (len(data), remote))
 
     def _is_remote(self, partition: int, node: str) -> bool:

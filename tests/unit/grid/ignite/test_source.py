@@ -99,6 +99,30 @@ def test_a_cache_whose_partitions_arent_known_is_read_as_one(paths: Paths):
     np.testing.assert_array_equal(rows_of(paths, made)["key"], range(30))
 
 
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ([0, 1, 2, 3, 4, 1], r"must send each row once. Received: 6 rows"),
+        ([1, 2, 3, 4], r"Received: 24 of 30, while partitions moved"),
+    ],
+)
+def test_rows_that_come_twice_or_not_at_all_from_all_servers_are_an_error(
+    paths: Paths, sent: list[int], message: str
+):
+    """As they may while partitions move, whose servers answer by different maps."""
+    cache = drawings(30)
+    cache.replicated = True
+
+    def move(server: FakeServer, operation: int, count: int) -> None:
+        if operation == SCAN and count == 3:  # two have told the columns
+            server.cluster.topology = (1, 1)
+            cache.partitions = [cache.partitions[partition] for partition in sent]
+
+    with cluster_of(1, cache, move) as cluster, pytest.raises(SourceError, match=message):
+        import_cache(paths, "digits", [cluster.address()])
+    assert Catalog(paths).caches() == []
+
+
 def test_float_keys_of_equal_size_have_one_order(paths: Paths):
     keys = [0.0, -0.0, float("nan"), -float("nan"), 1.5]
     made = []
