@@ -26,7 +26,7 @@ from insitu.grid.ignite.wire import (
 )
 
 NULL = bytes([101])
-_USER_TYPE, _HAS_SCHEMA, _ONE_BYTE, _TWO_BYTES, _COMPACT = 0x01, 0x02, 0x08, 0x10, 0x20
+_USER_TYPE, _HAS_SCHEMA, _HAS_RAW, _ONE_BYTE, _TWO_BYTES, _COMPACT = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 
 
 def number(code: int, form: str, value: float) -> bytes:
@@ -56,9 +56,15 @@ def schema_number(names: Sequence[str]) -> int:
 
 
 def binary_object(
-    kind: BinaryType, fields: Sequence[tuple[str, bytes]], *, compact: bool = True, width: int = 0
+    kind: BinaryType,
+    fields: Sequence[tuple[str, bytes]],
+    *,
+    compact: bool = True,
+    width: int = 0,
+    raw: bytes = b"",
 ) -> bytes:
-    """An object with these fields, already written. `width` is that of an offset; 0: what is needed."""
+    """An object with these fields, already written. `width` is that of an offset; 0: what is needed. `raw` is
+    what a Binarylizable writes behind its fields."""
     body, offsets = b"", []
     for _, value in fields:
         offsets.append(24 + len(body))
@@ -71,6 +77,10 @@ def binary_object(
     for (name, _), offset in zip(fields, offsets, strict=True):
         footer += b"" if compact else pack_int(field_number(name))
         footer += offset.to_bytes(width, "little")
+    if raw and fields:
+        flags |= _HAS_RAW
+        footer += pack_int(24 + len(body))
+        body += raw
     names = [name for name, _ in fields]
     head = struct.pack(
         "<BBHiiiii",

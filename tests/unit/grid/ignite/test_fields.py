@@ -145,6 +145,42 @@ def test_objects_of_any_layout_become_columns(cache: Any, compact: bool, width: 
         assert found[f"meta.{name}" if inside else name].tolist() == expected
 
 
+FILLS: dict[str, Any] = {
+    **dict.fromkeys(["byte", "short", "int", "long", "char", "date", "time", "timestamp", "sql date"], 7),
+    "float": 0.5,
+    "double": 0.5,
+    "decimal": 0.5,
+    "text": "?",
+    "bool": True,
+}
+"""What takes the place of null, by kind."""
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_rows_of_any_schemas_and_layouts_are_one_table(data: st.DataObject):
+    """Each row has some of the fields, in any order, some null, in a form of its own."""
+    names = data.draw(st.lists(st.sampled_from(sorted(FILLS)), min_size=1, max_size=6, unique=True))
+    count = data.draw(st.sampled_from([1, 2, 7, 80]))
+    schemas = data.draw(st.lists(st.permutations(names), min_size=1, max_size=3))
+    schemas = [schema[: data.draw(st.integers(0, len(names)))] for schema in schemas] + [names]
+    kind = binary_type("Row", [(name, KINDS[name][0]) for name in names], *schemas)
+    pools = {name: data.draw(st.lists(KINDS[name][1], min_size=1, max_size=3)) for name in names}
+    choose = data.draw(st.randoms(use_true_random=False))
+    values, expected = [], []
+    for row in range(count):
+        schema = choose.choice(schemas) if row else names
+        found = {name: choose.choice([None, *pools[name]]) if row else pools[name][0] for name in schema}
+        fields = [(name, NULL if v is None else KINDS[name][2](v)) for name, v in found.items()]
+        layout = {"compact": choose.random() < 0.5, "width": choose.choice([0, 4])}
+        values.append(binary_object(kind, fields, **layout, raw=choose.choice([b"", b"\x09raw"])))
+        expected.append({n: FILLS[n] if found.get(n) is None else KINDS[n][3](found[n]) for n in names})
+    fills = {name: str(FILLS[name]) for name in names}
+    _, table = read(values, [kind], FieldOptions(fills=fills))
+    for name in names:
+        assert table[name].tolist() == [row[name] for row in expected]
+
+
 @settings(deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.data())
 def test_values_that_are_no_objects_make_one_column(name: str, data: st.DataObject):
