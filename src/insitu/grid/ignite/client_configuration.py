@@ -1,7 +1,8 @@
 """The servers that a client's configuration of Ignite names, a Spring XML file as `ignite-tf` took it.
 
 Of a thin client's configuration addresses are taken as they are. Of a node's, those by which nodes find each
-other name the hosts, at whose default port for thin clients servers are asked. Nothing else is read.
+other name the hosts. They are asked at the port for thin clients that it says, else at the default one.
+Nothing else is read.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def find_servers(text: bytes, name: str) -> list[HostPort]:
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise _make_error(name, f"no XML ({error})") from None
     found: dict[HostPort, None] = {}
+    default = _find_port(root, name)
     for bean in root.iter():
         kind = bean.get("class", "").rpartition(".")[2]
         if _tag(bean) != "bean" or not kind:
@@ -53,15 +55,29 @@ def find_servers(text: bytes, name: str) -> list[HostPort]:
                 for value in values:
                     for part in (value or "").split(","):
                         if part.strip():
-                            found[_parse(part.strip(), name, thin=kind == "ClientConfiguration")] = None
+                            thin = kind == "ClientConfiguration"
+                            found[_parse(part.strip(), name, default, thin=thin)] = None
     if not found:
         raise _make_error(name, "no addresses")
     return list(found)
 
 
-def _parse(text: str, name: str, *, thin: bool) -> HostPort:
+def _find_port(root: ElementTree.Element, name: str) -> int:
+    """Return the port at which the servers of a node's configuration listen for thin clients."""
+    for bean in root.iter():
+        if bean.get("class", "").endswith(".ClientConnectorConfiguration"):
+            for child in bean:
+                if child.get("name") == "port":
+                    text = (child.get("value") or "").strip()
+                    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 65535):
+                        raise _make_error(name, f"port {text!r}")
+                    return int(text)
+    return DEFAULT_PORT
+
+
+def _parse(text: str, name: str, default: int, *, thin: bool) -> HostPort:
     parts = _ADDRESS.fullmatch(text)
-    port = int(parts[3]) if parts and parts[3] and thin else DEFAULT_PORT
+    port = int(parts[3]) if parts and parts[3] and thin else DEFAULT_PORT if thin else default
     if parts is None or not 1 <= port <= 65535 or "{" in text:
         raise _make_error(name, f"address {text!r}")
     return parts[1] or parts[2], port

@@ -38,6 +38,20 @@ def test_the_hosts_of_a_node_are_asked_at_the_default_port(tmp_path: Path):
     assert address_by_configuration(file, "DIGITS") == "ignite://grid-1:10800,grid-2:10800,[::1]:10800/DIGITS"
 
 
+CONNECTOR = """<property name="clientConnectorConfiguration">
+  <bean class="org.apache.ignite.configuration.ClientConnectorConfiguration">
+    <property name="host" value="0.0.0.0"/><property name="port" value="10999"/></bean></property>"""
+
+
+def test_the_hosts_of_a_node_are_asked_at_the_port_that_it_says():
+    text = NODE.replace('<property name="clientMode" value="true"/>', CONNECTOR)
+    found = [("grid-1", 10999), ("grid-2", 10999), ("::1", 10999)]
+    assert find_servers(text.encode(), "client.xml") == found
+    for port in ("#{port}", "70000", ""):
+        with pytest.raises(InputError, match=r"Received: client.xml with port"):
+            find_servers(text.replace("10999", port).encode(), "client.xml")
+
+
 def test_the_addresses_of_a_thin_client_are_taken_as_they_are():
     assert find_servers(THIN.encode(), "client.xml") == [("grid-1", 10801), ("grid-2", 10800)]
 
