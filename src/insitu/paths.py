@@ -8,8 +8,7 @@
       members.json                      the agents that it has seen
       token                             what agents, head and commands prove to each other; mode 0600
       cluster-secret                    what clusters by hand on this machine prove to each other; mode 0600
-      ui-USER.json                      where the page of a user, by number, is, and its tokens; mode 0600
-      ui-USER-audit.log                 what was changed there
+      ui-USER.json  ui-USER-audit.log   where the page of a user is, and its tokens; what was changed there
       locks/CACHE.lock                  held by the one process that imports into a cache
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         stores/NODE/                    becomes vVERSION/ of that node's store
@@ -17,8 +16,7 @@
       exports/EXPORT.json               how far an export that isn't complete has come
       nodes/NODE/store-id               what tells this store from others, wherever its disk is
       nodes/NODE/store.json             its quota and its second path; see grid/store_settings.py
-      agent-NODE.log                    what the agent of this store has to say
-      nodes/NODE/agent.json             the agent that serves this store; it holds agent.lock beside it
+      nodes/NODE/agent.json             the agent of this store, which holds agent.lock; agent-NODE.log is its
       nodes/NODE/~files/                files of insitu:// on this node; see grid/shared_files
         names.sqlite                    what their names stand for
         blocks/VOLUME/KEY               what the memory has no room for
@@ -45,7 +43,7 @@
           fits.json                     of workers with servers: the fits that ended
           servers.json                  of parameter servers: what they hold and have done
         checkpoints/                    written by the chief; servers/ by parameter servers
-        evaluations.jsonl               what the evaluator has found, a line for each checkpoint
+        evaluations.jsonl               what the evaluator has found, by checkpoint; trainings.jsonl: of whom
         copies.jsonl                    of jobs on hosts: when partitions were brought to those that read them
         export/NAME/                    models that an exporter has published
         summaries/ROLE-INDEX/           event files for TensorBoard
@@ -53,11 +51,9 @@
       job-copies/JOB/                   what another machine goes on from, if that of the job is lost
         code.tar                        JOB_DIR, packed; beside JOB/, JOB.term has the highest term seen here
 
-Three things lie elsewhere. Checkpoints that a host keeps in memory are in
-/dev/shm/insitu-JOB-HASH/ROLE-INDEX/; the hash is that of the job's folder. Blocks of files that are in memory
-are in /dev/shm/insitu-files-HASH/VOLUME/KEY; the hash is that of the store's folder. The second path of a
-store has partitions in
-insitu-STORE_ID/CACHE/vVERSION/part-00000.arrow.
+Three things lie elsewhere. A host keeps checkpoints in memory in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/, and
+blocks of files in /dev/shm/insitu-files-HASH/VOLUME/KEY; the hash is that of the job's or the store's folder.
+The second path of a store has partitions in insitu-STORE_ID/CACHE/vVERSION/part-00000.arrow.
 
 A cache's name becomes one folder's name by writing `@` for `/`, which no cache's name contains.
 """
@@ -429,6 +425,10 @@ class JobPaths:
     @property
     def evaluations(self) -> Path:
         return self.root / "evaluations.jsonl"
+
+    @property
+    def trainings(self) -> Path:
+        return self.root / "trainings.jsonl"
 
     @property
     def copies(self) -> Path:

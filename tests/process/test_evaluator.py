@@ -88,6 +88,71 @@ class Jobs:
         return json.loads(self.insitu("describe", job_id, "--goodput", "--json").stdout), done.stdout
 
 
+SEVERAL = """
+import json, sys
+from pathlib import Path
+import keras
+import numpy as np
+import insitu
+from insitu import estimator as est
+
+out, me = Path(sys.argv[1]), insitu.context()
+x = np.arange(64, dtype="float32")[:, None] / 64
+
+
+def model_fn(features, labels, mode):
+    found = keras.layers.Dense(1, kernel_initializer="ones")(features)
+    loss = keras.ops.mean(keras.ops.square(found - labels))
+    return est.EstimatorSpec(mode, found, loss, keras.optimizers.SGD(0.1))
+
+
+def run(trained, factor, max_steps, hooks=()):
+    data = lambda: (x, factor * x)
+    given = {} if isinstance(trained, est.Estimator) else {"config": est.RunConfig(save_checkpoints_steps=5)}
+    spec = est.EvalSpec(data, start_delay_secs=0, throttle_secs=0)
+    est.train_and_evaluate(trained, est.TrainSpec(data, max_steps, hooks), spec, **given)
+
+
+config = est.RunConfig(save_checkpoints_steps=5, keep_checkpoint_max=2)
+one = est.Estimator(model_fn, str(out / "one"), config)
+two = est.Estimator(model_fn, str(out / "two"), config)
+run(one, 2, 20)
+if me.role == "evaluator" and me.incarnation == 1:
+    sys.exit(3)  # it is started again, and goes on with the second
+run(two, 3, 1 << 30, [est.stop_if_lower_hook("loss", 0.1)])  # ends by scores alone
+run(one, 2, 25)
+with insitu.MultiWorkerMirroredStrategy().scope():
+    plain = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+if me.role != "evaluator":
+    plain.fit(x, x, verbose=0, callbacks=[insitu.BackupAndRestore()])
+run(plain, 4, 1 << 30, [est.stop_if_higher_hook("loss", -1.0)])
+"""
+
+
+@pytest.mark.long
+def test_each_training_of_a_script_is_scored_while_it_goes_on(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path, SEVERAL)
+    job, _output = jobs.run("--workers", "1", "--evaluator", "--threads", "1")
+    assert job["state"] == "finished"
+    found = [(e["checkpoint"], e["iterations"], e["metrics"]["loss"]) for e in job["evaluations"]]
+    of = {
+        number: [(steps, loss) for name, steps, loss in found if name.startswith(f"training {number}, ")]
+        for number in (2, 3, 4)
+    }
+    first = [(steps, loss) for name, steps, loss in found if not name.startswith("training")]
+    assert first[-1][0] == 20 and of[3][-1][0] == 25 and of[3][-1][1] < first[-1][1]
+    assert of[2][-1][1] < 0.1 and len(of[4]) >= 2
+    assert len({name for name, *_ in found}) == len(found)
+    assert {
+        path.name for path in (Path(job["folder"]) / "summaries" / "evaluator-0").iterdir() if path.is_dir()
+    } == {
+        "training-2",
+        "training-3",
+        "training-4",
+    }
+
+
 @pytest.mark.long
 def test_the_last_checkpoint_is_scored_though_the_evaluator_and_the_chief_are_killed(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path, KILLED)

@@ -22,7 +22,10 @@ PART_BYTES = 1 << 20
 STATISTICS = "statistics"
 """The entry of a job's folder in which each task waits for what the others find, while they run."""
 _COPIED = frozenset(
-    {"checkpoints", "evaluations.jsonl", "export", "ledger", STATISTICS, "summaries", "tasks"}
+    {
+        *("checkpoints", "evaluations.jsonl", "export", "ledger", STATISTICS, "summaries", "tasks"),
+        "trainings.jsonl",  # in this order: the last checkpoint of a training goes before its end
+    }
 )
 """Entries of a job's folder that tasks write and others read."""
 _LOCAL = frozenset({"progress", "failure.json"})

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ import keras
 
 from insitu.context import Context
 from insitu.errors import InputError, InsituError
-from insitu.evaluations import Evaluation, append_evaluation, read_evaluations
+from insitu.evaluations import Evaluation, Training, append_evaluation, find_training, read_evaluations
 from insitu.grid import Dataset
 from insitu.train.estimator.agreement import agree
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.server_training import find_servers
 from insitu.train.estimator.specs import EvalSpec, check_data
-from insitu.train.evaluation import BATCH_SIZE, Candidate, SidecarEvaluator, expect_ends
+from insitu.train.evaluation import BATCH_SIZE, Candidate, Loaded, SidecarEvaluator, expect_ends
 from insitu.train.fit import find_shards_of, trainer_of
 
 _LOG = logging.getLogger("insitu")
@@ -94,20 +94,62 @@ def find_inputs(data: Any) -> Any:
 
 
 class SpecEvaluator(SidecarEvaluator):
-    """The evaluator task of `train_and_evaluate`."""
+    """The evaluator task of `train_and_evaluate`. In a job it scores the checkpoints of one training, until
+    the chief says that this one is over."""
 
-    def __init__(self, model: Any, spec: EvalSpec, directory: Any, publisher: Publisher) -> None:
+    def __init__(
+        self, model: Any, spec: EvalSpec, directory: Any, publisher: Publisher, number: int = 0
+    ) -> None:
         data = check_data("an evaluation", spec.input_fn())
         super().__init__(model, data, directory, count_steps(data, spec.steps), None, list(spec.hooks))
+        #: Number of the training in its script.
+        self._number = number
+        #: What the chief has said of it.
+        self._training: Training | None = None
         self._pace = Pace(spec)
         self._publisher = publisher
         #: When the checkpoint under way was begun to be scored, by the clock of `_pace`.
         self._began = 0.0
         self._is_exported = False
+        if number and self._log_dir is not None:
+            self._log_dir = f"{self._log_dir}/training-{number + 1}"
         if publisher.exporters and self._context.job is not None:
             # An incarnation before may have ended between a score and its export.
             for last in read_evaluations(self._context.job.evaluations)[-1:]:
                 self._done.discard(last.identity)
+
+    def _identify(self, candidate: Candidate) -> str:
+        return name_evaluation(self._number, candidate.name)
+
+    def _name(self, candidate: Candidate, loaded: Loaded) -> tuple[str, tuple[int, int] | None]:
+        name, position = super()._name(candidate, loaded)
+        return f"training {self._number + 1}, {name}" if self._number else name, position
+
+    def _find(self) -> Sequence[Candidate]:
+        """Return the checkpoints of this training: others may write to the same folder, before and after."""
+        found, training = self._source.find(), self._training
+        if training is None:  # outside a job, or it never began in this one
+            return found if self._context.job is None or self._training_over else ()
+        last = training.last if training.is_over else None
+        return [
+            each
+            for each in found
+            if each.fit == training.fit and (last is None or each.position is None or each.position <= last)
+        ]
+
+    def _is_training_over(self) -> bool:
+        # In this order: when the job is over, all was told of its trainings.
+        is_job_over, job = super()._is_training_over(), self._context.job
+        if job is None:
+            return is_job_over
+        self._training = found = find_training(job.trainings, self._number)
+        return is_job_over or (found is not None and found.is_over and self._has_last(found))
+
+    def _has_last(self, training: Training) -> bool:
+        """Return whether a training's last checkpoint is here, or was. On another host it may be on its
+        way."""
+        positions = [each.position or (0, 0) for each in self._source.find() if each.fit == training.fit]
+        return training.last is None or any(position >= training.last for position in positions)
 
     def _is_due(self) -> bool:
         return self._pace.is_due()
@@ -130,6 +172,16 @@ class SpecEvaluator(SidecarEvaluator):
     def _export(self, evaluation: Evaluation, *, is_final: bool) -> None:
         self._is_exported = is_final
         self._publisher.export(self.model, evaluation.iterations or 0, evaluation.metrics, is_final=is_final)
+
+
+def name_evaluation(number: int, checkpoint: str) -> str:
+    """Return what tells an evaluation from those of other trainings of its job, and other checkpoints."""
+    return f"{number}/{checkpoint}"
+
+
+def is_of_training(evaluation: Evaluation, number: int) -> bool:
+    """Return whether an evaluation of the job is one of this training."""
+    return evaluation.key.startswith(name_evaluation(number, ""))
 
 
 class InTurnEvaluator(keras.callbacks.Callback):
@@ -176,12 +228,8 @@ class InTurnEvaluator(keras.callbacks.Callback):
             self._publisher.export(model, step, scores, is_final=is_final)
         return scores
 
-    def is_own(self, evaluation: Evaluation) -> bool:
-        """Return whether an evaluation of the job is one of this training."""
-        return evaluation.key.startswith(f"{self._number}/")
-
     def _note(self, step: int, scores: dict[str, float], seconds: float) -> None:
-        name, key = f"step {step}", f"{self._number}/{step}"
+        name, key = f"step {step}", name_evaluation(self._number, f"{step}")
         if self._number and self._context.job is not None:
             name = f"training {self._number + 1}, {name}"
         evaluation = Evaluation(name, None, None, step, scores, time.time(), seconds, key)

@@ -146,7 +146,7 @@ def open_store(
     if place is None:
         return None
     key = None if directory else checkpoint_key(context)
-    return CheckpointStore(place, trainer.fit_index + 1 if series is None else series, keep, key)
+    return CheckpointStore(place, trainer.membership.fits if series is None else series, keep, key)
 
 
 def check_tables(trainer: KerasTrainer, store: CheckpointStore | None, has_evaluator: bool) -> None:

@@ -7,6 +7,8 @@ import logging
 import os
 import tempfile
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import keras
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
-from insitu.evaluations import Evaluation, read_evaluations
+from insitu.evaluations import Evaluation, Training, note_training, read_evaluations
 from insitu.roster import read_roster
 from insitu.train.checkpoint import BackupAndRestore, CheckpointStore
 from insitu.train.estimator.early_stopping import StopIfHook
@@ -25,6 +27,7 @@ from insitu.train.estimator.evaluations import (
     Publisher,
     SpecEvaluator,
     find_inputs,
+    is_of_training,
     name_parts,
 )
 from insitu.train.estimator.hooks import FiniteLoss, NanTensorHook, read_global_step
@@ -87,22 +90,32 @@ def train_and_evaluate(
     config = replace(config, model_dir=directory)
     publisher = Publisher(eval_spec, _find_export_folder(directory, context))
     if context.role == "evaluator":
-        evaluator = SpecEvaluator(model, eval_spec, directory, publisher)
+        evaluator = SpecEvaluator(model, eval_spec, directory, publisher, number)
         evaluator.start()
         scores = dict(evaluator.evaluations[-1].metrics) if evaluator.evaluations else None
         return scores, publisher.published
     in_turn = None if _has_evaluator(context) else InTurnEvaluator(eval_spec, publisher, context, number)
-    if in_turn is None and number and any(isinstance(hook, StopIfHook) for hook in train_spec.hooks):
-        raise TrainingError(
-            "An evaluator scores the first train_and_evaluate of a script until training is over, and of "
-            f"others the last checkpoint. Received: a hook that reads the scores of call {number + 1}. Start "
-            "the job without --evaluator, or train one model in it."
-        )
-    train(trainer, train_spec, config, in_turn, series)
+    with _noted(trainer, config, number, series):
+        train(trainer, train_spec, config, in_turn, series, number)
     if in_turn is None:
         return None, []
     scores = in_turn.evaluate(model, is_final=True)
     return (scores, publisher.published) if context.is_chief else (None, [])
+
+
+@contextmanager
+def _noted(trainer: KerasTrainer, config: RunConfig, number: int, series: int | None) -> Iterator[None]:
+    """Tell the evaluator of a job whose checkpoints it is to score, and which one is the last."""
+    context = trainer.membership.context
+    store = open_store(trainer, config.model_dir, series, config.keep_checkpoint_max)
+    if not context.is_chief or context.job is None or store is None:
+        yield
+        return
+    fit = trainer.membership.fits if series is None else series
+    note_training(context.job.trainings, Training(number, fit))
+    yield
+    last = store.positions()[-1:]
+    note_training(context.job.trainings, Training(number, fit, True, last[0] if last else None))
 
 
 class _MaxStepsReached(Exception):
@@ -144,10 +157,12 @@ def train(
     config: RunConfig,
     in_turn: InTurnEvaluator | None,
     series: int | None,
+    number: int = 0,
 ) -> None:
     """Train until `spec.max_steps`, with checkpoints in `config.model_dir` and evaluations by `in_turn`.
     `series` is the number of their series: 0 for all trainings of an estimator; None: that of the fit.
-    Raises TrainingError for data that can be read once."""
+    `number` is that of the training, whose evaluations hooks read. Raises TrainingError for data that can be
+    read once."""
     model, max_steps, servers = trainer.model, spec.max_steps, find_servers(trainer.model)
     if max_steps is not None and read_global_step(model) >= max_steps:
         _LOG.warning("The model has had %d updates: max_steps is reached already", read_global_step(model))
@@ -155,7 +170,7 @@ def train(
     data = _read_input(spec)
     for hook in spec.hooks:
         if isinstance(hook, StopIfHook):
-            hook.watch(lambda: _read_evaluations(in_turn))
+            hook.watch(lambda: _read_evaluations(in_turn, number))
     store = open_store(trainer, config.model_dir, series, config.keep_checkpoint_max)
     check_tables(trainer, store, _has_evaluator(trainer.membership.context))
     interval = config.save_checkpoints_steps
@@ -222,13 +237,12 @@ def _build(model: Any, data: Any, store: CheckpointStore | None) -> None:
         model(find_inputs(data))
 
 
-def _read_evaluations(in_turn: InTurnEvaluator | None) -> list[Evaluation]:
-    """Return what is known of the training's scores, oldest first."""
+def _read_evaluations(in_turn: InTurnEvaluator | None, number: int) -> list[Evaluation]:
+    """Return what is known of a training's scores, oldest first."""
     job = read_context().job
-    found = read_evaluations(job.evaluations) if job is not None else []
-    if in_turn is None:
-        return found
-    return [each for each in found if in_turn.is_own(each)] if job is not None else in_turn.found
+    if job is None:
+        return in_turn.found if in_turn is not None else []
+    return [each for each in read_evaluations(job.evaluations) if is_of_training(each, number)]
 
 
 def check_trained(model: Any) -> KerasTrainer:

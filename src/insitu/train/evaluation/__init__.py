@@ -5,6 +5,7 @@ Begin reading with `sidecar.py`.
 
 from insitu.train.evaluation.checkpoints import (
     Candidate,
+    Loaded,
     assign_iterations,
     find_checkpoints,
     load_checkpoint,
@@ -17,6 +18,7 @@ __all__ = [
     "BATCH_SIZE",
     "Candidate",
     "EventFile",
+    "Loaded",
     "SidecarEvaluator",
     "TensorBoard",
     "assign_iterations",

@@ -9,7 +9,7 @@ import time
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +121,9 @@ class SidecarEvaluator:
     def _watch(self, wait: Callable[[float], None]) -> None:
         while True:
             # In this order: what is published before training ends is listed.
-            self._training_over = self._training_over or _is_training_over(self._context)
+            self._training_over = self._training_over or self._is_training_over()
             self._sampler.write()
-            candidate = choose_next(self._source.find(), self._done, self._find_unreadable())
+            candidate = self._choose()
             if candidate is not None and (self._training_over or self._is_due()):
                 if self._score(candidate):
                     return
@@ -134,6 +134,26 @@ class SidecarEvaluator:
                 return  # the weights of the last checkpoint stay in the model
             else:
                 wait(self._poll_seconds)
+
+    def _choose(self) -> Candidate | None:
+        """Return the checkpoint to score next, or None."""
+        found = self._find()
+        done = {each.name for each in found if self._identify(each) in self._done}
+        return choose_next(found, done, self._find_unreadable())
+
+    def _find(self) -> Sequence[Candidate]:
+        """Return the checkpoints of the training, oldest first."""
+        return self._source.find()
+
+    def _identify(self, candidate: Candidate) -> str:
+        """Return what tells a checkpoint from others of the job."""
+        return candidate.name
+
+    def _is_training_over(self) -> bool:
+        """Return whether the job's controller says so. Outside a job nobody does."""
+        job = self._context.job
+        roster = read_roster(job.roster) if job is not None else None
+        return roster is not None and roster.training_over
 
     def _is_due(self) -> bool:
         """Return whether a checkpoint may be scored now, while training goes on."""
@@ -155,7 +175,7 @@ class SidecarEvaluator:
             self._failures[candidate.name] += 1
             return False
         scores = self._evaluate()
-        name, position = name_checkpoint(candidate, loaded)
+        name, position = self._name(candidate, loaded)
         epoch, step = position or (None, None)
         evaluation = Evaluation(
             checkpoint=name,
@@ -165,10 +185,14 @@ class SidecarEvaluator:
             metrics=scores,
             at=time.time(),
             seconds=time.monotonic() - began,
-            key=candidate.name,
+            key=self._identify(candidate),
         )
         self._publish(evaluation)
         return self._is_last(loaded)
+
+    def _name(self, candidate: Candidate, loaded: Loaded) -> tuple[str, tuple[int, int] | None]:
+        """Return how users know a checkpoint, and where its training was."""
+        return name_checkpoint(candidate, loaded)
 
     def _build(self) -> None:
         if not self.model.built:
@@ -223,12 +247,6 @@ def expect_ends() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Your input ran out of data")
         yield
-
-
-def _is_training_over(context: Context) -> bool:
-    """Return whether the job's controller says so. Outside a job nobody does."""
-    roster = read_roster(context.job.roster) if context.job is not None else None
-    return roster is not None and roster.training_over
 
 
 def _read_before(context: Context) -> list[Evaluation]:

@@ -11,8 +11,10 @@ import pytest
 
 from insitu.context import Context
 from insitu.errors import InputError, TrainingError
-from insitu.evaluations import read_evaluations
+from insitu.evaluations import Training, note_training, read_evaluations
 from insitu.paths import Paths
+from insitu.roster import Roster, write_roster
+from insitu.spec import TaskId
 from insitu.train.estimator.evaluations import (
     InTurnEvaluator,
     Pace,
@@ -20,6 +22,7 @@ from insitu.train.estimator.evaluations import (
     SpecEvaluator,
     count_steps,
     find_inputs,
+    is_of_training,
 )
 from insitu.train.estimator.exporters import Exporter, LatestExporter
 from insitu.train.estimator.specs import EvalSpec
@@ -132,10 +135,47 @@ def test_trainings_of_one_job_have_evaluations_of_their_own(home: Path) -> None:
         evaluator._note(20, {"loss": loss}, 0.1)  # what was noted before the script was run again stays
     found = read_evaluations(context.job.evaluations)
     assert [each.checkpoint for each in found] == ["step 20", "training 2, step 20"]
-    assert [each.metrics["loss"] for each in found if second.is_own(each)] == [2.0]
+    assert [each.metrics["loss"] for each in found if is_of_training(each, 1)] == [2.0]
 
 
 def test_exports_need_a_folder() -> None:
     with pytest.raises(InputError, match="model_dir is a URL"):
         Publisher(EvalSpec(lambda: X, exporters=LatestExporter()), None)
     Publisher(EvalSpec(lambda: X), None).export(None, 0, {}, is_final=True)
+
+
+def test_an_evaluator_scores_the_checkpoints_of_its_training_alone(home: Path, tmp_path: Path) -> None:
+    context = Context(Paths(home), job_id="j-1", task=TaskId("evaluator", 0))
+    job = context.job
+    assert job is not None
+    job.root.mkdir(parents=True)
+    spec = EvalSpec(lambda: (X, X[:, :1]))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    evaluator = SpecEvaluator(model, spec, tmp_path, Publisher(spec, None), 1)
+    evaluator._context = context
+    found = [Candidate(f"{fit}:{epoch}", fit, (epoch, 0)) for fit in (0, 1) for epoch in (1, 2, 3)]
+
+    class Source(OneCheckpoint):
+        def find(self) -> list[Candidate]:
+            return found
+
+    evaluator._source = Source()  # type: ignore[assignment]
+
+    def look() -> tuple[bool, list[str]]:
+        evaluator._training_over = evaluator._is_training_over()
+        return evaluator._training_over, [each.name for each in evaluator._find()]
+
+    write_roster(job.roster, Roster(2, (), ()))
+    note_training(job.trainings, Training(0, 0))
+    assert look() == (False, [])  # that of this call hasn't begun
+    note_training(job.trainings, Training(1, 1))
+    assert look() == (False, ["1:1", "1:2", "1:3"])
+    note_training(job.trainings, Training(1, 1, True, (4, 0)))
+    assert look() == (False, ["1:1", "1:2", "1:3"])  # its last one is on its way
+    found += [Candidate("1:4", 1, (4, 0)), Candidate("1:5", 1, (5, 0))]  # and the next training has saved
+    assert look() == (True, ["1:1", "1:2", "1:3", "1:4"])
+    assert evaluator._identify(found[0]) == "1/0:1"
+    job.trainings.unlink()
+    write_roster(job.roster, Roster(3, (), (), training_over=True))
+    assert look() == (True, [each.name for each in found])  # nobody has said whose they are
