@@ -130,8 +130,13 @@ def _check_names(given: Any, inputs: Sequence[Value], what: str) -> None:
 def _to_array(rows: Any, value: Value) -> Array:
     """Return the rows of one input as an array of its dtype. Raises InputError."""
     expected = describe_value(value)
+    if value.shape is None and _has_lists(rows) and len({len(row) for row in rows}) > 1:
+        return _to_lists(rows, value)
     try:
-        found = np.asarray(_decode(rows), object if value.dtype == "string" else None)
+        decoded = _decode(rows)
+        found = np.asarray(decoded, object if value.dtype == "string" else None)
+        if found.dtype.kind == "U":  # NumPy makes texts of numbers beside texts
+            found = np.asarray(decoded, object)
     except (ValueError, OverflowError):
         raise InputError(f"{expected}. Received: rows of different shapes") from None
     kind, wanted = found.dtype.kind, value.dtype
@@ -146,6 +151,21 @@ def _to_array(rows: Any, value: Value) -> Array:
         raise InputError(f"{expected}. Received: shape {list(found.shape)}")
     if found.ndim == 0:
         raise InputError(f"{expected}. Received: {_shorten(rows)}, which isn't a list of rows")
+    return found
+
+
+def _has_lists(rows: Any) -> bool:
+    return isinstance(rows, list) and bool(rows) and all(isinstance(row, list) for row in rows)
+
+
+def _to_lists(rows: list[list[Any]], value: Value) -> Array:
+    """Return rows of different lengths, which feature columns read, as an array of arrays. Raises
+    InputError."""
+    flat = [each for row in rows for each in row]
+    array = _to_array(flat, value) if flat else np.empty(0, object)
+    found = np.empty(len(rows), object)
+    ends = np.cumsum([len(row) for row in rows])
+    found[:] = np.split(array, ends[:-1])
     return found
 
 
@@ -186,7 +206,7 @@ def describe_value(value: Value) -> str:
     """Return what an input takes, for messages."""
     kind = {"any": "texts or whole numbers", "string": "texts"}.get(value.dtype, value.dtype)
     if value.shape is None:
-        return f"Input {value.name!r} takes rows of {kind}"
+        return f"Input {value.name!r} takes rows of {kind}, or of lists of them"
     shape = ["rows", *("any" if n is None else str(n) for n in value.shape[1:])]
     return f"Input {value.name!r} takes {kind} of the shape [{', '.join(shape)}]"
 

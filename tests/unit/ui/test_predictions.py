@@ -97,3 +97,26 @@ def test_metadata_have_the_form_of_tensorflow_serving() -> None:
     assert signature["inputs"]["x"] == {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "x"}
     assert signature["outputs"]["word"]["dtype"] == "DT_STRING"
     assert signature["outputs"]["word"]["tensor_shape"]["unknown_rank"]
+
+
+def test_lists_of_different_lengths_are_rows_of_a_feature_column() -> None:
+    takes = [Input("words", "any", None), Input("weights", "float32", None)]
+    rows = [
+        {"words": ["a", "b"], "weights": [0.5, 1]},
+        {"words": [], "weights": []},
+        {"words": ["c"], "weights": [2]},
+    ]
+    question = ask(takes, instances=rows)
+    assert question.rows == 3
+    assert [each.tolist() for each in question.inputs["words"]] == [["a", "b"], [], ["c"]]
+    assert [each.tolist() for each in question.inputs["weights"]] == [[0.5, 1], [], [2]]
+    by_columns = ask(takes, inputs={"words": [[1], [2, 3]], "weights": [[1], [2, 3]]})
+    assert [each.tolist() for each in by_columns.inputs["words"]] == [[1], [2, 3]]
+    with pytest.raises(
+        InputError, match=r"'words' takes rows of texts or whole numbers, or of lists of them. Received"
+    ):
+        ask(takes[:1], inputs=[["a"], ["b", 3]])
+    with pytest.raises(InputError, match="different shapes"):
+        ask(takes[:1], inputs=["a", ["b", "c"]])
+    with pytest.raises(InputError, match=r"float32 of the shape .* different shapes"):
+        ask(ONE, inputs=[[1], [2, 3]])

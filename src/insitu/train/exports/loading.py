@@ -121,10 +121,30 @@ def _take_features(model: ServedModel, transform: FeatureTransform) -> ServedMod
 
     def call(arrays: Sequence[Array]) -> Sequence[Array]:
         given = {value.name: array for value, array in zip((*raw, *rest), arrays, strict=True)}
-        given |= transform({value.name: given[value.name] for value in raw})
+        given |= _look_up(transform, {value.name: given[value.name] for value in raw})
         return model.call([given[value.name] for value in model.inputs])
 
     return ServedModel((*raw, *rest), model.outputs, call)
+
+
+def _look_up(transform: FeatureTransform, features: dict[str, Array]) -> dict[str, Array]:
+    """Return the transformed features of a request, whose lists of one length may stand for rows of different
+    lengths. Raises InputError where the model's numbers depend on that."""
+    found: dict[str, Array] = transform(features)
+    numeric = transform.numeric_keys
+    lists = {k: list(map(list, rows)) for k, rows in features.items() if rows.ndim == 2 and k not in numeric}
+    try:
+        other = transform({**features, **lists}) if lists else found
+    except InputError:
+        return found  # a value stands for a missing one, which lists don't have
+    wrong = next((name for name, table in found.items() if not np.array_equal(table, other[name])), None)
+    if wrong is not None:
+        raise InputError(
+            "A crossed column hashes features of one length in another order than such of different lengths. "
+            f"Received: lists of one length in {', '.join(lists)}, which {wrong!r} may read as either. If "
+            "the model was trained on rows of different lengths, send a row of another length beside them"
+        )
+    return found
 
 
 def _list_named(structure: Any, names: Sequence[str]) -> list[tuple[str, Any]]:

@@ -51,6 +51,11 @@ class CategoricalColumn(abc.ABC):
     def raw_keys(self) -> tuple[str, ...]:
         """The features of the data that the column reads."""
 
+    @property
+    def looked_up_keys(self) -> tuple[str, ...]:
+        """Those that it doesn't read as numbers."""
+        return self.raw_keys
+
     @abc.abstractmethod
     def look_up(self, features: Features) -> Ids:
         """Return the ids of a batch. Raises InputError."""
@@ -243,6 +248,10 @@ class BucketizedColumn(CategoricalColumn):
     def raw_keys(self) -> tuple[str, ...]:
         return self.source.raw_keys
 
+    @property
+    def looked_up_keys(self) -> tuple[str, ...]:
+        return ()
+
     def look_up(self, features: Features) -> Ids:
         numbers = self.source.read(features)
         buckets = np.searchsorted(np.array(self.boundaries, np.float32), numbers, side="right")
@@ -285,6 +294,12 @@ class CrossedColumn(CategoricalColumn):
     def raw_keys(self) -> tuple[str, ...]:
         return tuple(
             key for leaf in self.leaves for key in ([leaf] if isinstance(leaf, str) else leaf.raw_keys)
+        )
+
+    @property
+    def looked_up_keys(self) -> tuple[str, ...]:
+        return tuple(
+            key for leaf in self.leaves for key in ([leaf] if isinstance(leaf, str) else leaf.looked_up_keys)
         )
 
     def look_up(self, features: Features) -> Ids:
@@ -344,6 +359,10 @@ class WeightedColumn(CategoricalColumn):
     @property
     def raw_keys(self) -> tuple[str, ...]:
         return (*self.column.raw_keys, self.weight_key)
+
+    @property
+    def looked_up_keys(self) -> tuple[str, ...]:
+        return self.column.looked_up_keys
 
     def look_up(self, features: Features) -> Ids:
         ids = self.column.look_up(features)

@@ -56,9 +56,9 @@ class FeatureTransform:
     @property
     def numeric_keys(self) -> frozenset[str]:
         """The features of the data that are numbers, and nothing that is looked up."""
-        numeric = {leaf.key for leaf in self._leaves.values() if isinstance(leaf, NumericColumn)}
-        others = (leaf for leaf in self._leaves.values() if not isinstance(leaf, NumericColumn))
-        return frozenset(numeric.difference(key for leaf in others for key in leaf.raw_keys))
+        numbers = (NumericColumn, SequenceNumericColumn)
+        looked_up = (leaf for leaf in self._leaves.values() if not isinstance(leaf, numbers))
+        return frozenset(self.raw_keys).difference(key for leaf in looked_up for key in leaf.looked_up_keys)
 
     @property
     def names(self) -> tuple[str, ...]:
