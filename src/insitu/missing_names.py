@@ -1,4 +1,5 @@
-"""What to use instead of names of `tf.distribute` that aren't here: they couldn't keep their meaning."""
+"""What to use instead of names of `tf.distribute`, `tf.estimator` and `tf.feature_column` that aren't here:
+they couldn't keep their meaning."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ _SAVE = (
 _TPU = "Give the TPU's name to insitu.TPUStrategy."
 _LOGICAL = "insitu.ModelParallelStrategy divides variables over devices."
 _DATA = "Use strategy.distribute_dataset or strategy.distribute_datasets_from_function."
+
+_MODEL_FN = "Write a model_fn, or compile a Keras model, for insitu.estimator.Estimator."
+_BY_CONFIG = "RunConfig(save_checkpoints_steps, keep_checkpoint_max) says when to save."
 
 ADVICE: dict[str, dict[str, str]] = {
     "insitu": {
@@ -34,6 +38,37 @@ ADVICE: dict[str, dict[str, str]] = {
         "UnionResolver": _START,
         "TPUClusterResolver": _TPU,
     },
+    "insitu.estimator": {
+        "CheckpointSaverHook": _BY_CONFIG,
+        "CheckpointSaverListener": "Pass a Keras callback: its on_epoch_end is called at each checkpoint.",
+        "SecondOrStepTimer": "Hooks count steps: self.global_step.",
+        "SummarySaverHook": "Pass insitu.TensorBoard() in the hooks of a training.",
+        "ProfilerHook": "Pass keras.callbacks.TensorBoard(profile_batch) in the hooks of a training.",
+        "FeedFnHook": "There are no sessions: input_fn returns the data.",
+        "FinalOpsHook": "There are no sessions: read self.model in a hook's end.",
+        "GlobalStepWaiterHook": "Workers begin together.",
+        "make_early_stopping_hook": "Use stop_if_no_decrease_hook, or a hook that calls request_stop.",
+        "add_metrics": "Add them to eval_metric_ops in model_fn.",
+        "classifier_parse_example_spec": "insitu import --features reads records.",
+        "regressor_parse_example_spec": "insitu import --features reads records.",
+        "export": "Estimator.export and exporters take the model's inputs, without a serving input receiver.",
+        "experimental": _MODEL_FN,
+        "inputs": "Return arrays from input_fn.",
+        **dict.fromkeys(
+            (
+                *("BaselineClassifier", "BaselineEstimator", "BaselineRegressor", "BinaryClassHead"),
+                *("BoostedTreesClassifier", "BoostedTreesEstimator", "BoostedTreesRegressor", "DNNEstimator"),
+                *("DNNLinearCombinedEstimator", "Head", "LinearEstimator", "LogisticRegressionHead"),
+                *("MultiClassHead", "MultiHead", "MultiLabelHead", "PoissonRegressionHead", "RegressionHead"),
+                "VocabInfo",
+            ),
+            _MODEL_FN,
+        ),
+    },
+    "insitu.feature_column": {
+        "linear_model": "Use insitu.estimator.LinearRegressor, or keras.layers.Dense over DenseFeatures.",
+        "make_parse_example_spec": "insitu import --features reads records.",
+    },
     "Strategy": {
         "extended": "Its methods are those of the strategy: run, reduce, gather, scope.",
         "colocate_vars_with": "Variables lie where the strategy places them.",
@@ -50,6 +85,8 @@ ADVICE: dict[str, dict[str, str]] = {
     "DistributedDataset": {"reduce": "Loop over the data, and add up by strategy.reduce."},
 }
 """By the module or class in which a script looks, and the name."""
+_OLD_MODULES = {"insitu.estimator": "tf.estimator", "insitu.feature_column": "tf.feature_column"}
+"""By the module, what had the names. Others were those of tf.distribute."""
 
 
 def missing_name(owner: str, name: str, *, of: str = "") -> AttributeError:
@@ -59,4 +96,6 @@ def missing_name(owner: str, name: str, *, of: str = "") -> AttributeError:
     advice = ADVICE.get(owner, {}).get(name)
     if advice is None:
         return AttributeError(f"{kind} has no attribute {name!r}")
-    return AttributeError(f"{kind} has no attribute {name!r}, which tf.distribute has. {advice}")
+    return AttributeError(
+        f"{kind} has no attribute {name!r}, which {_OLD_MODULES.get(owner, 'tf.distribute')} has. {advice}"
+    )

@@ -33,6 +33,7 @@ GROUND = {
     "import_hooks",
     "lazy_imports",
     "missing_names",
+    "old_arguments",
     "parent_death",
     "paths",
     "ports",

@@ -20,7 +20,7 @@ class Batches(keras.utils.PyDataset):
         return np.zeros((2, 1))
 
 
-@pytest.mark.parametrize("owner", ["insitu", "insitu.experimental", "insitu.cluster_resolver"])
+@pytest.mark.parametrize("owner", [owner for owner in ADVICE if owner.startswith("insitu")])
 def test_modules_say_what_to_use(owner: str) -> None:
     module = insitu if owner == "insitu" else getattr(insitu, owner.partition(".")[2])
     for name, advice in ADVICE[owner].items():

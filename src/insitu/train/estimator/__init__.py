@@ -5,6 +5,9 @@ Begin reading with `training.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
+from insitu.missing_names import missing_name
 from insitu.train.estimator.canned import (
     DNNClassifier,
     DNNLinearCombinedClassifier,
@@ -72,3 +75,7 @@ __all__ = [
     "stop_if_no_increase_hook",
     "train_and_evaluate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("insitu.estimator", name)

@@ -17,6 +17,7 @@ import numpy as np
 
 from insitu.errors import InputError
 from insitu.grid import Dataset
+from insitu.old_arguments import takes_old
 from insitu.train.estimator.estimator import Estimator, WarmStartSettings
 from insitu.train.estimator.heads import Head, RegressionHead, make_class_head
 from insitu.train.estimator.model_function import EstimatorSpec, ModeKeys, TrainOp
@@ -26,6 +27,9 @@ from insitu.train.features import CategoricalColumn, feature_column
 _LINEAR_RATE = 0.2
 _WIDE_RATE = 0.005
 _DEEP_RATE = 0.001
+_LOSS_REDUCTION = (
+    "The loss is the mean over rows; multiply the learning rate by the rows of a batch for their sum"
+)
 _OPTIMIZERS = ("Adagrad", "Adam", "Ftrl", "RMSprop", "RMSProp", "SGD")
 WarmStart = str | Path | WarmStartSettings | None
 LogitsAndVariables = tuple[Any, list[Any]]
@@ -219,6 +223,7 @@ class _Linear(CannedEstimator):
 class LinearClassifier(_Linear):
     """Classes by a weight for each id and each number of the columns: tf.estimator.LinearClassifier."""
 
+    @takes_old(loss_reduction=_LOSS_REDUCTION)
     def __init__(
         self,
         feature_columns: Any,
@@ -229,6 +234,7 @@ class LinearClassifier(_Linear):
         optimizer: Any = "Ftrl",
         config: RunConfig | None = None,
         warm_start_from: WarmStart = None,
+        *,
         sparse_combiner: str = "sum",
     ) -> None:
         head = make_class_head(n_classes, weight_column, label_vocabulary)
@@ -240,6 +246,7 @@ class LinearClassifier(_Linear):
 class LinearRegressor(_Linear):
     """Numbers by a weight for each id and each number of the columns: tf.estimator.LinearRegressor."""
 
+    @takes_old(loss_reduction=_LOSS_REDUCTION)
     def __init__(
         self,
         feature_columns: Any,
@@ -249,6 +256,7 @@ class LinearRegressor(_Linear):
         optimizer: Any = "Ftrl",
         config: RunConfig | None = None,
         warm_start_from: WarmStart = None,
+        *,
         sparse_combiner: str = "sum",
     ) -> None:
         head = RegressionHead(label_dimension, weight_column)
@@ -285,6 +293,7 @@ class _Network(CannedEstimator):
 class DNNClassifier(_Network):
     """Classes by a network over dense columns: tf.estimator.DNNClassifier."""
 
+    @takes_old(loss_reduction=_LOSS_REDUCTION)
     def __init__(
         self,
         hidden_units: Sequence[int],
@@ -298,6 +307,7 @@ class DNNClassifier(_Network):
         dropout: float | None = None,
         config: RunConfig | None = None,
         warm_start_from: WarmStart = None,
+        *,
         batch_norm: bool = False,
     ) -> None:
         head = make_class_head(n_classes, weight_column, label_vocabulary)
@@ -308,6 +318,7 @@ class DNNClassifier(_Network):
 class DNNRegressor(_Network):
     """Numbers by a network over dense columns: tf.estimator.DNNRegressor."""
 
+    @takes_old(loss_reduction=_LOSS_REDUCTION)
     def __init__(
         self,
         hidden_units: Sequence[int],
@@ -320,6 +331,7 @@ class DNNRegressor(_Network):
         dropout: float | None = None,
         config: RunConfig | None = None,
         warm_start_from: WarmStart = None,
+        *,
         batch_norm: bool = False,
     ) -> None:
         head = RegressionHead(label_dimension, weight_column)
@@ -368,6 +380,7 @@ class _Combined(CannedEstimator):
 class DNNLinearCombinedClassifier(_Combined):
     """Classes by a wide part and a deep part, each with its optimizer: "wide and deep"."""
 
+    @takes_old(loss_reduction=_LOSS_REDUCTION)
     def __init__(
         self,
         model_dir: str | Path | None = None,
@@ -383,6 +396,7 @@ class DNNLinearCombinedClassifier(_Combined):
         label_vocabulary: Sequence[str] | None = None,
         config: RunConfig | None = None,
         warm_start_from: WarmStart = None,
+        *,
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
     ) -> None:
@@ -396,6 +410,7 @@ class DNNLinearCombinedClassifier(_Combined):
 class DNNLinearCombinedRegressor(_Combined):
     """Numbers by a wide part and a deep part, each with its optimizer: "wide and deep"."""
 
+    @takes_old(loss_reduction=_LOSS_REDUCTION)
     def __init__(
         self,
         model_dir: str | Path | None = None,
@@ -410,6 +425,7 @@ class DNNLinearCombinedRegressor(_Combined):
         weight_column: str | None = None,
         config: RunConfig | None = None,
         warm_start_from: WarmStart = None,
+        *,
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
     ) -> None:

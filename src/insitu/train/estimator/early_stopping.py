@@ -13,6 +13,7 @@ import keras
 
 from insitu.errors import InputError
 from insitu.evaluations import Evaluation
+from insitu.old_arguments import takes_old
 from insitu.train.estimator.agreement import agree
 from insitu.train.estimator.hooks import is_chief
 from insitu.train.estimator.server_training import end_for_all, find_servers
@@ -77,18 +78,29 @@ def find_scores(found: Sequence[Evaluation], metric: str, min_steps: int) -> lis
     return scores
 
 
-def stop_if_higher_hook(metric_name: str, threshold: float, min_steps: int = 0) -> StopIfHook:
+_OLD = {
+    "estimator": "Leave it out: the hook reads the scores of the training that it is given to",
+    "eval_dir": "Leave it out: the hook reads the scores of the training that it is given to",
+    "run_every_secs": "Leave it out: the chief looks at each checkpoint",
+    "run_every_steps": "Leave it out: the chief looks at each checkpoint",
+}
+
+
+@takes_old(**_OLD)
+def stop_if_higher_hook(metric_name: str, threshold: float, *, min_steps: int = 0) -> StopIfHook:
     """Return a hook that ends the training once a score is above `threshold`."""
     return StopIfHook(metric_name, lambda scores: any(s > threshold for _, s in scores), min_steps)
 
 
-def stop_if_lower_hook(metric_name: str, threshold: float, min_steps: int = 0) -> StopIfHook:
+@takes_old(**_OLD)
+def stop_if_lower_hook(metric_name: str, threshold: float, *, min_steps: int = 0) -> StopIfHook:
     """Return a hook that ends the training once a score is below `threshold`."""
     return StopIfHook(metric_name, lambda scores: any(s < threshold for _, s in scores), min_steps)
 
 
+@takes_old(**_OLD)
 def stop_if_no_decrease_hook(
-    metric_name: str, max_steps_without_decrease: int, min_steps: int = 0
+    metric_name: str, max_steps_without_decrease: int, *, min_steps: int = 0
 ) -> StopIfHook:
     """Return a hook that ends the training once a score hasn't become less for so many steps."""
     return StopIfHook(
@@ -96,8 +108,9 @@ def stop_if_no_decrease_hook(
     )
 
 
+@takes_old(**_OLD)
 def stop_if_no_increase_hook(
-    metric_name: str, max_steps_without_increase: int, min_steps: int = 0
+    metric_name: str, max_steps_without_increase: int, *, min_steps: int = 0
 ) -> StopIfHook:
     """Return a hook that ends the training once a score hasn't become more for so many steps."""
 

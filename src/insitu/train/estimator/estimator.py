@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from insitu.context import context as read_context
 from insitu.errors import InputError, TrainingError
 from insitu.export_formats import KERAS
+from insitu.old_arguments import class_takes_old, takes_old
 from insitu.train.checkpoint import checkpoint_key
 from insitu.train.estimator.evaluations import evaluate_model
 from insitu.train.estimator.graph_model import make_graph_model
@@ -36,6 +37,13 @@ _TRAINS_IN_JOB: list[object] = []
 _LOG = logging.getLogger("insitu")
 
 
+_NO_VOCABULARIES = "Name the variables in vars_to_warm_start, whose shapes are the same"
+
+
+@class_takes_old(
+    var_name_to_vocab_info=_NO_VOCABULARIES,
+    var_name_to_prev_var_name="Give the layers the names that they had",
+)
 @dataclass(frozen=True, slots=True)
 class WarmStartSettings:
     """Which weights a training begins with."""
@@ -140,6 +148,9 @@ class Estimator:
 
     # Train, evaluate, predict
 
+    @takes_old(
+        saving_listeners="Pass a hook, or a Keras callback, whose on_epoch_end is called at each checkpoint"
+    )
     def train(
         self,
         input_fn: InputFn,
@@ -177,6 +188,7 @@ class Estimator:
         self._is_current = True
         return self
 
+    @takes_old(name="Leave it out: evaluate returns its scores, and keeps none")
     def evaluate(
         self,
         input_fn: InputFn,
@@ -190,17 +202,19 @@ class Estimator:
 
         Raises TrainingError where nothing was trained.
         """
-        spec = EvalSpec(self._adapted(input_fn), steps, tuple(hooks or ()))
+        spec = EvalSpec(self._adapted(input_fn), steps, hooks=tuple(hooks or ()))
         self._prepare(input_fn)
         self._check_modes(ModeKeys.EVAL)
         self._make_current(checkpoint_path)
         scores = evaluate_model(self._made, spec)
         return {**scores, "global_step": read_global_step(self._made)}
 
+    @takes_old(hooks="Leave it out: predictions have no hooks")
     def predict(
         self,
         input_fn: InputFn,
         predict_keys: Sequence[str] | None = None,
+        *,
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from insitu.durable import replace_file
 from insitu.errors import InputError
 from insitu.export_formats import KERAS
+from insitu.old_arguments import takes_old
 from insitu.train.exports import check_format, find_exports, publish
 
 Scores = Mapping[str, float]
@@ -44,10 +45,18 @@ class Exporter:
         raise NotImplementedError
 
 
+_OLD = {
+    "serving_input_receiver_fn": "Leave it out: an export takes the model's inputs, the features",
+    "assets_extra": "Copy files beside the export",
+    "as_text": "Leave it out: exports are binary",
+}
+
+
 class LatestExporter(Exporter):
     """Exports after each evaluation, and keeps the newest `exports_to_keep` (None: all)."""
 
-    def __init__(self, name: str = "latest", exports_to_keep: int | None = 5, *, format: str = KERAS) -> None:
+    @takes_old(**_OLD)
+    def __init__(self, name: str = "latest", *, exports_to_keep: int | None = 5, format: str = KERAS) -> None:
         super().__init__(name, format)
         _check_kept(exports_to_keep)
         self._kept = exports_to_keep
@@ -63,6 +72,7 @@ class LatestExporter(Exporter):
 class FinalExporter(Exporter):
     """Exports once, when training is over."""
 
+    @takes_old(**_OLD)
     def __init__(self, name: str = "final", *, format: str = KERAS) -> None:
         super().__init__(name, format)
 
@@ -88,12 +98,13 @@ class BestExporter(Exporter):
     Scores have `global_step`, too. The best lie beside the exports, so that a job that goes on knows them.
     """
 
+    @takes_old(**_OLD, event_file_pattern="Leave it out: the best scores so far lie beside the exports")
     def __init__(
         self,
         name: str = "best",
+        *,
         compare_fn: Compare = is_loss_smaller,
         exports_to_keep: int | None = 5,
-        *,
         format: str = KERAS,
     ) -> None:
         super().__init__(name, format)

@@ -8,13 +8,21 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
+from insitu.old_arguments import takes_old
 from insitu.train.estimator.estimator import Estimator
 from insitu.train.estimator.specs import RunConfig
 from insitu.train.fit import trainer_of
 
 
+@takes_old(
+    keras_model_path="Pass keras.saving.load_model(PATH, custom_objects)",
+    custom_objects="Pass keras.saving.load_model(PATH, custom_objects)",
+    checkpoint_format="Leave it out: checkpoints are insitu's",
+    metric_names_map="Give the metrics their names in compile",
+    export_outputs="Leave it out: an export has the model's outputs",
+)
 def model_to_estimator(
-    keras_model: Any, model_dir: str | Path | None = None, config: RunConfig | None = None
+    keras_model: Any, *, model_dir: str | Path | None = None, config: RunConfig | None = None
 ) -> Estimator:
     """Return an Estimator that trains a compiled Keras model.
 

@@ -20,6 +20,7 @@ import keras
 import numpy as np
 
 from insitu.errors import InputError, TrainingError
+from insitu.old_arguments import class_takes_old, takes_old
 from insitu.train.fit import trainer_of
 from insitu.train.replica import inner_optimizer, to_numpy
 
@@ -27,6 +28,9 @@ _LOG = logging.getLogger("insitu")
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+@class_takes_old(
+    feed_dict="Leave it out: there are no sessions", options="Leave it out: there are no sessions"
+)
 @dataclass(frozen=True, slots=True)
 class SessionRunArgs:
     """What `before_run` asks for: the name of a value, a list of names, or a dict of them."""
@@ -187,6 +191,9 @@ def _fetch(names: Any, logs: Mapping[str, Any]) -> Any:
     return float(np.asarray(logs[names]))
 
 
+_EVERY_STEPS = "Pass {}: steps are the same in all workers, clocks aren't"
+
+
 class StopAtStepHook(SessionRunHook):
     """Ends the training after `num_steps` steps, or when the model has had `last_step` updates."""
 
@@ -215,6 +222,7 @@ class LoggingTensorHook(SessionRunHook):
     `tensors` are names of a step's values; a dict gives them other names. `formatter` makes the text of them.
     """
 
+    @takes_old(every_n_secs=_EVERY_STEPS.format("every_n_iter"))
     def __init__(
         self,
         tensors: Mapping[str, str] | Sequence[str],
@@ -257,6 +265,11 @@ class LoggingTensorHook(SessionRunHook):
 class StepCounterHook(SessionRunHook):
     """Prints how many steps a second were done, every `every_n_steps` steps, in the chief."""
 
+    @takes_old(
+        every_n_secs=_EVERY_STEPS.format("every_n_steps"),
+        output_dir="Pass insitu.TensorBoard(), which writes steps and their time",
+        summary_writer="Pass insitu.TensorBoard(), which writes steps and their time",
+    )
     def __init__(self, every_n_steps: int = 100) -> None:
         super().__init__()
         _check_every("StepCounterHook", "every_n_steps", every_n_steps)

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
+from insitu.old_arguments import class_takes_old
 
 ModelFn = Callable[..., Any]
 
@@ -41,6 +42,16 @@ class TrainOp:
             )
 
 
+_HOOKS = "Pass hooks to train, or to TrainSpec and EvalSpec"
+
+
+@class_takes_old(
+    training_chief_hooks=_HOOKS,
+    training_hooks=_HOOKS,
+    evaluation_hooks=_HOOKS,
+    prediction_hooks="Leave it out: predictions have no hooks",
+    scaffold="Leave it out: checkpoints are insitu's",
+)
 @dataclass(frozen=True, slots=True)
 class EstimatorSpec:
     """What a `model_fn` makes of the features, for one mode."""

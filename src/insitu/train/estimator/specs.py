@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,39 @@ import keras
 import numpy as np
 
 from insitu.errors import InputError
+from insitu.old_arguments import class_takes_old
+
+_SEED = "Call keras.utils.set_random_seed(insitu.context().seed) at the beginning of the script"
+_NO_SESSIONS = "Leave it out: there are no sessions"
+_ONE_STRATEGY = "Pass train_distribute: evaluations run under the same strategy"
+_BY_STEPS = "Pass save_checkpoints_steps: all workers save at the same step"
+_LISTENERS = "Pass a hook, or a Keras callback, whose on_epoch_end is called at each checkpoint"
+_EVALUATION_NAME = "Leave it out: the evaluations of each training are kept apart"
 
 
+@class_takes_old(
+    tf_random_seed=_SEED,
+    save_summary_steps="Pass insitu.TensorBoard() in the hooks of a training",
+    save_checkpoints_secs=_BY_STEPS,
+    session_config="Leave it out: there are no sessions; insitu.config sets up devices",
+    keep_checkpoint_every_n_hours="Pass keep_checkpoint_max, or copy checkpoints that are to stay",
+    log_step_count_steps="Pass a StepCounterHook(every_n_steps) in the hooks of a training",
+    device_fn="Leave it out: variables lie where the strategy places them",
+    protocol=_NO_SESSIONS,
+    eval_distribute=_ONE_STRATEGY,
+    experimental_distribute="Pass train_distribute",
+    experimental_max_worker_delay_secs="Leave it out: workers begin together",
+    session_creation_timeout_secs=_NO_SESSIONS,
+    checkpoint_save_graph_def="Leave it out: checkpoints have no graph",
+)
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Where and how often a training saves."""
+    """Where and how often a training saves. All but `model_dir` go by name."""
 
     #: The folder for checkpoints and exports, a path or a URL; None: the job's own, outside a job a temporary
     #: one.
     model_dir: str | Path | None = None
+    _: KW_ONLY
     #: Steps between two checkpoints.
     save_checkpoints_steps: int = 1000
     #: Checkpoints to keep.
@@ -28,11 +52,16 @@ class RunConfig:
     #: For an Estimator: the strategy that its model is made under; None: a MultiWorkerMirroredStrategy.
     train_distribute: Any = None
 
+    def replace(self, **changes: Any) -> RunConfig:
+        """Return a config with some settings changed. Raises InputError."""
+        return replace(self, **changes)
+
     def __post_init__(self) -> None:
         for name in ("save_checkpoints_steps", "keep_checkpoint_max"):
             _check_positive("RunConfig", name, getattr(self, name))
 
 
+@class_takes_old(saving_listeners=_LISTENERS)
 @dataclass(frozen=True, slots=True)
 class TrainSpec:
     """How to train."""
@@ -53,6 +82,7 @@ class TrainSpec:
             _check_positive("TrainSpec", "max_steps", self.max_steps)
 
 
+@class_takes_old(name=_EVALUATION_NAME)
 @dataclass(frozen=True, slots=True)
 class EvalSpec:
     """How to evaluate."""
@@ -61,6 +91,7 @@ class EvalSpec:
     input_fn: Callable[[], Any]
     #: Batches to evaluate on; None: all.
     steps: int | None = 100
+    _: KW_ONLY
     #: Keras callbacks for `evaluate`.
     hooks: Sequence[Any] = ()
     #: Called with each evaluation's model and scores, to publish the model.

@@ -14,6 +14,8 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
+from insitu.missing_names import missing_name
+from insitu.old_arguments import takes_old
 from insitu.train.features.categorical import (
     BucketizedColumn,
     CategoricalColumn,
@@ -69,6 +71,10 @@ __all__ = [
     "shared_embeddings",
     "weighted_categorical_column",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("insitu.feature_column", name)
 
 
 def numeric_column(
@@ -143,10 +149,12 @@ def categorical_column_with_vocabulary_list(
     return VocabularyColumn(key, vocabulary, kind, default, buckets)
 
 
+@takes_old(file_format="Leave it out: a vocabulary is a text file")
 def categorical_column_with_vocabulary_file(
     key: str,
     vocabulary_file: str | Path,
     vocabulary_size: int | None = None,
+    *,
     num_oov_buckets: int = 0,
     default_value: int | None = None,
     dtype: Any = "string",
@@ -251,11 +259,20 @@ def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
     return IndicatorColumn(categorical_column)
 
 
+_FROM_CHECKPOINT = {
+    "ckpt_to_load_from": "Pass warm_start_from to the estimator, or set the weights of the layer",
+    "use_safe_embedding_lookup": "Leave it out: a row without ids gets zeros",
+    "tensor_name_in_ckpt": "Pass warm_start_from to the estimator, or set the weights of the layer",
+}
+
+
+@takes_old(**_FROM_CHECKPOINT)
 def embedding_column(
     categorical_column: CategoricalColumn,
     dimension: int,
     combiner: str = "mean",
     initializer: Any = None,
+    *,
     max_norm: float | None = None,
     trainable: bool = True,
 ) -> EmbeddingColumn:
@@ -269,12 +286,14 @@ def embedding_column(
     return _make_embedding(categorical_column, dimension, combiner, initializer, max_norm, trainable, None)
 
 
+@takes_old(**_FROM_CHECKPOINT)
 def shared_embeddings(
     categorical_columns: Sequence[CategoricalColumn],
     dimension: int,
     combiner: str = "mean",
     initializer: Any = None,
     shared_embedding_collection_name: str | None = None,
+    *,
     max_norm: float | None = None,
     trainable: bool = True,
 ) -> list[EmbeddingColumn]:
@@ -385,7 +404,12 @@ def sequence_categorical_column_with_vocabulary_file(
     """Return `categorical_column_with_vocabulary_file` of each step. Raises InputError."""
     return SequenceCategoricalColumn(
         categorical_column_with_vocabulary_file(
-            key, vocabulary_file, vocabulary_size, num_oov_buckets, default_value, dtype
+            key,
+            vocabulary_file,
+            vocabulary_size,
+            num_oov_buckets=num_oov_buckets,
+            default_value=default_value,
+            dtype=dtype,
         )
     )
 

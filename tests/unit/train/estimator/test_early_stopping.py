@@ -73,7 +73,9 @@ def test_scores_are_found_by_name_and_step() -> None:
 
 def test_an_estimator_is_no_name_of_a_metric() -> None:
     with pytest.raises(InputError, match=r"name of a metric, such as 'loss'. Received: object"):
-        stop_if_no_decrease_hook(object(), "loss", 1000)  # type: ignore[arg-type]
+        stop_if_no_decrease_hook(object(), 1000)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="takes metric_name, max_steps_without_decrease by place"):
+        stop_if_no_decrease_hook(object(), "loss", 1000)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

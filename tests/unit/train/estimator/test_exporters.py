@@ -95,11 +95,11 @@ def test_a_compare_function_of_tensorflow_gets_its_arguments_by_name(tmp_path: P
         for step, accuracy in ((1, 0.5), (2, 0.75))
     ]
     assert exported == [True, True] and len(names(tmp_path / "best")) == 3
-    wrong = BestExporter("wrong", lambda best, newest: newest["auc"] > best["auc"])
+    wrong = BestExporter("wrong", compare_fn=lambda best, newest: newest["auc"] > best["auc"])
     assert wrong.export(model, tmp_path, 1, {"loss": 1.0}, EXAMPLE, is_final=False) is not None
     with pytest.raises(InputError, match=r"Received: KeyError\('auc'\), of scores loss, global_step"):
         wrong.export(model, tmp_path, 2, {"loss": 0.5}, EXAMPLE, is_final=False)
-    by_place = BestExporter("place", lambda best, newest: newest["a"] > best["a"])
+    by_place = BestExporter("place", compare_fn=lambda best, newest: newest["a"] > best["a"])
     found = [by_place.export(model, tmp_path, 1, {"a": a}, EXAMPLE, is_final=False) for a in (1, 0)]
     assert found[0] is not None and found[1] is None
 
@@ -118,7 +118,7 @@ def test_the_best_is_known_again_after_a_restart(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"compared by 'loss'. Received: mae"):
         is_loss_smaller({"loss": 1.0}, {"mae": 2.0})
     assert is_loss_smaller({"loss": float("nan")}, {"loss": 3.0})
-    by_mae = BestExporter("mae", lambda best, newest: newest["mae"] < best["mae"])
+    by_mae = BestExporter("mae", compare_fn=lambda best, newest: newest["mae"] < best["mae"])
     assert by_mae.export(model_of(), tmp_path, 1, {"mae": 2.0}, EXAMPLE, is_final=False)
     assert by_mae.export(model_of(), tmp_path, 2, {"mae": 2.0}, EXAMPLE, is_final=False) is None
 

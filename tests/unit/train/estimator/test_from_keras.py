@@ -34,7 +34,7 @@ def test_a_copy_is_trained_as_the_model_would_be(tmp_path: Path) -> None:
     plain = image_model(dropout=0)
     before = [w.copy() for w in weights(plain)]
     config = est.RunConfig(train_distribute=MultiWorkerMirroredStrategy(context=in_shards((0,), 1)))
-    model = est.model_to_estimator(plain, tmp_path, config).train(Batches, max_steps=7)
+    model = est.model_to_estimator(plain, model_dir=tmp_path, config=config).train(Batches, max_steps=7)
     assert same_bits(weights(plain), before)
     plain.fit(Batches(), shuffle=False, verbose=0)
     for one, other in zip(weights(model.model), weights(plain), strict=True):
@@ -50,7 +50,7 @@ def test_a_copy_is_trained_as_the_model_would_be(tmp_path: Path) -> None:
 def test_a_model_of_a_scope_is_trained_itself(tmp_path: Path) -> None:
     with OneDeviceStrategy().scope():
         given = image_model()
-    assert est.model_to_estimator(given, tmp_path).train(Batches, max_steps=2).model is given
+    assert est.model_to_estimator(given, model_dir=tmp_path).train(Batches, max_steps=2).model is given
     with pytest.raises(InputError, match="is trained by that"):
         est.model_to_estimator(given, config=est.RunConfig(train_distribute=OneDeviceStrategy()))
 

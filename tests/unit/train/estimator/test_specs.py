@@ -22,7 +22,7 @@ from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_d
         (lambda: EvalSpec(lambda: 0, throttle_secs=-1), "throttle_secs .* Received: -1"),
         (lambda: EvalSpec(lambda: 0, start_delay_secs=float("nan")), "start_delay_secs"),
         (lambda: EvalSpec(lambda: 0, hooks=[NanTensorHook()]), "Received: NanTensorHook in EvalSpec.hooks"),
-        (lambda: EvalSpec(lambda: 0, 100, "name"), "Received: str in EvalSpec.hooks"),
+        (lambda: EvalSpec(lambda: 0, 100, hooks="name"), "Received: str in EvalSpec.hooks"),
         (lambda: RunConfig(save_checkpoints_steps=0), "save_checkpoints_steps"),
         (lambda: RunConfig(keep_checkpoint_max=True), "keep_checkpoint_max"),
     ],

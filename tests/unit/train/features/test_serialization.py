@@ -37,7 +37,9 @@ def test_a_column_comes_back_equal(tmp_path: Path):
 
 def test_an_embedding_comes_back():
     category = fc.categorical_column_with_identity("i", 4)
-    column = fc.embedding_column(category, 3, "sqrtn", keras.initializers.RandomNormal(seed=3), 2.0, False)
+    column = fc.embedding_column(
+        category, 3, "sqrtn", keras.initializers.RandomNormal(seed=3), max_norm=2.0, trainable=False
+    )
     again = column_from_config(column_to_config(column))
     assert (again.categorical_column, again.dimension, again.combiner) == (category, 3, "sqrtn")
     assert (again.max_norm, again.trainable, again.shared_name) == (2.0, False, None)
