@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from insitu.errors import InputError
 from insitu.grid import Dataset
 from insitu.old_arguments import takes_old
 from insitu.train.estimator.estimator import Estimator, WarmStartSettings
-from insitu.train.estimator.heads import Head, RegressionHead, make_class_head
+from insitu.train.estimator.heads import Head, RegressionHead, WeightColumn, make_class_head
 from insitu.train.estimator.model_function import EstimatorSpec, ModeKeys, TrainOp
 from insitu.train.estimator.specs import RunConfig
 from insitu.train.features import CategoricalColumn, feature_column
@@ -76,9 +75,9 @@ class CannedEstimator(Estimator):
         if not isinstance(features, Mapping):
             features = {keys[0]: features} if len(keys) == 1 else {}
         found = self._transform(features)
-        weight = self._head.weight_column
-        if weight is not None and weight in features:
-            found[weight] = np.asarray(features[weight], np.float32).reshape(-1, 1)
+        weights, weight = self._head.weights, self._head.weight_column
+        if weights is not None and weight in features:
+            found[weight] = weights.read(features)
         elif weight is not None and labels is not None:
             raise InputError(
                 f"weight_column is a feature of the data. Received: {weight!r}, of {sorted(features)}"
@@ -93,7 +92,7 @@ class CannedEstimator(Estimator):
 
     def _known_keys(self) -> list[str]:
         known = super()._known_keys()
-        return [*known, "classes"] if "class_ids" in known else known
+        return [*known, "classes", "all_class_ids", "all_classes"] if "class_ids" in known else known
 
 
 class _Transformed(keras.utils.PyDataset):
@@ -214,7 +213,8 @@ class _Linear(CannedEstimator):
 
         def make_spec(features: Any, labels: Any, mode: str) -> EstimatorSpec:
             logits, variables = _linear(features, columns, head.units, combiner)
-            chosen = _make_optimizer(optimizer, _LINEAR_RATE) if mode == ModeKeys.TRAIN else None
+            rate = min(_LINEAR_RATE, 1 / math.sqrt(len(columns))) if optimizer is None else _LINEAR_RATE
+            chosen = _make_optimizer(optimizer or "Ftrl", rate) if mode == ModeKeys.TRAIN else None
             return head.spec(features, labels, mode, logits, lambda loss: TrainOp(chosen, loss, variables))
 
         super().__init__(make_spec, head, columns, *rest)
@@ -229,7 +229,7 @@ class LinearClassifier(_Linear):
         feature_columns: Any,
         model_dir: str | Path | None = None,
         n_classes: int = 2,
-        weight_column: str | None = None,
+        weight_column: WeightColumn = None,
         label_vocabulary: Sequence[str] | None = None,
         optimizer: Any = "Ftrl",
         config: RunConfig | None = None,
@@ -252,7 +252,7 @@ class LinearRegressor(_Linear):
         feature_columns: Any,
         model_dir: str | Path | None = None,
         label_dimension: int = 1,
-        weight_column: str | None = None,
+        weight_column: WeightColumn = None,
         optimizer: Any = "Ftrl",
         config: RunConfig | None = None,
         warm_start_from: WarmStart = None,
@@ -300,7 +300,7 @@ class DNNClassifier(_Network):
         feature_columns: Any,
         model_dir: str | Path | None = None,
         n_classes: int = 2,
-        weight_column: str | None = None,
+        weight_column: WeightColumn = None,
         label_vocabulary: Sequence[str] | None = None,
         optimizer: Any = "Adagrad",
         activation_fn: Any = "relu",
@@ -325,7 +325,7 @@ class DNNRegressor(_Network):
         feature_columns: Any,
         model_dir: str | Path | None = None,
         label_dimension: int = 1,
-        weight_column: str | None = None,
+        weight_column: WeightColumn = None,
         optimizer: Any = "Adagrad",
         activation_fn: Any = "relu",
         dropout: float | None = None,
@@ -392,7 +392,7 @@ class DNNLinearCombinedClassifier(_Combined):
         dnn_activation_fn: Any = "relu",
         dnn_dropout: float | None = None,
         n_classes: int = 2,
-        weight_column: str | None = None,
+        weight_column: WeightColumn = None,
         label_vocabulary: Sequence[str] | None = None,
         config: RunConfig | None = None,
         warm_start_from: WarmStart = None,
@@ -422,7 +422,7 @@ class DNNLinearCombinedRegressor(_Combined):
         dnn_activation_fn: Any = "relu",
         dnn_dropout: float | None = None,
         label_dimension: int = 1,
-        weight_column: str | None = None,
+        weight_column: WeightColumn = None,
         config: RunConfig | None = None,
         warm_start_from: WarmStart = None,
         *,

@@ -15,6 +15,7 @@ from keras import ops
 
 from insitu.errors import InputError
 from insitu.train.estimator.model_function import EstimatorSpec, ModeKeys
+from insitu.train.features import NumericColumn, feature_column
 
 
 @keras.saving.register_keras_serializable(package="insitu")
@@ -36,13 +37,32 @@ class AccuracyBaseline(keras.metrics.Metric):
         return ops.divide_no_nan(ops.maximum(self.total, self.count - self.total), self.count)
 
 
+WeightColumn = str | NumericColumn | None
+"""The feature that has the weight of each row."""
+
+
 class Head:
     """The base of heads. `units` numbers of each row are the logits."""
 
     units: int
 
-    def __init__(self, weight_column: str | None) -> None:
-        self.weight_column = weight_column
+    def __init__(self, weight_column: WeightColumn) -> None:
+        if isinstance(weight_column, str):
+            weight_column = feature_column.numeric_column(weight_column)
+        if weight_column is not None and (
+            not isinstance(weight_column, NumericColumn) or weight_column.width != 1
+        ):
+            raise InputError(
+                "weight_column is the name of a feature, or a numeric_column of one number a row. Received: "
+                f"{weight_column!r}"
+            )
+        #: The column that reads the weights.
+        self.weights = weight_column
+
+    @property
+    def weight_column(self) -> str | None:
+        """The feature that has the weights."""
+        return None if self.weights is None else self.weights.key
 
     def check_labels(self, labels: Any) -> Any:
         """Return labels as numbers, with a row for each. Raises InputError."""
@@ -86,7 +106,7 @@ class Head:
 class RegressionHead(Head):
     """Means of squared differences."""
 
-    def __init__(self, label_dimension: int = 1, weight_column: str | None = None) -> None:
+    def __init__(self, label_dimension: int = 1, weight_column: WeightColumn = None) -> None:
         super().__init__(weight_column)
         if isinstance(label_dimension, bool) or not isinstance(label_dimension, int) or label_dimension < 1:
             raise InputError(f"label_dimension is a whole number above 0. Received: {label_dimension!r}")
@@ -118,7 +138,7 @@ class RegressionHead(Head):
 class _Classes(Head):
     """What heads of classes have in common."""
 
-    def __init__(self, n_classes: int, weight_column: str | None, vocabulary: Sequence[str] | None) -> None:
+    def __init__(self, n_classes: int, weight_column: WeightColumn, vocabulary: Sequence[str] | None) -> None:
         super().__init__(weight_column)
         if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 2:
             raise InputError(f"n_classes is a whole number, 2 at least. Received: {n_classes!r}")
@@ -163,7 +183,13 @@ class _Classes(Head):
         ids = predictions["class_ids"]
         names = self.vocabulary or tuple(str(number) for number in range(self.n_classes))
         classes = np.array([names[number] for number in ids.reshape(-1).tolist()], object)
-        return {**predictions, "classes": classes.reshape(ids.shape)}
+        rows = (len(ids), 1)
+        return {
+            **predictions,
+            "classes": classes.reshape(ids.shape),
+            "all_class_ids": np.tile(np.arange(self.n_classes, dtype=np.int32), rows),
+            "all_classes": np.tile(np.array(names, object), rows),
+        }
 
 
 class BinaryClassHead(_Classes):
@@ -171,7 +197,7 @@ class BinaryClassHead(_Classes):
 
     units = 1
 
-    def __init__(self, weight_column: str | None = None, vocabulary: Sequence[str] | None = None) -> None:
+    def __init__(self, weight_column: WeightColumn = None, vocabulary: Sequence[str] | None = None) -> None:
         super().__init__(2, weight_column, vocabulary)
 
     def predictions(self, logits: Any) -> dict[str, Any]:
@@ -215,7 +241,7 @@ class MultiClassHead(_Classes):
     """More than two classes, by one logit each: softmax cross entropy."""
 
     def __init__(
-        self, n_classes: int, weight_column: str | None = None, vocabulary: Sequence[str] | None = None
+        self, n_classes: int, weight_column: WeightColumn = None, vocabulary: Sequence[str] | None = None
     ) -> None:
         super().__init__(n_classes, weight_column, vocabulary)
         self.units = n_classes
@@ -237,7 +263,7 @@ class MultiClassHead(_Classes):
         return {"accuracy": accuracy, "average_loss": _mean(losses, weights)}
 
 
-def make_class_head(n_classes: int, weight_column: str | None, vocabulary: Sequence[str] | None) -> Head:
+def make_class_head(n_classes: int, weight_column: WeightColumn, vocabulary: Sequence[str] | None) -> Head:
     """Return the head for so many classes. Raises InputError."""
     if n_classes == 2:
         return BinaryClassHead(weight_column, vocabulary)

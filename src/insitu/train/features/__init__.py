@@ -7,12 +7,14 @@ Begin reading with `feature_column.py`, which has the names that users see.
 from insitu.train.features import feature_column
 from insitu.train.features.categorical import CategoricalColumn
 from insitu.train.features.column_layer import find_transform
+from insitu.train.features.numeric import NumericColumn
 from insitu.train.features.transform import FeatureTransform
 from insitu.train.features.vocabulary_files import list_vocabulary_files
 
 __all__ = [
     "CategoricalColumn",
     "FeatureTransform",
+    "NumericColumn",
     "feature_column",
     "find_transform",
     "list_vocabulary_files",

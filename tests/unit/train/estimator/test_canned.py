@@ -239,3 +239,39 @@ def test_features_may_be_lists(tmp_path: Path) -> None:
     found = list(model.predict(lambda: {"word": words, "more": rows}))
     assert [row["logits"].tolist() for row in found] == [row["logits"].tolist() for row in expected]
     assert len(found) == 48 and len({float(row["logits"][0]) for row in found}) == 6
+
+
+def test_weights_come_by_a_numeric_column_too(tmp_path: Path) -> None:
+    target = RNG.normal(size=ROWS).astype("float32")
+    halved = fc.numeric_column("weight", normalizer_fn=lambda weights: weights / 2)
+    model = est.LinearRegressor([AGE], weight_column=halved, config=config(tmp_path), optimizer="SGD")
+    model.train(lambda: Batches(target), max_steps=1)
+    scores = model.evaluate(lambda: Batches(target))
+    predicted = np.array([row["predictions"][0] for row in model.predict(Batches)])
+    expected = np.mean((predicted - target) ** 2 * PEOPLE["weight"] / 2)
+    assert scores["loss"] == pytest.approx(expected, rel=1e-4)
+    for wrong in (3, fc.numeric_column("weight", shape=(2,))):
+        with pytest.raises(InputError, match="name of a feature, or a numeric_column of one number"):
+            est.LinearRegressor([AGE], weight_column=wrong)  # type: ignore[arg-type]
+    broken = {**PEOPLE, "weight": np.where(np.arange(ROWS) == 5, np.nan, 1.0)}
+    with pytest.raises(InputError, match="NaN in row 5 of the batch, in feature 'weight'"):
+        model.evaluate(lambda: (broken, target))
+
+
+def test_predictions_have_all_classes(tmp_path: Path) -> None:
+    model = est.LinearClassifier(
+        [AGE], n_classes=3, label_vocabulary=["x", "y", "z"], config=config(tmp_path)
+    )
+    model.train(lambda: Batches(np.array(["x", "y", "z"])[RNG.integers(0, 3, ROWS)]), max_steps=1)
+    row = next(model.predict(Batches, predict_keys=["all_class_ids", "all_classes"]))
+    assert row["all_class_ids"].tolist() == [0, 1, 2] and row["all_classes"].tolist() == ["x", "y", "z"]
+    assert row["all_class_ids"].dtype == np.int32
+
+
+@pytest.mark.parametrize(("given", "rate"), [("Ftrl", 0.2), (None, 1 / np.sqrt(30)), ("SGD", 0.2)])
+def test_rates_of_linear_models_are_those_of_tensorflow(tmp_path: Path, given: Any, rate: float) -> None:
+    columns = [fc.numeric_column(f"n{number}") for number in range(30)]
+    data = {column.key: np.zeros(2, "float32") for column in columns}, np.zeros(2)
+    model = est.LinearRegressor(columns, optimizer=given, config=config(tmp_path))
+    model.train(lambda: data, max_steps=1)
+    assert float(model.model.optimizer.learning_rate) == pytest.approx(rate)
