@@ -158,7 +158,7 @@ class Trace:
             original(metric, *args, **kwargs)
 
             def update_state(*args: Any, **kwargs: Any) -> None:
-                self.updates.append(Update(metric, args, kwargs))
+                self.updates.append(_record(metric, args, kwargs))
 
             if threading.get_ident() == self._thread:
                 # In the instance, before the method of its class.
@@ -178,6 +178,22 @@ class Trace:
             original(variable, *args, **kwargs)
 
         return init
+
+
+def _record(metric: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Update:
+    """Return an update in which rows of one number, [rows], are [rows, 1].
+
+    Metrics such as MeanAbsoluteError take the mean over the last axis first. Over [rows] that is the mean of
+    a batch, so that a shorter batch counted as much as others; tf.metrics took the mean over all rows.
+    """
+    if isinstance(metric, keras.metrics.MeanMetricWrapper):
+        names = ("y_true", "y_pred")
+        given = {**kwargs, **dict(zip((*names, "sample_weight"), args, strict=False))}
+        found = [given.get(name) for name in names]
+        if all(isinstance(each, keras.KerasTensor) and len(each.shape) == 1 for each in found):
+            given |= {name: keras.ops.expand_dims(given[name], -1) for name in names}
+            return Update(metric, (), given)
+    return Update(metric, args, kwargs)
 
 
 def _have_same_config(one: Any, other: Any) -> bool:

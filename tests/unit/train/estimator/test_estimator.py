@@ -342,3 +342,32 @@ def test_a_feature_that_the_data_lacks_is_named() -> None:
         call_model_fn(asks, {"height": None}, None, "train", {}, None)
     with pytest.raises(KeyError, match="height"):  # of a dict of its own
         call_model_fn(fails, {"height": None}, None, "train", {}, None)
+
+
+def test_metrics_of_rows_of_one_number_are_means_over_rows(tmp_path: Path) -> None:
+    x = np.arange(40, dtype="float32")
+    weights = np.linspace(0, 2, 40, dtype="float32")
+
+    def model_fn(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
+        found = keras.layers.Dense(1, kernel_initializer="ones")(features["x"])[:, 0]
+        mae, weighted, same = keras.metrics.MeanAbsoluteError(), keras.metrics.MeanSquaredError(), None
+        mae.update_state(labels, found)
+        weighted.update_state(y_true=labels, y_pred=found, sample_weight=features["w"])
+        same = keras.metrics.Accuracy()
+        same.update_state(labels, labels, sample_weight=features["w"])
+        loss = keras.ops.mean(keras.ops.square(found - labels))
+        metrics = {"mae": mae, "mse": weighted, "same": same}
+        return est.EstimatorSpec(mode, found, loss, keras.optimizers.SGD(0.0), metrics)
+
+    def data() -> Any:
+        return {"x": x[:, None], "w": weights}, x * 2
+
+    for name, shards in (("one", 1), ("two", 2)):
+        strategy = MultiWorkerMirroredStrategy(context=in_shards(tuple(range(shards)), shards))
+        config = est.RunConfig(tmp_path / name, train_distribute=strategy)
+        scores = (
+            est.Estimator(model_fn, config=config).train(data, max_steps=1).evaluate(data)
+        )  # 32 and 8 rows
+        assert scores["mae"] == pytest.approx(x.mean(), rel=1e-5)
+        assert scores["mse"] == pytest.approx(np.average(x**2, weights=weights), rel=1e-5)
+        assert scores["same"] == 1
