@@ -32,6 +32,7 @@ OF_NO_MODULE = {
 """Unit tests of what isn't one module of insitu, and what that is."""
 
 TESTED_BY = {
+    "train/estimator/batches.py": "unit/train/estimator/test_estimator.py",
     "train/estimator/__init__.py": "unit/test_missing_names.py",
     "train/features/vocabulary_files.py": "unit/train/replica/test_vocabularies.py",
     "cluster/agents/agent_files.py": "process/test_cluster_files.py",

@@ -21,7 +21,7 @@ from insitu.train.estimator.estimator import Estimator, WarmStartSettings
 from insitu.train.estimator.heads import Head, RegressionHead, WeightColumn, make_class_head
 from insitu.train.estimator.model_function import EstimatorSpec, ModeKeys, TrainOp
 from insitu.train.estimator.specs import RunConfig
-from insitu.train.features import CategoricalColumn, feature_column
+from insitu.train.features import CategoricalColumn, check_dense, feature_column
 
 _LINEAR_RATE = 0.2
 _WIDE_RATE = 0.005
@@ -277,7 +277,7 @@ class _Network(CannedEstimator):
         batch_norm: bool,
         *rest: Any,
     ) -> None:
-        columns = _check_columns(feature_columns, "feature_columns")
+        columns = check_dense(_check_columns(feature_columns, "feature_columns"))
         widths = _check_hidden(hidden_units)
 
         def make_spec(features: Any, labels: Any, mode: str) -> EstimatorSpec:
@@ -357,6 +357,7 @@ class _Combined(CannedEstimator):
         wide, deep = tuple(linear_feature_columns or ()), tuple(dnn_feature_columns or ())
         if not deep:
             wide = _check_columns(wide, "linear_feature_columns or dnn_feature_columns")
+        deep = check_dense(deep) if deep else ()
         widths = _check_hidden(dnn_hidden_units) if deep else ()
 
         def make_spec(features: Any, labels: Any, mode: str) -> EstimatorSpec:

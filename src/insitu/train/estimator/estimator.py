@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,13 +19,21 @@ from insitu.errors import InputError, TrainingError
 from insitu.export_formats import KERAS
 from insitu.old_arguments import class_takes_old, takes_old
 from insitu.train.checkpoint import checkpoint_key
+from insitu.train.estimator.batches import find_example, iterate_features
 from insitu.train.estimator.evaluations import evaluate_model
 from insitu.train.estimator.graph_model import make_graph_model
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.model_function import ModeKeys, check_model_fn
-from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_data, check_input
+from insitu.train.estimator.specs import (
+    EvalSpec,
+    RunConfig,
+    TrainSpec,
+    check_data,
+    check_input,
+    check_positive,
+)
 from insitu.train.estimator.training import check_trained, choose_directory, train
-from insitu.train.evaluation import BATCH_SIZE, assign_iterations, find_checkpoints, load_checkpoint
+from insitu.train.evaluation import assign_iterations, find_checkpoints, load_checkpoint
 from insitu.train.exports import check_format, make_example, publish
 from insitu.train.replica import to_numpy
 from insitu.train.strategies import MultiWorkerMirroredStrategy
@@ -171,6 +178,8 @@ class Estimator:
                 "A training ends after `steps` more, or at `max_steps`. Received: "
                 f"steps={steps}, max_steps={max_steps}. Give one of them"
             )
+        if steps is not None:
+            check_positive("Estimator.train", "steps", steps)
         if steps is not None and (self._context.job is not None or self._context.by_hand):
             raise InputError(
                 "In a job a training ends at max_steps: `steps` counts from where a run begins, and each "
@@ -230,7 +239,7 @@ class Estimator:
         return self._predict(input_fn(), keys, yield_single_examples)
 
     def _predict(self, data: Any, keys: Any, single: bool) -> Iterator[Any]:
-        for features in _iterate_features(data):
+        for features in iterate_features(data):
             outputs = self._predict_batch(self._adapt_features(features))
             if keys is not None:
                 outputs = {key: outputs[key] for key in keys}
@@ -432,60 +441,6 @@ def _take_variables(model: Any, path: Path, pattern: str) -> None:
         )
     for variable in wanted:
         variable.assign(to_numpy(given[variable.path]))
-
-
-def find_example(data: Any) -> tuple[Any, Any]:
-    """Return (features, labels) of a batch, or what has their shapes and dtypes. Raises TrainingError for a
-    generator."""
-    if isinstance(data, types.GeneratorType):
-        raise TrainingError(
-            "Data is read several times. Received: a generator. Return an insitu.Dataset, a tf.data.Dataset, "
-            "a keras.utils.PyDataset or arrays from input_fn."
-        )
-    if hasattr(data, "element_spec"):
-        data = data.element_spec
-    elif isinstance(data, keras.utils.PyDataset):
-        data = data[0]
-    elif not isinstance(data, (tuple, dict, np.ndarray)):
-        data = next(iter(data))
-    if isinstance(data, list):
-        data = tuple(data)
-    x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-    return x, y
-
-
-def _iterate_features(data: Any) -> Iterator[Any]:
-    """Yield the features of each batch, once."""
-    if isinstance(data, (tuple, dict, np.ndarray)):
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        for start in range(0, _count_rows(x), BATCH_SIZE):
-            yield _cut_rows(x, start)
-        return
-    batches = (data[i] for i in range(len(data))) if isinstance(data, keras.utils.PyDataset) else iter(data)
-    for batch in batches:
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(tuple(batch) if isinstance(batch, list) else batch)
-        yield keras.tree.map_structure(_as_array, x)
-
-
-def _count_rows(x: Any) -> int:
-    if not isinstance(x, Mapping):
-        return len(keras.tree.flatten(x)[0])
-    feature = next(iter(x.values()))
-    return len(feature) if isinstance(feature, list) else _count_rows(feature)
-
-
-def _cut_rows(x: Any, start: int) -> Any:
-    """Return a batch of the rows. In a dict a list has rows, such as texts; elsewhere it has inputs."""
-    if not isinstance(x, Mapping):
-        return keras.tree.map_structure(lambda values: values[start : start + BATCH_SIZE], x)
-    return {
-        key: values[start : start + BATCH_SIZE] if isinstance(values, list) else _cut_rows(values, start)
-        for key, values in x.items()
-    }
-
-
-def _as_array(values: Any) -> NDArray[Any]:
-    return values if isinstance(values, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(values))
 
 
 def _check_predict_keys(keys: list[str] | None, known: list[str]) -> None:

@@ -89,6 +89,11 @@ class Head:
         predictions = self.predictions(logits)
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(mode, predictions)
+        if labels is None:
+            raise InputError(
+                "A canned estimator is trained and evaluated on labels. Received: features alone. Return "
+                "(features, labels) from input_fn"
+            )
         labels = ops.reshape(labels, (-1, 1 if isinstance(self, _Classes) else self.units))
         weights = None
         losses = self.losses(labels, logits)

@@ -58,7 +58,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name in ("save_checkpoints_steps", "keep_checkpoint_max"):
-            _check_positive("RunConfig", name, getattr(self, name))
+            check_positive("RunConfig", name, getattr(self, name))
 
 
 @class_takes_old(saving_listeners=_LISTENERS)
@@ -79,7 +79,7 @@ class TrainSpec:
         object.__setattr__(self, "hooks", tuple(self.hooks or ()))
         check_input("TrainSpec", self.input_fn)
         if self.max_steps is not None:
-            _check_positive("TrainSpec", "max_steps", self.max_steps)
+            check_positive("TrainSpec", "max_steps", self.max_steps)
 
 
 @class_takes_old(name=_EVALUATION_NAME)
@@ -111,7 +111,7 @@ class EvalSpec:
                     f"hear of a training alone. Received: {type(hook).__name__} in EvalSpec.hooks"
                 )
         if self.steps is not None:
-            _check_positive("EvalSpec", "steps", self.steps)
+            check_positive("EvalSpec", "steps", self.steps)
         for name in ("start_delay_secs", "throttle_secs"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -146,6 +146,7 @@ def check_input(owner: str, input_fn: Any) -> None:
         )
 
 
-def _check_positive(owner: str, name: str, value: Any) -> None:
+def check_positive(owner: str, name: str, value: Any) -> None:
+    """Raise InputError for a setting of `owner` that isn't a whole number above 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{owner}.{name} must be a whole number above 0. Received: {value!r}")

@@ -275,3 +275,19 @@ def test_rates_of_linear_models_are_those_of_tensorflow(tmp_path: Path, given: A
     model = est.LinearRegressor(columns, optimizer=given, config=config(tmp_path))
     model.train(lambda: data, max_steps=1)
     assert float(model.model.optimizer.learning_rate) == pytest.approx(rate)
+
+
+def test_what_a_canned_estimator_cannot_take_is_told_at_once(tmp_path: Path) -> None:
+    for make in (
+        lambda: est.DNNClassifier([3], [WORD]),
+        lambda: est.DNNLinearCombinedRegressor(dnn_feature_columns=[AGE, WORD], dnn_hidden_units=[3]),
+    ):
+        with pytest.raises(InputError, match=r"A layer takes dense columns\. Received: 'word'"):
+            make()
+    model = est.LinearRegressor([AGE], config=config(tmp_path))
+    with pytest.raises(InputError, match=r"is trained and evaluated on labels\. Received: features alone"):
+        model.train(lambda: PEOPLE, max_steps=1)
+    with pytest.raises(
+        InputError, match=r"Estimator.train.steps must be a whole number above 0. Received: 0"
+    ):
+        model.train(Batches, steps=0)
