@@ -15,6 +15,7 @@ OF_NO_MODULE = {
     "cli/test_help.py": "the help of all commands",
     "exchange/test_group_rejoin.py": "the second half of test_group.py",
     "grid/test_malformed_sources.py": "a law of all readers of files",
+    "train/estimator/test_recorded_numbers.py": "canned estimators, by recorded numbers of tf.estimator",
     "train/features/test_random_columns.py": "a law of all columns",
     "test_check_commits.py": "tools/check_commits.py",
     "test_estimators_page.py": "docs/estimators.md",

@@ -24,6 +24,7 @@ from insitu.errors import ClusterError
         ("tasks/worker-0/failure.json", False),
         ("tasks/worker-0/attempt-1.log", False),
         ("evaluations.jsonl", True),
+        ("trainings.jsonl", True),
         ("statistics/00000-0123456789abcdef/00003.npz", True),
         ("statistics/00000-0123456789abcdef/.00003.npz.1", False),
         ("tasks/worker-0/progress/x", False),
