@@ -27,6 +27,16 @@ class Exporter:
     """The base of exporters. `name` is the folder in `MODEL_DIR/export`, of this exporter alone. `format` is
     "keras", "tf_saved_model", "onnx" or "stablehlo"."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        taken = inspect.signature(cls.export).parameters
+        if "is_final" not in taken and not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            raise InputError(
+                "An exporter has export(self, model, export_path, step, scores, example, *, is_final). "
+                f"Received: {cls.__name__} with ({', '.join(taken)}). Take a model, in place of an estimator "
+                "and a checkpoint"
+            )
+
     def __init__(self, name: str, format: str = KERAS) -> None:
         if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
             raise InputError(

@@ -110,6 +110,12 @@ class EvalSpec:
                     "An evaluation has Keras callbacks, which hear of batches in on_test_batch_end. Hooks "
                     f"hear of a training alone. Received: {type(hook).__name__} in EvalSpec.hooks"
                 )
+        for exporter in self.all_exporters:
+            if not callable(getattr(exporter, "export", None)) or not hasattr(exporter, "name"):
+                raise InputError(
+                    "EvalSpec.exporters are a Latest-, Best- or FinalExporter, or another Exporter."
+                    f" Received: {exporter!r}"
+                )
         if self.steps is not None:
             check_positive("EvalSpec", "steps", self.steps)
         for name in ("start_delay_secs", "throttle_secs"):

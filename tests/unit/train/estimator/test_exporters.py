@@ -12,11 +12,13 @@ import pytest
 from insitu.errors import InputError, TrainingError
 from insitu.train.estimator.exporters import (
     BestExporter,
+    Exporter,
     FinalExporter,
     LatestExporter,
     is_loss_smaller,
     publish,
 )
+from insitu.train.estimator.specs import EvalSpec
 
 # Keras, as it saves
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -152,3 +154,16 @@ def test_names_and_numbers_that_cannot_be_are_refused() -> None:
             FinalExporter(name)
     with pytest.raises(InputError, match="exports_to_keep"):
         LatestExporter(exports_to_keep=0)
+
+
+def test_an_exporter_written_for_tensorflow_is_told_where_it_is_written() -> None:
+    with pytest.raises(InputError, match=r"Received: Old with \(self, estimator, .*Take a model"):
+
+        class Old(Exporter):
+            def export(  # type: ignore[override]
+                self, estimator: Any, export_path: Any, checkpoint_path: Any, result: Any, is_the_final: Any
+            ) -> None:
+                """As in tf.estimator."""
+
+    with pytest.raises(InputError, match=r"or another Exporter\. Received: 'best'"):
+        EvalSpec(lambda: 0, exporters=["best"])
