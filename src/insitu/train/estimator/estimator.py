@@ -21,7 +21,7 @@ from insitu.old_arguments import class_takes_old, takes_old
 from insitu.train.checkpoint import checkpoint_key
 from insitu.train.estimator.batches import find_example, iterate_features
 from insitu.train.estimator.evaluations import evaluate_model
-from insitu.train.estimator.graph_model import make_graph_model
+from insitu.train.estimator.graph_model import make_graph_model, pick_inputs
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.model_function import ModeKeys, check_model_fn
 from insitu.train.estimator.specs import (
@@ -251,7 +251,8 @@ class Estimator:
 
     def _predict_batch(self, features: Any) -> Any:
         """Return the predictions of a batch as NumPy arrays."""
-        return keras.tree.map_structure(np.asarray, self._made.predicting_model.predict_on_batch(features))
+        model = self._made.predicting_model
+        return keras.tree.map_structure(np.asarray, model.predict_on_batch(pick_inputs(model, features)))
 
     def _known_keys(self) -> list[str]:
         """Return the keys that predictions have; none where they are no dict."""

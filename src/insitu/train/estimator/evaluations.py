@@ -18,6 +18,7 @@ from insitu.errors import InputError, InsituError
 from insitu.evaluations import Evaluation, Training, append_evaluation, find_training, read_evaluations
 from insitu.grid import Dataset
 from insitu.train.estimator.agreement import agree
+from insitu.train.estimator.graph_model import pick_inputs
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.server_training import find_servers
 from insitu.train.estimator.specs import EvalSpec, check_data
@@ -68,7 +69,9 @@ class Publisher:
             return
         example = find_inputs(self._input_fn())
         # Of an estimator, what predicts.
-        model = getattr(model, "served_model", model)
+        if hasattr(model, "served_model"):
+            model = model.served_model
+            example = pick_inputs(model, example)
         for exporter in self.exporters:
             try:
                 path = exporter.export(model, self._folder, step, scores, example, is_final=is_final)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,9 +135,9 @@ class GraphModel(keras.Model):
             features = _make_inputs(hidden.features, "features")
             if mode == ModeKeys.PREDICT:
                 spec = hidden.run(features, None, mode)
-                predicting = served = keras.Model(features, spec.predictions, name=name)
+                predicting = served = _make_model(features, spec.predictions, name)
                 if spec.export_outputs:
-                    served = keras.Model(features, _choose_export(spec), name="served")
+                    served = _make_model(features, _choose_export(spec), "served")
                 return Graph(spec, trace, predicting, [], served)
             labels = None if hidden.labels is None else _make_inputs(hidden.labels, "labels")
             spec = hidden.run(features, labels, mode)
@@ -249,6 +249,44 @@ def _make_inputs(specs: Any, what: str) -> Any:
 
     paths = keras.tree.flatten_with_path(specs)
     return keras.tree.pack_sequence_as(specs, [make(path, spec) for path, spec in paths])
+
+
+def _make_model(features: Any, outputs: Any, name: str) -> Any:
+    """Return the model of predictions. Of a dict of features it takes those alone that they depend on: who
+    asks for predictions has no weights of rows, for example."""
+    if isinstance(features, Mapping):
+        needed = _find_sources(outputs)
+        used = {key: each for key, each in features.items() if needed & {*map(id, keras.tree.flatten(each))}}
+        features = used or features
+    return keras.Model(features, outputs, name=name)
+
+
+def _find_sources(outputs: Any) -> set[int]:
+    """Return the ids of the tensors that `outputs` are computed from, inputs of the graph among them."""
+    found: set[int] = set()
+    left = [leaf for leaf in keras.tree.flatten(outputs) if isinstance(leaf, keras.KerasTensor)]
+    while left:
+        tensor = left.pop()
+        if id(tensor) not in found:
+            found.add(id(tensor))
+            operation, node, _ = tensor._keras_history
+            left.extend(operation._inbound_nodes[node].input_tensors)
+    return found
+
+
+def pick_inputs(model: Any, features: Any) -> Any:
+    """Return those of a dict of features that a model of predictions takes. Raises InputError where one
+    lacks."""
+    taken = model.input
+    if not isinstance(taken, Mapping) or not isinstance(features, Mapping):
+        return features
+    missing = [key for key in taken if key not in features]
+    if missing:
+        raise InputError(
+            f"Predictions are made from the features {', '.join(map(str, taken))}. Received: none named "
+            f"{missing[0]!r}. Return it from input_fn"
+        )
+    return {key: features[key] for key in taken}
 
 
 def _check_keys(given: Any, specs: Any, what: str) -> None:

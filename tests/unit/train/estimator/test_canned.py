@@ -20,6 +20,7 @@ from insitu.errors import InputError
 from insitu.grid import import_cache
 from insitu.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy
+from insitu.train.exports import load_export
 
 # Keras, as it saves
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -291,3 +292,18 @@ def test_what_a_canned_estimator_cannot_take_is_told_at_once(tmp_path: Path) -> 
         InputError, match=r"Estimator.train.steps must be a whole number above 0. Received: 0"
     ):
         model.train(Batches, steps=0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_predictions_need_no_weights(tmp_path: Path) -> None:
+    model = est.LinearClassifier([AGE], weight_column="weight", config=config(tmp_path))
+    held_out = est.EvalSpec(Batches, start_delay_secs=0, throttle_secs=0, exporters=est.FinalExporter())
+    _, published = est.train_and_evaluate(model, est.TrainSpec(Batches, max_steps=3), held_out)
+    ages = {"age": PEOPLE["age"]}
+    rows = list(model.predict(lambda: ages, predict_keys=["logits"]))
+    assert [row["logits"] for row in rows] == [row["logits"] for row in model.predict(Batches)]
+    served = load_export(published[0])
+    assert [value.name for value in served.inputs] == ["age"]
+    np.testing.assert_allclose(served.predict(ages)["logits"], [row["logits"] for row in rows], rtol=1e-5)
+    with pytest.raises(InputError, match="The data must have the features of all columns"):
+        next(model.predict(lambda: {"weight": PEOPLE["weight"]}))
