@@ -1,4 +1,4 @@
-"""Arguments of TensorFlow's functions: those that differ here go by name, others are told of.
+"""Arguments of TensorFlow's functions: those that differ here go by name, others are refused.
 
 A function with an old name takes by place what TensorFlow's takes in the same place, so that a script that is
 brought here can't give an argument another meaning.

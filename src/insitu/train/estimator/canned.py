@@ -21,6 +21,7 @@ from insitu.train.estimator.estimator import Estimator, WarmStartSettings
 from insitu.train.estimator.heads import Head, RegressionHead, WeightColumn, make_class_head
 from insitu.train.estimator.model_function import EstimatorSpec, ModeKeys, TrainOp
 from insitu.train.estimator.specs import RunConfig
+from insitu.train.estimator.tf_data import map_batches
 from insitu.train.features import CategoricalColumn, check_dense, feature_column
 
 _LINEAR_RATE = 0.2
@@ -60,14 +61,16 @@ class CannedEstimator(Estimator):
             return data.map(self._adapt_batch)
         if isinstance(data, keras.utils.PyDataset):
             return _Transformed(data, self._adapt_batch)
+        if hasattr(data, "element_spec"):
+            return map_batches(data, self._adapt_batch)
         if isinstance(data, tuple):
             return self._adapt_batch(*data)
         if isinstance(data, Mapping):
             return self._adapt_batch(data)
         raise InputError(
             "A canned estimator reads features by NumPy, before the graph. Received: "
-            f"{type(data).__name__}. Return an insitu.Dataset, a keras.utils.PyDataset, or a dict of arrays "
-            "and labels, from input_fn"
+            f"{type(data).__name__}. Return an insitu.Dataset, a tf.data.Dataset, a PyDataset of Keras, or "
+            "a dict of arrays and labels, from input_fn"
         )
 
     def _adapt_batch(self, features: Any, labels: Any = None, *rest: Any) -> Any:

@@ -141,7 +141,7 @@ class SpecEvaluator(SidecarEvaluator):
         ]
 
     def _is_training_over(self) -> bool:
-        # In this order: when the job is over, all was told of its trainings.
+        # In this order: when the job is over, all is known of its trainings.
         is_job_over, job = super()._is_training_over(), self._context.job
         if job is None:
             return is_job_over

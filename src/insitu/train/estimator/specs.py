@@ -44,6 +44,7 @@ class RunConfig:
     #: The folder for checkpoints and exports, a path or a URL; None: the job's own, outside a job a temporary
     #: one.
     model_dir: str | Path | None = None
+    #: What follows goes by name.
     _: KW_ONLY
     #: Steps between two checkpoints.
     save_checkpoints_steps: int = 1000
@@ -91,6 +92,7 @@ class EvalSpec:
     input_fn: Callable[[], Any]
     #: Batches to evaluate on; None: all.
     steps: int | None = 100
+    #: What follows goes by name.
     _: KW_ONLY
     #: Keras callbacks for `evaluate`.
     hooks: Sequence[Any] = ()
