@@ -113,6 +113,8 @@ class SpecEvaluator(SidecarEvaluator):
         self._publisher = publisher
         #: When the checkpoint under way was begun to be scored, by the clock of `_pace`.
         self._began = 0.0
+        #: The position of the checkpoint that was scored last.
+        self._position: tuple[int, int] | None = None
         self._is_exported = False
         if number and self._log_dir is not None:
             self._log_dir = f"{self._log_dir}/training-{number + 1}"
@@ -158,6 +160,7 @@ class SpecEvaluator(SidecarEvaluator):
         return self._pace.is_due()
 
     def _score(self, candidate: Candidate) -> bool:
+        self._position = candidate.position
         self._began = self._pace.read_clock()
         return super()._score(candidate)
 
@@ -169,6 +172,13 @@ class SpecEvaluator(SidecarEvaluator):
 
     def _end(self) -> None:
         super()._end()
+        last = self._training.last if self._training is not None else None
+        if last is not None and last not in (self._position, *(each.position for each in self._find())):
+            _LOG.warning(
+                "The last checkpoint of training %d wasn't scored: the next one, which saves to the same "
+                "folder, has removed it. Pass a larger keep_checkpoint_max, or a model_dir for each",
+                self._number + 1,
+            )
         if self.evaluations and not self._is_exported:
             self._export(self.evaluations[-1], is_final=True)
 

@@ -144,7 +144,9 @@ def test_exports_need_a_folder() -> None:
     Publisher(EvalSpec(lambda: X), None).export(None, 0, {}, is_final=True)
 
 
-def test_an_evaluator_scores_the_checkpoints_of_its_training_alone(home: Path, tmp_path: Path) -> None:
+def test_an_evaluator_scores_the_checkpoints_of_its_training_alone(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     context = Context(Paths(home), job_id="j-1", task=TaskId("evaluator", 0))
     job = context.job
     assert job is not None
@@ -176,6 +178,12 @@ def test_an_evaluator_scores_the_checkpoints_of_its_training_alone(home: Path, t
     found += [Candidate("1:4", 1, (4, 0)), Candidate("1:5", 1, (5, 0))]  # and the next training has saved
     assert look() == (True, ["1:1", "1:2", "1:3", "1:4"])
     assert evaluator._identify(found[0]) == "1/0:1"
+    evaluator._end()
+    assert "wasn't scored" not in caplog.text
+    found.remove(Candidate("1:4", 1, (4, 0)))
+    assert look() == (True, ["1:1", "1:2", "1:3"])  # the next one has removed it
+    evaluator._end()
+    assert "The last checkpoint of training 2 wasn't scored: the next one" in caplog.text
     job.trainings.unlink()
     write_roster(job.roster, Roster(3, (), (), training_over=True))
     assert look() == (True, [each.name for each in found])  # nobody has said whose they are
