@@ -12,7 +12,7 @@ import click
 import typer
 
 from insitu.cli.command_group import StartCommand
-from insitu.cli.console import escape_controls, format_size, print_json, print_notice, print_table
+from insitu.cli.console import JsonOption, escape_controls, format_size, print_json, print_notice, print_table
 from insitu.cli.outside import ARGUMENTS
 from insitu.cli.rest import TOKEN_FILE_ENV, URL_ENV, RestClient, open_client
 from insitu.cli.start_by_url import HELP, make_start
@@ -27,7 +27,6 @@ COMMANDS = ("start", "ps", "describe", "logs", "stop", "resume", "scale", "cache
 _PAGE = 2000
 _INTERVAL = 0.5
 _ENDED = ("finished", "failed", "stopped")
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")]
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB_ID", help="The job's id, or enough of its beginning.")
 ]

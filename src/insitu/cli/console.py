@@ -7,7 +7,9 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TextIO
+
+import typer
 
 from insitu.service import format_duration as format_duration
 from insitu.service import format_position as format_position
@@ -16,6 +18,8 @@ from insitu.service import format_time as format_time
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the form of docs/json.md.")]
 
 _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
 _RED, _DIM = 31, 2

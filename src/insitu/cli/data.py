@@ -11,7 +11,7 @@ import typer
 
 from insitu.cli.column_statistics import print_statistics
 from insitu.cli.compression import describe_sizes
-from insitu.cli.console import format_size, print_json, print_notice, print_table
+from insitu.cli.console import JsonOption, format_size, print_json, print_notice, print_table
 from insitu.cli.ignite import (
     ArrowOption,
     ConfigOption,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _ASK_SECONDS = 5.0
 """Seconds in which agents say what they hold."""
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the form of docs/json.md.")]
 
 _IMPORT_HELP = """
 Reads SOURCE files into a new version of CACHE, split into partitions over the nodes.

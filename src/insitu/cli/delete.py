@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from insitu.cli.console import format_size, print_json, print_notice
-from insitu.cli.data import JsonOption
+from insitu.cli.console import JsonOption, format_size, print_json, print_notice
 from insitu.cli.describe import complete_either
 from insitu.errors import InputError
 from insitu.paths import JobPaths, Paths

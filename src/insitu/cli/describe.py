@@ -9,6 +9,7 @@ import typer
 
 from insitu.cli.completion import complete_cache, complete_job
 from insitu.cli.console import (
+    JsonOption,
     format_duration,
     format_position,
     format_time,
@@ -45,7 +46,7 @@ def describe(
             autocompletion=complete_either,
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
+    as_json: JsonOption = False,
     ledger: Annotated[bool, typer.Option("--ledger", help="Of a job: audit the rows of each epoch.")] = False,
     events: Annotated[bool, typer.Option("--events", help="Of a job: everything that happened.")] = False,
     goodput: Annotated[

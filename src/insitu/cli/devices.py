@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from insitu.cli.console import print_json, print_table
+from insitu.cli.console import JsonOption, print_json, print_table
 from insitu.config import BACKENDS
 from insitu.errors import InputError, TrainingError
 
@@ -22,7 +22,7 @@ def devices(
         str | None,
         typer.Option(help=f"One of {', '.join(BACKENDS)}.", show_default="that of Keras"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the devices of this machine by the names that strategies take.
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
 
 import typer
 
-from insitu.cli.console import print_json, print_notice
+from insitu.cli.console import JsonOption, print_json, print_notice
 
 
 def examples(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the examples that come with insitu, and the commands that run them.
 

@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from insitu.cli.completion import complete_cache
-from insitu.cli.console import format_size, open_byte_bar, print_json, print_notice
-from insitu.cli.data import JsonOption
+from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice
 from insitu.errors import GridError
 from insitu.paths import Paths
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from insitu.cli.console import (
+    JsonOption,
     escape_controls,
     format_size,
     format_time,
@@ -34,7 +35,6 @@ _OF_REQUEST = (
     *(errno.ENOENT, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EINVAL),
     *(errno.EACCES, errno.EPERM),
 )
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the form of docs/json.md.")]
 CopiesOption = Annotated[
     int, typer.Option("--copies", min=1, max=16, metavar="K", help="On how many nodes it lies.")
 ]

@@ -14,6 +14,7 @@ from insitu.cli import INTERRUPTED
 from insitu.cli.command_group import START_EXAMPLES, StartCommand
 from insitu.cli.completion import complete_job, complete_node, complete_start, complete_task
 from insitu.cli.console import (
+    JsonOption,
     OutputPrinter,
     format_cell,
     format_duration,
@@ -335,7 +336,7 @@ def stop_and_wait(job: JobPaths) -> None:
 
 def ps(
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Show jobs that have ended, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the running jobs. DURATION is the time since the start, of a job that has ended until its end.
     REASON says why a job failed or was stopped; `insitu describe JOB` shows all of it.

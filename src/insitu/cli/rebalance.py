@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.cli.completion import complete_cache
-from insitu.cli.console import format_size, open_byte_bar, print_json, print_notice, print_table
-from insitu.cli.data import JsonOption
+from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice, print_table
 from insitu.errors import GridError, InputError
 from insitu.paths import Paths
 

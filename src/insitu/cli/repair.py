@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import format_size, print_json, print_notice, print_table
-from insitu.cli.data import JsonOption
+from insitu.cli.console import JsonOption, format_size, print_json, print_notice, print_table
 from insitu.paths import Paths
 
 if TYPE_CHECKING:

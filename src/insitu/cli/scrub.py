@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.cli.completion import complete_cache
-from insitu.cli.console import format_size, open_byte_bar, print_json, print_notice
+from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice
 from insitu.errors import InputError
 from insitu.paths import Paths
 
@@ -31,7 +31,7 @@ def scrub(
     rate: Annotated[
         float | None, typer.Option(help="Megabytes to read a second at most.", show_default="no limit")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in the form of docs/json.md.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Read all copies of a cache's partitions, and name the partition, node and blocks of what is damaged.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.cli.completion import complete_cache
-from insitu.cli.console import format_size, open_byte_bar, print_json, print_notice, print_table
+from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice, print_table
 from insitu.errors import InputError
 from insitu.paths import Paths
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _NONE = "none"
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the form of docs/json.md.")]
 
 
 def parse_size(text: str) -> int:

@@ -37,7 +37,9 @@ def top(
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the table once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON once (see docs/json.md).")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON once, in the form of docs/json.md.")
+    ] = False,
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 1.0,
     metrics_port: Annotated[
         int | None,
