@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from insitu.cli.console import print_notice
+from insitu.cli.completion import complete_node
+from insitu.cli.console import JsonOption, print_json, print_notice
 from insitu.errors import InputError
 from insitu.paths import Paths
 from insitu.spec import NodeId
@@ -29,7 +30,7 @@ Examples:
 
     insitu drain node-2
     insitu drain node-2 --deadline 90s
-    insitu drain node-2 --cancel
+    insitu drain node-2 --cancel --json
 """
 
 
@@ -47,22 +48,27 @@ def parse_duration(option: str, text: str) -> float:
 
 
 def drain(
-    node: Annotated[str | None, typer.Argument(metavar="NODE", help="The node's name.")] = None,
+    node: Annotated[
+        str | None, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=complete_node)
+    ] = None,
     deadline: Annotated[str, typer.Option(metavar="TIME", help="When it is to have left.")] = "10m",
     cancel: Annotated[bool, typer.Option("--cancel", help="Keep the node after all.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     from insitu.cluster import cancel_draining, drain_node, find_own_node
 
     paths = Paths.default()
     seconds = parse_duration("--deadline", deadline)
     found = NodeId(node) if node is not None else find_own_node(paths)
+    lost = False
     if cancel:
         cancel_draining(paths, found)
-        print_notice(f"{found} stays. What has moved comes back by `insitu rebalance CACHE`.")
-        return
-    if drain_node(paths, found, seconds) == "lost":
-        print_notice(
-            f"{found} is lost. It has left once others have copies of all that it had: see `insitu nodes`."
-        )
-        return
-    print_notice(f"{found} is to leave within {seconds:g} s. `insitu nodes` shows when it is drained.")
+        said = f"{found} stays. What has moved comes back by `insitu rebalance CACHE`."
+    elif lost := drain_node(paths, found, seconds) == "lost":
+        said = f"{found} is lost. It has left once others have copies of all that it had: see `insitu nodes`."
+    else:
+        said = f"{found} is to leave within {seconds:g} s. `insitu nodes` shows when it is drained."
+    if as_json:
+        print_json({"node": found, "seconds": None if cancel else seconds, "lost": lost})
+    else:
+        print_notice(said)

@@ -13,7 +13,7 @@ from insitu.errors import ClusterError, InputError
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
-    from insitu.cluster import Outcome
+    from insitu.cluster import DownReport, Outcome
 
 
 def refuse_options(option: str, others: Mapping[str, object]) -> None:
@@ -142,15 +142,21 @@ def _report_start(outcome: Outcome) -> None:
         print_notice(f"{outcome.host}: {answer.get('node')} serves at {answer.get('address')}")
 
 
-def down_hosts(paths: Paths, delete: bool) -> bool:
-    """End head and agents. Returns whether there were any. Raises ClusterError, which names what is left."""
+def down_hosts(paths: Paths, delete: bool, *, quiet: bool) -> DownReport | None:
+    """End head and agents, and say so unless `quiet`. Returns None where there was nothing to end."""
     from insitu.cluster import read_head, take_down_cluster
 
     before = read_head(paths)
     report = take_down_cluster(paths, delete=delete, report=lambda outcome: None)
-    if report.ended:
+    if report.ended and not quiet:
         kept, deleted = ("", ". Their stores are deleted") if delete else (", whose stores stay", "")
         print_notice(f"{len(report.ended)} agent(s) ended{kept}: {', '.join(report.ended)}{deleted}")
+    found = report.ended or report.left or (before and (before.hosts or before.pid or before.ray))
+    return report if found else None
+
+
+def check_all_ended(report: DownReport) -> None:
+    """Print where an agent may still run. Raises ClusterError where there is one."""
     for name, why in report.left.items():
         print_notice(f"{name}: {why}")
     if report.left:
@@ -158,7 +164,6 @@ def down_hosts(paths: Paths, delete: bool) -> bool:
             f"Agents on all hosts must end. Received: {', '.join(report.left)} can't be reached. Run `insitu "
             f"down` again once they are there"
         )
-    return bool(report.ended or (before and (before.hosts or before.pid or before.ray)))
 
 
 def take_over(interface: str, port: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -12,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from insitu.cli.console import format_size, format_time, print_json, print_notice, print_table
-from insitu.cli.data import JsonOption, remove_leftovers
+from insitu.cli.console import JsonOption, format_size, format_time, print_json, print_notice, print_table
+from insitu.cli.data import remove_leftovers
+from insitu.cli.down import down
 from insitu.cli.drain import parse_duration
 from insitu.cli.hosts import (
     check_network,
-    down_hosts,
     refuse_options,
     require_hosts,
     take_over,
@@ -25,7 +24,7 @@ from insitu.cli.hosts import (
     up_hosts,
     up_ray,
 )
-from insitu.errors import InputError, JobEnded
+from insitu.errors import InputError
 from insitu.paths import Paths
 
 _SSH = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 {host}"
@@ -256,59 +255,6 @@ def _up_nodes(
         )
 
 
-def down(
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", "--yes", help="Stop running jobs, and delete the stores with all that is in them."
-        ),
-    ] = False,
-) -> None:
-    """Take simulated nodes down and delete their stores, or end the agents and the head of several hosts.
-
-    The stores of hosts stay, and the next `insitu up --hosts` finds them. With --force they are deleted, too.
-    Stores of simulated nodes that hold caches are deleted with --force alone.
-
-    Example: insitu down --force
-    """
-    from insitu.cluster import read_head
-    from insitu.grid import Catalog, take_down
-
-    paths = Paths.default()
-    of_hosts = False
-    if read_head(paths) is not None:
-        if force:
-            _stop_jobs(paths, force=True)
-        of_hosts = down_hosts(paths, force)
-        if of_hosts and not force:
-            return
-    _stop_jobs(paths, force=force)
-    caches = sorted({cache.name for cache in Catalog(paths).stored()})
-    topology = take_down(paths, force=force)
-    if not of_hosts:
-        names = ", ".join(topology.nodes)
-        print_notice(f"{len(topology.nodes)} node(s) down, and their stores deleted: {names}")
-    if caches:
-        print_notice(f"{len(caches)} cache(s) deleted: {', '.join(caches)}")
-
-
-def _stop_jobs(paths: Paths, *, force: bool) -> None:
-    """Stop the running jobs, whose data would go. Raises InputError, which names them, without `force`."""
-    from insitu.cli.jobs import stop_and_wait
-    from insitu.cluster import is_running, list_job_ids
-
-    running = [job for job in list_job_ids(paths) if is_running(paths.job(job))]
-    if running and not force:
-        raise InputError(
-            f"The stores are in use by {len(running)} running job(s): {', '.join(running)}. Stop them with "
-            f"`insitu stop JOB_ID`; `insitu down --force` stops them and deletes all caches"
-        )
-    for job in running:
-        print_notice(f"Stopping {job}, whose data goes.")
-        with contextlib.suppress(JobEnded):
-            stop_and_wait(paths.job(job))
-
-
 def agent(
     head: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="The head's address; `insitu up` prints it.")
@@ -344,7 +290,7 @@ def agent(
         bool, typer.Option("--delete", help="With --stop: delete their stores, too, with all data.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --stop: print JSON (see docs/json.md).")
+        bool, typer.Option("--json", help="With --stop: print JSON, in the form of docs/json.md.")
     ] = False,
     unless_led: Annotated[
         bool, typer.Option("--unless-led", help="With --stop: not while their head lives.", hidden=True)

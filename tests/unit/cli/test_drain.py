@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,28 @@ def test_a_home_of_one_machine_has_no_node_that_could_leave(
         drain("node-0", "1m", cancel=False)
     with pytest.raises(InputError, match="0 agents in"):
         drain(None, "1m", cancel=True)
+
+
+@pytest.mark.parametrize(
+    ("cancel", "state", "seconds"),
+    [(False, "draining", 60.0), (False, "lost", 60.0), (True, "alive", None)],
+)
+def test_what_was_asked_is_said_as_json(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cancel: bool,
+    state: str,
+    seconds: float | None,
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def drain_node(paths: object, *given: object) -> str:
+        asked.append(given)
+        return state
+
+    monkeypatch.setattr("insitu.cluster.drain_node", drain_node)
+    monkeypatch.setattr("insitu.cluster.cancel_draining", lambda paths, node: asked.append((node, None)))
+    drain("a", "1m", cancel=cancel, as_json=True)
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"node": "a", "seconds": seconds, "lost": state == "lost"}
+    assert said.err == "" and asked == [("a", seconds)]

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer.testing
 from foreign_user import name_own_group
@@ -50,14 +49,6 @@ def test_simulated_nodes_have_no_host(home: Path) -> None:
 def test_nodes_of_one_machine_have_no_network_to_check(home: Path) -> None:
     run("up", "--nodes", "2")
     assert "no network is between them" in run("nodes", "--check").stderr
-
-
-def test_what_was_deleted_is_said(home: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(9))
-    run("up", "--nodes", "2")
-    run("import", "a", str(tmp_path / "x.npy"))
-    said = run("down", "--force").stderr
-    assert said == "2 node(s) down, and their stores deleted: node-0, node-1\n1 cache(s) deleted: a\n"
 
 
 def test_agents_that_were_ended_are_named_in_words_or_json(
