@@ -57,7 +57,8 @@ def _failures_explained() -> Iterator[None]:
         where = "" if error.filename is None else f"{error.filename}: "
         message = f"{where}{error.strerror or error}"
         if error.errno in _OF_REQUEST:
-            raise InputError(f"{message}. `insitu fs ls` shows what is in the cluster") from error
+            advice = ". `insitu fs ls` shows what is there" if where.startswith(SCHEME) else ""
+            raise InputError(f"{message}{advice}") from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(
                 f"{message}. Nothing half-written stays. Remove some with `insitu fs rm`, or allow more with "

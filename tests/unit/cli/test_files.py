@@ -96,8 +96,9 @@ def test_a_folder_is_removed_with_r_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("cat", "insitu://v/no"), "No such file"),
-        (("ls", "insitu://no"), "No such file"),
+        (("cat", "insitu://v/no"), "insitu://v/no: No such file or directory. `insitu fs ls` shows"),
+        (("ls", "insitu://no"), "insitu://no: No such file"),
+        (("mv", "insitu://v/no", "insitu://v/x"), "insitu://v/no: No such file"),
         (("ls", "/tmp"), "insitu://VOLUME/PATH"),
         (("cp", "a", "b"), "One of both"),
         (("cp", "/no/such/file", "insitu://v/x"), "No such file"),
@@ -106,7 +107,9 @@ def test_a_folder_is_removed_with_r_alone() -> None:
         (("cp", __file__, "insitu://"), "Name one"),
         (("cp", "-r", "insitu://", "copies"), "Name one"),
         (("cp", "/", "insitu://v/x"), "with -r"),
-        (("rm", "insitu://v/no"), "No such file"),
+        (("rm", "insitu://v/no"), "insitu://v/no: No such file"),
+        (("rm", "-r", "insitu://no"), "insitu://no: No such file"),
+        (("stat", "insitu://v/no"), "insitu://v/no: No such file"),
         (("rm", "-r", "insitu://"), "one by one"),
         (("stat", "insitu://v/../x"), "neither '.' nor '..'"),
         (("memory", "node-9"), "node-0, node-1"),
@@ -116,3 +119,8 @@ def test_wrong_requests_are_explained(arguments: tuple[str, ...], words: str) ->
     with pytest.raises(InputError) as refused:
         run(*arguments)
     assert words in str(refused.value)
+
+
+def test_a_path_of_this_machine_is_not_looked_for_in_the_cluster() -> None:
+    with pytest.raises(InputError, match="^/no/such: No such file or directory$"):
+        run("cp", "/no/such", "insitu://v/x")

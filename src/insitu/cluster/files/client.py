@@ -39,6 +39,11 @@ _RETRY_SECONDS = 0.1
 _AT_ONCE = 8
 
 
+def _make_error(number: int, volume: str, path: str, why: str | None = None) -> OSError:
+    """Return the error of Python's class for `number`, which names the path as users do."""
+    return OSError(number, why or os.strerror(number), f"insitu://{volume}/{path}".rstrip("/"))
+
+
 class FileClient:
     """The files of a cluster, for several threads. Calls raise OSError, InputError, GridError, ClusterError.
 
@@ -102,8 +107,8 @@ class FileClient:
                 continue
             except OSError as error:
                 if error.errno != errno.EAGAIN:
-                    error.filename = error.filename and f"{volume}/{error.filename}"
-                    raise
+                    named = error.filename or str(fields.get("path", ""))
+                    raise _make_error(error.errno or errno.EIO, volume, named, error.strerror) from error
                 why = error.strerror or why
             if time.monotonic() > deadline:
                 raise ClusterError(
@@ -125,9 +130,9 @@ class FileClient:
         """Return a file. Raises FileNotFoundError, IsADirectoryError."""
         entry, kind = self.look(volume, path)
         if kind == FOLDER or not path:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), f"{volume}/{path}")
+            raise _make_error(errno.EISDIR, volume, path)
         if entry is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{volume}/{path}")
+            raise _make_error(errno.ENOENT, volume, path)
         return entry
 
     def list_children(self, volume: str, path: str) -> list[ListedPath]:

@@ -54,7 +54,7 @@ def test_what_is_not_there_is_named_with_its_volume(lab: FileNodes) -> None:
     ):
         with pytest.raises(FileNotFoundError) as missing:
             change()
-        assert missing.value.filename == "v/no/x"
+        assert missing.value.filename == "insitu://v/no/x"
 
 
 def test_any_node_may_die_and_what_was_written_is_read(lab: FileNodes) -> None:
