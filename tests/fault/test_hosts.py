@@ -44,7 +44,7 @@ import pytest
 from agent_hosts import INSITU, insitu, wait_until
 from host_cluster import Cluster, count_tasks
 from host_jobs import HostJobs, make_images, run_undisturbed
-from hosts_lab import Host, HostsLab, find_obstacle
+from hosts_lab import Host, HostsLab
 
 from insitu.cluster.agents import records
 from insitu.cluster.agents.host_server import LEASE_SECONDS
@@ -57,25 +57,6 @@ from insitu.paths import Paths
 from insitu.spec import NodeId
 
 pytestmark = pytest.mark.hosts
-
-
-@pytest.fixture(scope="module")
-def whole_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostsLab]:
-    if obstacle := find_obstacle():
-        pytest.skip(obstacle)
-    with HostsLab(tmp_path_factory.mktemp("lab"), 3) as lab:
-        yield lab
-
-
-@pytest.fixture
-def cluster(whole_lab: HostsLab, tmp_path: Path) -> Iterator[Cluster]:
-    whole_lab.clear()
-    found = Cluster(whole_lab, tmp_path / "head")
-    yield found
-    for host in whole_lab.hosts:
-        host.heal()
-    insitu(found.head, "down", code=None)
-    whole_lab.clear()
 
 
 def assert_nothing_left(lab: HostsLab) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from host_jobs import (
     read_ledger,
     run_undisturbed_on_images,
 )
-from hosts_lab import Host, HostsLab, find_obstacle
+from hosts_lab import Host
 
 from insitu.cluster.agents.records import read_agent, read_head
 from insitu.cluster.job_files import Journal, is_locked
@@ -28,22 +26,6 @@ from insitu.spec import NodeId
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
 AFTER = "30s"
-
-
-@pytest.fixture(scope="module")
-def whole_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostsLab]:
-    if obstacle := find_obstacle():
-        pytest.skip(obstacle)
-    with HostsLab(tmp_path_factory.mktemp("lab"), 3) as lab:
-        yield lab
-
-
-@pytest.fixture
-def cluster(whole_lab: HostsLab, tmp_path: Path) -> Iterator[Cluster]:
-    whole_lab.clear()
-    yield Cluster(whole_lab, tmp_path / "unused")
-    whole_lab.clear()
-    shutil.rmtree(whole_lab.hosts[0].disk / "agent", ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
