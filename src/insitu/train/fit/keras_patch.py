@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import keras
 
-from insitu.train.fit.makers import check_not_of_scope, maker_of
+from insitu.train.fit.makers import check_not_of_scope, maker_of, warn_of_separate_fit
 
 TRAINER_ATTRIBUTE = "_insitu_trainer"
 """The attribute of a model that holds its trainer."""
@@ -124,6 +124,8 @@ def _dispatch_call(name: str, original: Original) -> Original:
             return trainer.call(name, args, kwargs)
         if name in ("fit", "train_on_batch"):
             check_not_of_scope(model)
+        if name == "fit":
+            warn_of_separate_fit(model, args[0] if args else kwargs.get("x"))
         return original(model, *args, **kwargs)
 
     return method

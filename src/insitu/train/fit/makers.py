@@ -5,9 +5,12 @@ A model that was made in a scope belongs to its strategy, also where it is compi
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Protocol
 
+from insitu.context import context
 from insitu.errors import TrainingError
+from insitu.grid import Dataset
 
 
 class Maker(Protocol):
@@ -48,3 +51,17 @@ def check_not_of_scope(model: Any) -> None:
                 f"{model.name!r}, made and compiled outside, with the layer {layer.name!r} of a "
                 f"{type(maker).__name__}. Make the model in `with strategy.scope():`, too."
             )
+
+
+def warn_of_separate_fit(model: Any, data: Any) -> None:
+    """Warn where a model of no strategy is fitted to the rows of this task's shards, and other tasks have the
+    rest. `data` is what `fit` got as `x`. Call it where a method of `keras.Model` was replaced: the warning
+    names the line that called that."""
+    here = context()
+    if isinstance(data, Dataset) and len(here.shards) < here.num_shards:
+        warnings.warn(
+            f"The model {model.name!r} was compiled outside of a strategy's scope, so each worker trains a "
+            f"model of its own, here on {len(here.shards)} of {here.num_shards} shards. Make and compile it "
+            "in `with strategy.scope():` to train one model on all rows.",
+            stacklevel=3,
+        )

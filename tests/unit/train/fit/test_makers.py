@@ -13,6 +13,9 @@ import pytest
 
 import insitu
 from insitu.errors import TrainingError
+from insitu.grid import import_cache
+from insitu.paths import Paths
+from insitu.train.fit import makers
 from insitu.train.fit.makers import maker_of, note_maker
 from insitu.train.fit.trainer import trainer_of
 from tests.support.descriptors import find_new_descriptors, list_descriptors
@@ -70,6 +73,25 @@ def test_keras_alone_does_not_train_layers_of_a_strategy(strategy_over):
     with strategy_over(1).scope():  # Keras' own business
         inner = make_model("functional")
     trained(keras.Sequential([inner]))
+
+
+def test_a_model_of_no_strategy_that_sees_some_shards_alone_warns_with_the_line(
+    home, tmp_path, monkeypatch, strategy_over
+):
+    strategy_over(1)  # made, and its scope forgotten
+    np.savez(tmp_path / "rows.npz", x=X, label=Y)
+    import_cache(Paths(home), "rows", [str(tmp_path / "rows.npz")])
+    rows = insitu.dataset("rows").batch(5)
+    model = make_model("functional")
+    model.compile("sgd", "mse")
+    model.fit(rows, verbose=0)  # all rows are here
+    monkeypatch.setattr(makers, "context", lambda: SimpleNamespace(shards=(1,), num_shards=3))
+    model.fit(X, Y, verbose=0)
+    model.evaluate(rows, verbose=0)
+    for call in (lambda: model.fit(rows, verbose=0), lambda: model.fit(x=rows, verbose=0)):
+        with pytest.warns(UserWarning, match=r"compiled outside .* on 1 of 3 shards.* in `with") as warned:
+            call()
+        assert warned[0].filename == __file__
 
 
 def test_makers_are_forgotten_with_what_they_made():
