@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+
 import click
 from typer.core import TyperCommand, TyperGroup
 
@@ -50,10 +53,31 @@ class StartCommand(TyperCommand):
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
             words = [str(ctx.params[name]) for name in ("cache", "job_dir") if ctx.params.get(name)]
-            example = [*words, *("digits/train", "./my_job", "train.py")[len(words) :]]
-            missing = ", ".join(("CACHE", "JOB_DIR", "JOB_CMD")[len(words) :])
+            example = complete_arguments(words)
+            missing = ", ".join(name for name in _EXAMPLE if example[name] not in words)
             raise click.UsageError(
                 "insitu start needs a cache, a folder, and a script in that folder. Received: "
-                f"{given or 'none of them'}. Missing: {missing}. Example: insitu start {' '.join(example)}",
+                f"{given or 'none of them'}. Missing: {missing}. Example: insitu start "
+                f"{' '.join(example.values())}",
                 ctx,
             ) from error
+
+
+_EXAMPLE = {"CACHE": "digits/train", "JOB_DIR": "./my_job", "JOB_CMD": "train.py"}
+
+
+def complete_arguments(words: Sequence[str]) -> dict[str, str]:
+    """Return the arguments of `start` by name, where fewer than three were given, with examples for the rest.
+
+    A folder or a .zip that comes first, and a script that comes second, stand where what was left out was.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        if not found and (os.path.isdir(word) or word.endswith(".zip")):
+            name = "JOB_DIR"
+        elif word.endswith(".py"):
+            name = "JOB_CMD"
+        else:
+            name = next(name for name in _EXAMPLE if name not in found)
+        found[name] = word
+    return {**_EXAMPLE, **found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +24,22 @@ def test_a_command_is_suggested_once() -> None:
         ((), "CACHE, JOB_DIR, JOB_CMD", "insitu start digits/train ./my_job train.py"),
         (("--workers", "2", "cats"), "JOB_DIR, JOB_CMD", "insitu start cats ./my_job train.py"),
         (("cats", "job"), "JOB_CMD", "insitu start cats job train.py"),
+        (("folder", "fit.py"), "CACHE", "insitu start digits/train folder fit.py"),
+        (("job.zip", "fit.py"), "CACHE", "insitu start digits/train job.zip fit.py"),
+        (("cats", "fit.py"), "JOB_DIR", "insitu start cats ./my_job fit.py"),
+        (("folder",), "CACHE, JOB_CMD", "insitu start digits/train folder train.py"),
+        (("fit.py",), "CACHE, JOB_DIR", "insitu start digits/train ./my_job fit.py"),
     ],
 )
 def test_a_start_without_its_arguments_says_by_example_what_is_missing(
-    given: tuple[str, ...], missing: str, example: str
+    given: tuple[str, ...],
+    missing: str,
+    example: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
     app: Any = build_app()
     result = CliRunner().invoke(app, ["start", *given], env={"COLUMNS": "400", "NO_COLOR": "1"})
     assert result.exit_code == 2
