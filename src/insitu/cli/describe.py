@@ -163,8 +163,8 @@ def _print_job(job: dict[str, Any]) -> None:
         "Snapshot": format_snapshot(job),
         "Refreshed": format_refreshes(job),
         "Command": " ".join(job["command"]),
-        "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
-        f"{job['threads']} threads per replica, seed {job['seed']}, "
+        "Settings": f"{job['workers']} worker(s), {len(job['shards'])} shard(s), "
+        f"{job['threads']} thread(s) per replica, seed {job['seed']}, "
         f"stall timeout {job['stall_timeout']:g} s, engine {job['engine']}",
         "Environment": " ".join(f"{name}={value}" for name, value in job["settings"].items()),
         "Strategy": "{strategy}, gradients: {gradients}".format(**job["strategy"]) if job["strategy"] else "",
