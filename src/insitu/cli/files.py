@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from insitu.cli.completion import complete_node
 from insitu.cli.console import (
     JsonOption,
     escape_controls,
@@ -388,7 +389,10 @@ def repair(
 
 
 def memory(
-    node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="A node of this machine.")] = None,
+    node: Annotated[
+        str | None,
+        typer.Argument(metavar="[NODE]", help="A node of this machine.", autocompletion=complete_node),
+    ] = None,
     size: Annotated[
         str | None, typer.Argument(metavar="[SIZE]", help="Such as 2GB; or default, a share of the host's.")
     ] = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.completion import complete_cache
+from insitu.cli.completion import complete_cache, complete_node
 from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice, print_table
 from insitu.errors import InputError
 from insitu.paths import Paths
@@ -84,7 +84,8 @@ def report_tiers(paths: Paths, nodes: Sequence[NodeId], *, given: bool) -> None:
 
 def quota(
     node: Annotated[
-        str | None, typer.Argument(metavar="[NODE]", help="The node.", show_default="all")
+        str | None,
+        typer.Argument(metavar="[NODE]", help="The node.", show_default="all", autocompletion=complete_node),
     ] = None,
     size: Annotated[
         str | None,
@@ -147,7 +148,12 @@ def tier(
     to: Annotated[str, typer.Option("--to", metavar="slow|fast", help="Where to.")],
     node: Annotated[
         list[str] | None,
-        typer.Option(metavar="NODE", help="Only what lies on this node.", show_default="all"),
+        typer.Option(
+            metavar="NODE",
+            help="Only what lies on this node.",
+            show_default="all",
+            autocompletion=complete_node,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

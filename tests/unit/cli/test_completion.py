@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from insitu.cli import completion
+import pytest
+from typer.testing import CliRunner
+
+from insitu.cli import build_app, completion
+from insitu.grid import bring_up
+from insitu.paths import Paths
 
 
 def test_the_shell_completes_a_dash_for_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,3 +18,22 @@ def test_the_shell_completes_a_dash_for_no_cache(monkeypatch: pytest.MonkeyPatch
     )
     assert completion.complete_start("") == ["a", "-"] and completion.complete_start("-") == ["-"]
     assert completion.complete_start("a") == ["a"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["quota", "drain", "tier photos --node", "start --node", "fs memory"],
+)
+def test_the_shell_completes_nodes(words: str, home: Path) -> None:
+    bring_up(Paths(home), 2)
+    given = f"insitu {words} no"
+    result = CliRunner().invoke(
+        build_app(),
+        env={
+            "COMP_WORDS": given,
+            "COMP_CWORD": str(len(given.split()) - 1),
+            "_INSITU_COMPLETE": "complete_bash",
+        },
+        prog_name="insitu",
+    )
+    assert result.output.split() == ["node-0", "node-1"]

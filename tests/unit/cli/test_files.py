@@ -122,5 +122,5 @@ def test_wrong_requests_are_explained(arguments: tuple[str, ...], words: str) ->
 
 
 def test_a_path_of_this_machine_is_not_looked_for_in_the_cluster() -> None:
-    with pytest.raises(InputError, match="^/no/such: No such file or directory$"):
+    with pytest.raises(InputError, match=r"^/no/such: No such file or directory$"):
         run("cp", "/no/such", "insitu://v/x")
