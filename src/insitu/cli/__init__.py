@@ -51,8 +51,14 @@ def build_app() -> object:
         run_by_url(url)
         run_from_outside(cluster, _follow_top)
 
-    for module in _list_modules():
-        module.register(app)
+    for panel, modules in _list_modules().items():
+        commands, groups = len(app.registered_commands), len(app.registered_groups)
+        for module in modules:
+            module.register(app)
+        for command in app.registered_commands[commands:]:
+            command.rich_help_panel = panel
+        for group in app.registered_groups[groups:]:
+            group.rich_help_panel = panel
     return app
 
 
@@ -62,13 +68,17 @@ def _follow_top(*arguments: Any) -> int:
     return follow_answers(*arguments)
 
 
-def _list_modules() -> tuple[Any, ...]:
-    """Return the modules that have commands, in the order of the help."""
+def _list_modules() -> dict[str, tuple[Any, ...]]:
+    """Return the modules that have commands, in the order of the help, by its headings."""
     from insitu.cli import chaos, data, delete, describe, devices, drain, export, jobs, nodes, repair, scrub
     from insitu.cli import examples, fetch, files, rebalance, serve, storage, top, ui  # isort: skip
 
-    first = (data, nodes, jobs, describe, delete, fetch, scrub, rebalance, drain)
-    return (*first, devices, chaos, repair, storage, files, export, serve, top, ui, examples)
+    return {
+        "Data": (data, delete, export, fetch, rebalance, scrub, repair, storage, files),
+        "Jobs": (jobs, describe, top),
+        "Nodes": (nodes, drain, devices),
+        "More": (ui, serve, examples, chaos),
+    }
 
 
 def _end_without_reader(*_: object) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CHAOS_ENV = "INSITU_CHAOS"
 CHAOS_HELP = """
-A development tool: runs a job twice, without and with faults, and compares how they end.
+Run a job twice, without and with faults, and compare how they end: a development tool.
 
 The script prints what must be equal in lines that begin with `RESULT `, such as a hash of its weights. Faults
 are drawn from --seed, or given one by one: KIND [TASK] [EPOCH.STEP], both counted from 0. KINDs: `kill`

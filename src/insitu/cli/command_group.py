@@ -11,9 +11,11 @@ from typer.core import TyperCommand, TyperGroup
 from insitu.cli.outside import ARGUMENTS
 
 START_EXAMPLES = """
-Starts a training job on the nodes that hold CACHE, and streams its output. A dash in place of CACHE is for
-a script that brings its own data: it then has one worker for each node, unless --workers says otherwise.
-The address of a cache of Apache Ignite is read first, once; each worker then trains beside a server of it.
+Start a training job on the nodes that hold CACHE, and stream its output.
+
+A dash in place of CACHE is for a script that brings its own data: it then has one worker for each node,
+unless --workers says otherwise. The address of a cache of Apache Ignite is read first, once; each worker then
+trains beside a server of it.
 
 JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
 everything after JOB_CMD belongs to the script. Worker 0 is the chief; --chief adds it to --workers. Ctrl-C

@@ -40,7 +40,7 @@ _ASK_SECONDS = 5.0
 """Seconds in which agents say what they hold."""
 
 _IMPORT_HELP = """
-Reads SOURCE files into a new version of CACHE, split into partitions over the nodes.
+Read SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
 A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines, or what
 a --reader of Ray Data reads; a URL of these, such as s3://BUCKET/KEY; or a cache of Apache Ignite, as
@@ -219,9 +219,14 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 def caches(as_json: JsonOption = False) -> None:
-    """List the caches. Removes what imports that were killed have left.
+    """List the caches, and remove what killed imports have left.
 
-    Example: insitu caches
+    Examples:
+
+    ```
+    insitu caches
+    insitu caches --json
+    ```
     """
     from insitu.grid import Catalog
 

@@ -13,7 +13,7 @@ from insitu.errors import InputError
 from insitu.paths import JobPaths, Paths
 
 _HELP = """
-Deletes caches, with all of their versions and backups, and jobs that have ended, with their checkpoints.
+Delete caches, with all of their versions and backups, and jobs that have ended, with their checkpoints.
 
 A cache that a job uses, and a job that runs, are refused, and then nothing is deleted. A name that both a
 cache and a job have means the cache. On a terminal it asks first.

@@ -30,7 +30,12 @@ def down(
     The stores of hosts stay, and the next `insitu up --hosts` finds them. With --force they are deleted, too.
     Stores of simulated nodes that hold caches are deleted with --force alone.
 
-    Example: insitu down --force
+    Examples:
+
+    ```
+    insitu down
+    insitu down --force --json
+    ```
     """
     from insitu.cluster import read_head
 

@@ -15,8 +15,10 @@ from insitu.spec import NodeId
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _HELP = """
-Has a node leave the cluster, such as before its machine is taken away: nothing new goes there, tasks of
-running jobs move to other nodes at once, and its partitions are copied to others.
+Have a node leave the cluster, such as before its machine is taken away.
+
+Nothing new goes there, tasks of running jobs move to other nodes at once, and its partitions are copied to
+others.
 
 `insitu nodes` shows it as draining, then as drained: nothing that others need is on it. Then end its agent by
 `insitu agent --stop` there, or keep the node by --cancel. Where tasks can't move while the others go on,

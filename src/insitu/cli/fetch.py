@@ -16,12 +16,12 @@ from insitu.errors import GridError
 from insitu.paths import Paths
 
 _HELP = """
-Copies the partitions of CACHE that lie on other hosts alone to this machine, for processes outside of jobs.
+Copy the partitions of CACHE that lie on other hosts alone to this machine, for processes outside of jobs.
 
 What is here already isn't copied. An interrupted call is continued by the next one. The copies aren't those
 of an owner: they stay until the version is replaced or deleted. Jobs don't need them.
 
-Example:
+Examples:
 
     insitu fetch digits/train
 """

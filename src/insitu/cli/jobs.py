@@ -261,9 +261,9 @@ def _follow(
 
 
 def attach(job_id: JobArgument, prefix: PrefixOption = True) -> None:
-    """Replay a job's output from its start, then follow it. Exits with the training's exit code.
+    """Replay a job's output from its start, then follow it. The exit code is the training's.
 
-    Example:
+    Examples:
 
         insitu attach digits-3fa9c1
     """
@@ -283,7 +283,7 @@ def resume(
     machine of the job is lost, its hosts keep copies: after `insitu up --take-over` the newest one is brought
     to this machine. Exits with 3 if the job has finished, with 2 if it runs.
 
-    Example:
+    Examples:
 
         insitu resume digits-3fa9c1
     """
@@ -302,7 +302,7 @@ def scale(
 ) -> None:
     """Give a running job more workers, or fewer. Its shards and its final weights stay the same.
 
-    Example:
+    Examples:
 
         insitu scale digits-3fa9c1 4
     """
@@ -317,7 +317,7 @@ def stop(job_id: JobArgument) -> None:
     Waits until nothing of the job runs any more. A controller or supervisor that doesn't answer is killed.
     Exits with 3 if the job had ended already.
 
-    Example:
+    Examples:
 
         insitu stop digits-3fa9c1
     """
@@ -338,8 +338,10 @@ def ps(
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Show jobs that have ended, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the running jobs. DURATION is the time since the start, of a job that has ended until its end.
-    REASON says why a job failed or was stopped; `insitu describe JOB` shows all of it.
+    """List the running jobs.
+
+    DURATION is the time since the start, of a job that has ended until its end. REASON says why a job failed
+    or was stopped; `insitu describe JOB` shows all of it.
 
     Examples:
 

@@ -30,7 +30,7 @@ from insitu.paths import Paths
 _SSH = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 {host}"
 
 _UP_HELP = """
-Brings up nodes: simulated ones on this machine, each with a store of its own, or an agent on each of several
+Bring up nodes: simulated ones on this machine, each with a store of its own, or an agent on each of several
 hosts or of the nodes of a Ray cluster.
 
 Simulated nodes: caches that exist stay where they are; import them again with --overwrite to spread them.
@@ -67,7 +67,7 @@ Examples:
 """
 
 _AGENT_HELP = """
-Runs the agent of this machine: it owns the store, serves its partitions to others, and answers for its node.
+Run the agent of this machine: it owns the store, serves its partitions to others, and answers for its node.
 
 `insitu up --hosts` starts it on each host over ssh. Under a scheduler start it yourself, such as by srun. It
 joins the head at --head, whose token it takes from the file `token` in the folder $INSITU_HOME, by default
@@ -357,12 +357,17 @@ def nodes(
         typer.Option("--check", help="Have all agents try to reach each other; exit with 1 if one can't."),
     ] = False,
 ) -> None:
-    """List the nodes, with what they store. Removes what imports that were killed have left.
+    """List the nodes, with what they store, and remove what killed imports have left.
 
     Where there is a head, its agents come first, with their hosts. Stores lie in the folder $INSITU_HOME, by
     default ~/.insitu.
 
-    Example: insitu nodes
+    Examples:
+
+    ```
+    insitu nodes
+    insitu nodes --check
+    ```
     """
     if check:
         _check_nodes(Paths.default())

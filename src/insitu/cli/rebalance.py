@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from insitu.grid import RebalanceReport
 
 _HELP = """
-Moves partitions of CACHE between agents until each has as many copies as the others, with the fewest bytes.
-Numbers of partitions of which they are the primary owners become as equal as the copies allow.
+Move partitions of CACHE between agents until each has as many copies as the others, with the fewest bytes.
 
-Copies on nodes that are lost are made again from backups. Each copy is verified before its node becomes the
-owner; jobs that run go on reading the former one, which is removed when none needs it. A call that is
-interrupted leaves every partition with an owner, and the next one goes on. The exit code is 1 where something
-couldn't be moved.
+Numbers of partitions of which they are the primary owners become as equal as the copies allow. Copies on
+nodes that are lost are made again from backups. Each copy is verified before its node becomes the owner; jobs
+that run go on reading the former one, which is removed when none needs it. A call that is interrupted leaves
+every partition with an owner, and the next one goes on. The exit code is 1 where something couldn't be moved.
 
 Examples:
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from insitu.grid import RepairReport
 
 _HELP = """
-Rebuilds a lost or damaged catalogue from the manifests in the stores, and manifests from the catalogue.
+Rebuild a lost or damaged catalogue from the manifests in the stores, and manifests from the catalogue.
 
 Nothing is removed: a damaged catalogue is kept under another name. A version whose import died just before
 it was published is named and left out; --with-unpublished publishes it. Exits with 1 where a version can't be

@@ -27,7 +27,7 @@ _MAX_TOKEN = 4096
 _WATCH_SECONDS = 5.0
 """Seconds between two looks for a newer export."""
 _HELP = """
-Answers REST predictions of a model, for trying it out, as TensorFlow Serving does.
+Answer REST predictions of a model, for trying it out, as TensorFlow Serving does.
 
 MODEL is a `.keras`, `.onnx` or `.stablehlo` file, or a SavedModel's folder; or a job, of which the newest
 export is taken. A `.keras` file with feature columns takes the features themselves, texts too. KERAS_BACKEND

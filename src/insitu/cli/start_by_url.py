@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Follow = Callable[["RestClient", str], int]
 
 HELP = """
-Sends JOB_DIR to the page, and starts JOB_CMD there on a cache of the page.
+Send JOB_DIR to the page, and start JOB_CMD there on a cache of the page.
 
 JOB_DIR is a folder or a .zip of this machine. What is left out of a folder, and how much it may hold, is as
 for `insitu start` without --url. Prints the job's id first, then the training's output, and ends with its

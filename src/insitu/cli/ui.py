@@ -15,7 +15,7 @@ from insitu.errors import InputError
 from insitu.paths import Paths
 
 _HELP = """
-Serves a page in the browser: jobs with their tasks, curves, logs and recoveries; data; nodes; a form
+Serve a page in the browser: jobs with their tasks, curves, logs and recoveries; data; nodes; a form
 to start jobs.
 
 It prints a link that signs in once. Only this machine reaches the page, unless --host says otherwise; then it

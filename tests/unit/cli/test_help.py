@@ -6,8 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer.main
+
+from insitu.cli import build_app
 
 COMMANDS = [
     "agent",
@@ -59,3 +63,12 @@ def test_each_example_can_be_copied_from_a_line_of_its_own(command: str) -> None
     assert examples, "the first is the usage"
     for example in examples:
         assert example.removeprefix("Example: ").rfind("insitu ") == 0, example
+
+
+def test_the_list_of_commands_has_headings_and_begins_each_line_with_an_imperative() -> None:
+    app: Any = build_app()
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        assert command.rich_help_panel in ("Data", "Jobs", "Nodes", "More"), name
+        first = command.help.split()[0]
+        assert first[0].isupper() and not first.endswith("s"), (name, command.help)
