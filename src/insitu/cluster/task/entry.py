@@ -119,8 +119,9 @@ def run_script(arguments: tuple[str, ...]) -> None:
         ACCOUNT.enter(SCRIPT)
         exec(rest, module.__dict__)
     except BaseException as error:
-        # The first frame is this function's; the user's begins after it.
-        error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
+        # The first frame is this function's; the user's begin after it, if the script could be read.
+        unread = isinstance(error, SyntaxError) and error.filename == script
+        error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ and not unread else None
         from insitu.cluster.task.failure import write_failure
 
         if isinstance(error, SystemExit):

@@ -67,6 +67,15 @@ def test_the_way_a_script_ends_is_recorded(
         assert "in main" in done.stderr and "insitu" not in done.stderr
 
 
+def test_a_script_that_cannot_be_read_shows_its_line_alone(tmp_path: Path) -> None:
+    done = run(tmp_path, "import os\ndef f(:\n    pass\n")
+    script = tmp_path / "train.py"
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
+    found = read_failure(Paths(tmp_path).job("j-1").failure(TaskId("worker", 0)))
+    assert found is not None and found.type == "SyntaxError"
+
+
 def test_a_command_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "insitu.cluster.task.entry", "missing.py"],
