@@ -29,8 +29,6 @@ class RowSample:
     columns: Mapping[str, Any]
     #: How many rows there are.
     rows: int
-    #: Rows that it was drawn from: of partitions that lie on this machine.
-    rows_here: int
 
 
 def sample_rows(paths: Paths, name: str, count: int, seed: int = 0, run: int = 1) -> RowSample:
@@ -53,12 +51,12 @@ def sample_rows(paths: Paths, name: str, count: int, seed: int = 0, run: int = 1
     most = max(1, min(count, MOST_BYTES // row_bytes))
     positions = _draw_positions(total, most, seed, run)
     if not len(positions):
-        return RowSample(cache, {column: np.empty(0) for column in names}, 0, total)
+        return RowSample(cache, {column: np.empty(0) for column in names}, 0)
     shard_map = ShardMap(cache.name, cache.version, (here,))
     reader = CacheReader(paths, cache, shard_map, (0,), None, names, None)
     read = reader.read_positions(0, positions)
     found: Any = read if isinstance(read, dict) else {names[0]: read}
-    return RowSample(cache, found, len(positions), total)
+    return RowSample(cache, found, len(positions))
 
 
 def _measure_row(cache: CacheSpec) -> int:

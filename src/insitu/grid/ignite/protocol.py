@@ -333,6 +333,7 @@ _MODES = ("LOCAL", "REPLICATED", "PARTITIONED")
 
 
 def decode_configuration(contents: memoryview) -> CacheConfiguration:
+    """Return what an answer says about a cache; all fields that come before or between are passed over."""
     reader = Reader(contents)
     reader.read_int()
     reader.read_int()  # atomicity
