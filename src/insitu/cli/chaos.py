@@ -133,7 +133,10 @@ def _judge(
     expected, found = read_results(reference), read_results(job)
     checks = {
         "the job finished": (code == 0, f"exit code {code}"),
-        "results equal those without faults": (bool(expected) and found == expected, "; ".join(found)),
+        "results equal those without faults": (
+            bool(expected) and found == expected,
+            "; ".join(found) if expected else "no line began with `RESULT `: have the script print one",
+        ),
         "the ledger is clean": (
             all(e["clean"] for e in description["ledger"]),
             f"{lost} rows lost, {repeated} repeated",

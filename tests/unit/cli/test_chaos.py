@@ -50,6 +50,15 @@ def test_one_thing_that_does_not_hold_is_enough(
     assert not good and "NO" in verdict
 
 
+def test_a_script_that_prints_no_result_is_told_what_to_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "build_job_report", lambda *_, **__: REPORT)
+    first, second = job(tmp_path / "first-1"), job(tmp_path / "second-1")
+    verdict, good = chaos._judge(Paths(tmp_path), first, second, [], 0, 0)
+    assert not good and "have the script print one" in verdict
+
+
 def test_a_report_names_the_faults(tmp_path: Path) -> None:
     request = Request("c", tmp_path, ("train.py", "--x"), workers=2, stall_timeout=30.0)
     done = [
