@@ -13,6 +13,7 @@ from insitu import estimator as est
 from insitu import feature_column as fc
 from insitu.errors import InputError
 from insitu.train import MultiWorkerMirroredStrategy
+from insitu.train.estimator.tf_data import map_batches
 
 tf = pytest.importorskip("tensorflow")
 RNG = np.random.default_rng(2)
@@ -46,6 +47,19 @@ def test_numbers_are_those_of_the_same_arrays(tmp_path: Path, shards: int) -> No
         found.append((model.evaluate(data), rows))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-6)
+
+
+def test_later_batches_have_the_shapes_of_the_first() -> None:
+    lengths = [(4, 1, 3), (2, 1, 3), (4, 2, 3)]
+    batches = tf.data.Dataset.from_generator(
+        lambda: map(np.zeros, lengths), output_signature=tf.TensorSpec((None, None, 3), tf.float64)
+    )
+    found = map_batches(batches, lambda array: {"x": array})
+    assert found.element_spec["x"].shape.as_list() == [None, 1, 3]
+    rows = iter(found)
+    assert [next(rows)["x"].shape, next(rows)["x"].shape] == lengths[:2]
+    with pytest.raises(tf.errors.OpError, match=r"\(any, 1, 3\). Received: \(4, 2, 3\). Fill rows up"):
+        next(rows)
 
 
 def test_what_isnt_dense_or_has_no_rows_is_told(tmp_path: Path) -> None:
