@@ -20,8 +20,6 @@ import struct
 from insitu.errors import ExchangeError
 from insitu.exchange.forks import close_in_children
 
-DATA_LIMIT = 256
-"""Bytes that come with one descriptor at most."""
 _CREDENTIALS = struct.Struct("=3i")
 """`struct ucred`: process, user, group."""
 _PREFIX = "\0insitu-"
@@ -113,7 +111,7 @@ def _read_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def send(connection: socket.socket, data: bytes, file: int) -> None:
-    """Send `data` (not empty, DATA_LIMIT bytes at most) together with a descriptor. Raises ExchangeError."""
+    """Send `data`, a few bytes, together with a descriptor. Raises ExchangeError."""
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))
     try:
         sent = connection.sendmsg([data], [rights], socket.MSG_NOSIGNAL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from insitu.cli.drain import drain, parse_duration
-from insitu.errors import ClusterError, InputError
+from insitu.errors import InputError
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("2m", 120.0), ("1.5h", 5400.0)])
@@ -26,7 +26,7 @@ def test_a_home_of_one_machine_has_no_node_that_could_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INSITU_HOME", str(tmp_path))
-    with pytest.raises(ClusterError, match="which belongs to none"):
+    with pytest.raises(InputError, match="which belongs to none"):
         drain("node-0", "1m", cancel=False)
     with pytest.raises(InputError, match="0 agents in"):
         drain(None, "1m", cancel=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from insitu.cluster.agents.connection import ask_head
 from insitu.cluster.agents.records import list_agents, read_head, read_token
-from insitu.errors import ClusterError, InputError
+from insitu.errors import InputError
 from insitu.paths import Paths
 from insitu.spec import NodeId
 
@@ -15,8 +15,8 @@ def drain_node(paths: Paths, node: NodeId, seconds: float) -> str:
     """Have a node leave within `seconds`: its tasks and its data move to others. Returns the state of its
     agent. One that is "lost" has left as soon as others have copies of all that it had.
 
-    Raises InputError where it isn't a node of the cluster or no other one stays, ClusterError where no head
-    answers.
+    Raises InputError where it isn't a node of the cluster, no other one stays, or the home belongs to no
+    cluster; ClusterError where no head answers.
     """
     return _ask(paths, node, seconds)
 
@@ -51,7 +51,7 @@ def _ask(paths: Paths, node: NodeId, seconds: float | None) -> str:
     record = read_head(paths)
     addresses = [record.address] if record is not None else [a.head for a in list_agents(paths).values()]
     if not addresses or not addresses[0]:
-        raise ClusterError(
+        raise InputError(
             f"Nodes of a cluster of hosts can leave. Received: {paths.home}, which belongs to none. `insitu "
             f"up --hosts FILE` makes one"
         )

@@ -82,7 +82,7 @@ def choose_next(
     return readable[-1]
 
 
-class BackupCheckpoints:
+class BackupCheckpoints(CheckpointSource):
     """Checkpoints of insitu.BackupAndRestore. `fit` is the number of one fit; None: of all, in order."""
 
     def __init__(self, directory: str | Path, key: bytes | None, fit: int | None) -> None:
@@ -160,7 +160,7 @@ def load_checkpoint(directory: str | Path, key: bytes | None, candidate: Candida
     return BackupCheckpoints(directory, key, None).load(candidate, model) is not None
 
 
-class FileCheckpoints:
+class FileCheckpoints(CheckpointSource):
     """The .keras files of Keras' ModelCheckpoint. Of one that isn't whole, its end or a checksum is wrong."""
 
     def __init__(self, directory: str | Path) -> None:
@@ -204,7 +204,7 @@ class FileCheckpoints:
         return Loaded(iterations, is_final=False)
 
 
-class AnyCheckpoints:
+class AnyCheckpoints(CheckpointSource):
     """Checkpoints of the kind that comes first to lie in a folder; of both, those of insitu."""
 
     def __init__(self, directory: str | Path, key: bytes | None, fit: int | None) -> None:
