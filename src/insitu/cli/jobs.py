@@ -23,6 +23,7 @@ from insitu.cli.console import (
     print_notice,
     print_table,
 )
+from insitu.cli.full_disk import watch_disk
 from insitu.cli.ignite import (
     ArrowOption,
     ConfigOption,
@@ -232,7 +233,8 @@ def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
 
     printer = OutputPrinter(prefix=prefix)
     try:
-        for lines in _follow(job, job.output, lambda: not is_running(job), start=start):
+        is_over = watch_disk(job, lambda: not is_running(job))
+        for lines in _follow(job, job.output, is_over, start=start):
             printer.print(lines)
     except KeyboardInterrupt:
         name = job.root.name
