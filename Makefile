@@ -34,11 +34,11 @@ demo: $(if $(HOSTS),ready-lab,$(STAMP)) ## Import, train on three nodes, kill a 
 LAWS := tests/unit/test_layering.py tests/unit/test_words.py tests/unit/test_mirror.py
 
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
-	TEST_LEFT_OPEN=refuse $(BIN)/python -m pytest -m "not slow and not long and not torch and not ignite and not hosts and not ui" $(PARALLEL) \
+	$(BIN)/python -m pytest -m "not slow and not long and not torch and not ignite and not hosts and not ui" $(PARALLEL) \
 	  $(addprefix --ignore ,$(LAWS))
 
 test-long: $(STAMP) ## Run the tests of whole jobs and compiled programs that take more than ten seconds each
-	TEST_LEFT_OPEN=refuse $(BIN)/python -m pytest -m "long and not slow and not torch and not hosts" $(PARALLEL) tests
+	$(BIN)/python -m pytest -m "long and not slow and not torch and not hosts" $(PARALLEL) tests
 
 test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the default wheel is several GB)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0

@@ -39,8 +39,8 @@ if LEFT_OPEN:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_open() -> Iterator[None]:
-    """Fail at the end of a run where a test has left a socket or a process, in runs that ask for it. At exit
-    that would be only a warning."""
+    """Fail at the end of a run where a test has left a socket or a process, in runs that ask for it by
+    TEST_LEFT_OPEN=refuse. At exit that would be only a warning."""
     yield
     if LEFT_OPEN and (left := LEFT_OPEN.find()):
         pytest.fail("left open by tests:\n" + "\n".join(left), pytrace=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +23,21 @@ ROWS = np.linspace(-1, 1, 32, dtype="float32").reshape(16, 2)
 LABELS = ROWS @ np.array([[2.0], [-1.0]], "float32")
 
 
+MADE: list[ParameterServerStrategy] = []
+
+
+@pytest.fixture(autouse=True)
+def sessions_closed() -> Iterator[None]:
+    yield
+    for strategy in MADE:
+        if strategy._session is not None:
+            strategy._session.close()
+    MADE.clear()
+
+
 def over(num_shards: int = 1, **options: Any) -> ParameterServerStrategy:
-    return ParameterServerStrategy(context=in_shards(tuple(range(num_shards)), num_shards), **options)
+    MADE.append(ParameterServerStrategy(context=in_shards(tuple(range(num_shards)), num_shards), **options))
+    return MADE[-1]
 
 
 def linear_model(strategy: Any) -> Any:
