@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
+import zipfile
 from pathlib import Path
 
 import pytest
 from agent_hosts import LoopbackHosts, insitu, wait_until
+from host_jobs import HostJobs, run_undisturbed
 
 from insitu.cluster import InsituFileSystem, read_head
 from insitu.cluster.decide import rank_nodes
@@ -79,3 +82,33 @@ def test_files_outlive_a_killed_node_and_a_killed_head(tmp_path: Path) -> None:
         disks = [Paths(home).file_blocks(name) for name, home in hosts.homes.items()]
         assert sum(f.stat().st_size for disk in disks for f in disk.rglob("*") if f.is_file()) >= 10_000_000
         insitu(hosts.head, "down", "--force")
+
+
+@pytest.mark.long
+@pytest.mark.hosts
+def test_a_job_goes_on_from_what_it_has_written_there_after_a_node_was_killed(tmp_path: Path) -> None:
+    with contextlib.closing(LoopbackHosts(tmp_path, NAMES)) as hosts:
+        hosts.up()
+        jobs = HostJobs(hosts.head, tmp_path / "job")
+        script = jobs.code / "train.py"
+        there = """insitu.BackupAndRestore("insitu://ckpt/run", save_freq=2), Disturb(),
+    keras.callbacks.ModelCheckpoint("insitu://ckpt/model.keras"),
+    keras.callbacks.CSVLogger("insitu://ckpt/log.csv", append=True), insitu.TensorBoard("insitu://ckpt/runs")]"""
+        text = script.read_text()
+        script.write_text(text.replace("insitu.BackupAndRestore(save_freq=2), Disturb()]", there))
+        assert script.read_text() != text
+        job = jobs.start("--on-loss", "restart", workers=2, kill="worker:1")
+        jobs.wait_in_the_middle(job, 2)
+        first = rank_nodes("ckpt", NAMES)[0]  # type: ignore[arg-type]
+        os.kill(hosts.agent_pid(first), signal.SIGKILL)
+        jobs.let_go()
+        found, weights = jobs.finish(job)
+        assert weights == run_undisturbed(tmp_path / "alone", 2) and found["attempt"] == 2
+        assert "continues from the checkpoint of epoch 1, step 2" in jobs.output(job)
+
+        files = InsituFileSystem(home=str(hosts.head))
+        lines = files.cat("ckpt/log.csv").decode().splitlines()
+        assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1", "2", "3"]
+        with zipfile.ZipFile(io.BytesIO(files.cat("ckpt/model.keras"))) as model:
+            assert model.testzip() is None
+        assert [name for name in files.find("ckpt/runs") if "tfevents" in name]
