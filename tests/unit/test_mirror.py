@@ -52,6 +52,7 @@ TESTED_BY = {
     "cluster/agents/take_over.py": "process/test_host_jobs.py",
     "cluster/agents/head_starting.py": "process/test_agents.py",
     "cluster/agents/head_finding.py": "process/test_agents.py",
+    "cluster/agents/known_agents.py": "process/test_agents.py",
     "cluster/agents/file_pushes.py": "process/test_host_jobs.py",
     "cluster/agents/host_server.py": "process/test_host_jobs.py",
     "cluster/agents/hosts.py": "process/test_agents.py",

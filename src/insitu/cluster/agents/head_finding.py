@@ -1,7 +1,7 @@
 """Finds the head that has taken over while an agent was away, for an agent that dials the one before.
 
-The other agents are asked by the servers of their stores, at the addresses and with the certificates that the
-head of before has said. So it finds nothing where none of them has run since.
+The other agents are asked at the addresses that the head of before has said (`known_agents.py`). So it finds
+nothing where none of them has run since.
 """
 
 from __future__ import annotations
@@ -9,22 +9,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
+from insitu.cluster.agents.known_agents import open_agents
 from insitu.cluster.agents.records import read_agent
-from insitu.cluster.agents.saved_members import read_kept_members
-from insitu.cluster.files import RemotePeers, View
 from insitu.errors import InsituError
 from insitu.exchange import parse_address
-from insitu.grid.transfer import ServerAddress
 from insitu.paths import Paths
 from insitu.spec import NodeId
 
 logger = logging.getLogger("insitu")
 _ASK_SECONDS = 3.0
 _AGAIN_SECONDS = 30.0
-_AT_ONCE = 16
 
 
 class HeadFinder:
@@ -54,23 +49,13 @@ class HeadFinder:
         return ""
 
     def _ask_others(self, cluster: str) -> list[tuple[int, str]]:
-        """Return epoch and address of the head of each other agent that is led."""
-        known = {
-            n: ServerAddress(m.facts.address, m.facts.port, m.facts.certificate)
-            for n, m in read_kept_members(self._paths).items()
-            if n != self._node and m.state != "left"
-        }
-        view = View(known, len(known))
-        with contextlib.closing(RemotePeers(self._token.encode(), silence=_ASK_SECONDS)) as peers:
-
-            def ask(node: NodeId) -> tuple[int, str] | None:
-                try:
-                    answer: dict[str, Any] = peers.find(node, view).act("head_view", {"cluster": cluster})[0]
-                    address, epoch = answer["head"], answer["epoch"]
-                    parse_address(address)
-                    return (int(epoch), str(address)) if answer["is_led"] is True else None
-                except (InsituError, OSError, KeyError, TypeError, ValueError):
-                    return None
-
-            with ThreadPoolExecutor(_AT_ONCE) as threads:
-                return [found for found in threads.map(ask, known) if found is not None]
+        """Return epoch and address of the head of each other agent that is led. Raises ClusterError."""
+        with open_agents(self._paths, cluster, self._token, _ASK_SECONDS, without=(self._node,)) as agents:
+            answers = agents.ask("head_view").values()
+        found = []
+        for answer in answers:
+            with contextlib.suppress(InsituError, KeyError, TypeError, ValueError):
+                parse_address(answer["head"])
+                if answer["is_led"] is True:
+                    found.append((int(answer["epoch"]), str(answer["head"])))
+        return found

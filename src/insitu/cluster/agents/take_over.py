@@ -11,16 +11,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from insitu.cluster.agents.addresses import choose_head_address, resolve_interface
 from insitu.cluster.agents.connection import ask_head
 from insitu.cluster.agents.head_starting import start_head
+from insitu.cluster.agents.known_agents import KnownAgents, open_agents
 from insitu.cluster.agents.launching import Outcome
-from insitu.cluster.agents.messages import parse_seconds
 from insitu.cluster.agents.node_list import ask_for_nodes
 from insitu.cluster.agents.records import (
     AgentRecord,
@@ -31,96 +29,29 @@ from insitu.cluster.agents.records import (
     read_head,
     read_token,
 )
-from insitu.cluster.agents.saved_members import read_kept_members
 from insitu.cluster.agents.task_servers import end_servers
 from insitu.cluster.decide import (
     AgentView,
-    Member,
     choose_next_epoch,
     find_missing_majority,
     find_obstacle_to_taking_over,
     membership,
     taking_over,
 )
-from insitu.errors import ClusterError, InputError, InsituError
+from insitu.errors import ClusterError, InputError
 from insitu.grid import adopt_catalog_copy
 from insitu.paths import Paths
 from insitu.ports import format_address, hold_port
 from insitu.spec import NodeId
-
-if TYPE_CHECKING:
-    from insitu.cluster.files import RemotePeers, View
 
 logger = logging.getLogger("insitu")
 _ASK_SECONDS = 5.0
 _LOST_SECONDS = membership.LOST_SECONDS + 5.0
 """Seconds in which agents notice that their head has lost its power."""
 _JOIN_SECONDS = 30.0
-_AT_ONCE = 16
 _POLL_SECONDS = 0.5
 
 Report = Callable[[Outcome], None]
-Fields = dict[str, Any]
-
-
-class _Agents:
-    """The agents of the cluster that this home belongs to, as the head has said last."""
-
-    def __init__(
-        self, members: Mapping[NodeId, Member], cluster: str, peers: RemotePeers, view: View
-    ) -> None:
-        self.members = members
-        self._cluster = cluster
-        self._peers = peers
-        self._view = view
-        #: Why the last question to an agent failed.
-        self.problems: dict[NodeId, str] = {}
-
-    def ask(self, kind: str, **fields: Any) -> dict[NodeId, Fields]:
-        """Return the answers of those that give one, asked at the same time."""
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            found = threads.map(lambda node: self._ask(node, kind, fields), self.members)
-            return {n: answer for n, answer in zip(self.members, found, strict=True) if answer is not None}
-
-    def _ask(self, node: NodeId, kind: str, fields: Fields) -> Fields | None:
-        try:
-            peer = self._peers.find(node, self._view)
-            answer, _ = peer.act(kind, {"cluster": self._cluster, **fields})
-        except (InsituError, OSError) as error:
-            self.problems[node] = error.message if isinstance(error, InsituError) else str(error)
-            return None
-        self.problems.pop(node, None)
-        return answer
-
-    def look(self) -> dict[NodeId, AgentView]:
-        """Return what those have seen that answer. Raises ClusterError."""
-        return {
-            node: AgentView(
-                int(answer["epoch"]),
-                answer["is_led"] is True,
-                parse_seconds("without_head", answer.get("without_head")),
-            )
-            for node, answer in self.ask("head_view").items()
-        }
-
-
-@contextlib.contextmanager
-def _open_agents(paths: Paths, record: AgentRecord) -> Iterator[_Agents]:
-    from insitu.cluster.files import RemotePeers, View  # loads Flight
-    from insitu.grid.transfer import ServerAddress
-
-    known = {n: m for n, m in read_kept_members(paths).items() if m.state != "left"}
-    if not known:
-        raise ClusterError(
-            f"An agent keeps the list of all agents, which is needed to take over. Received: none in "
-            f"{paths.members}. Run the command on the host of another agent"
-        )
-    addresses = {
-        n: ServerAddress(m.facts.address, m.facts.port, m.facts.certificate) for n, m in known.items()
-    }
-    peers = RemotePeers(read_token(paths).encode(), silence=_ASK_SECONDS)
-    with contextlib.closing(peers):
-        yield _Agents(known, record.cluster, peers, View(addresses, len(known)))
 
 
 class NotNow(ClusterError):
@@ -142,7 +73,7 @@ def take_over_head(paths: Paths, interface: str, port: int, report: Report) -> t
     check_record_owner(paths)
     node, record = _find_agent(paths)
     _check_head_is_lost(paths, record)
-    with _open_agents(paths, record) as agents:
+    with open_agents(paths, record.cluster, read_token(paths), _ASK_SECONDS) as agents:
         views = _wait_until_lost(agents)
         chosen = _Chosen(node, record, views, "`insitu up --take-over` was given there")
         address, obeying = _lead(paths, agents, chosen, interface, port)
@@ -162,7 +93,7 @@ def take_over_if_due(paths: Paths, after: float, overdue: float) -> str:
         _check_head_is_lost(paths, record)
     except InputError as error:  # it lets this agent in no more, or not yet
         raise NotNow(taking_over.Verdict(error.message)) from None
-    with _open_agents(paths, record) as agents:
+    with open_agents(paths, record.cluster, read_token(paths), _ASK_SECONDS) as agents:
         views = agents.look()
         verdict = taking_over.judge(agents.members, views, node, after, overdue)
         if verdict.obstacle or verdict.wait:
@@ -190,7 +121,7 @@ class _Chosen:
 
 
 def _lead(
-    paths: Paths, agents: _Agents, chosen: _Chosen, interface: str, port: int
+    paths: Paths, agents: KnownAgents, chosen: _Chosen, interface: str, port: int
 ) -> tuple[str, set[NodeId]]:
     """Have most agents promise to obey, then start the head. Returns its address, and who has promised."""
     node, record = chosen.node, chosen.record
@@ -255,7 +186,7 @@ def _check_head_is_lost(paths: Paths, record: AgentRecord) -> None:
     )
 
 
-def _wait_until_lost(agents: _Agents) -> dict[NodeId, AgentView]:
+def _wait_until_lost(agents: KnownAgents) -> dict[NodeId, AgentView]:
     """Return what agents have seen, once none of them is led. Raises ClusterError."""
     deadline = time.monotonic() + _LOST_SECONDS
     while True:
@@ -286,7 +217,7 @@ def _wait_for_agents(paths: Paths, address: str, nodes: set[NodeId]) -> set[Node
     return joined
 
 
-def _report(agents: _Agents, joined: set[NodeId], report: Report) -> list[Outcome]:
+def _report(agents: KnownAgents, joined: set[NodeId], report: Report) -> list[Outcome]:
     outcomes = []
     for node, member in sorted(agents.members.items()):
         facts = member.facts
