@@ -18,7 +18,7 @@ from zlib import crc32
 from insitu.durable import NO_ROOM, staged_file
 
 _RECORD = struct.Struct("<QqqQdqq24s")
-"""Records so far, epoch, step, rows, monotonic time, generation, flags (1: elastic, 2: behind), place."""
+"""Records so far, epoch, step, rows, monotonic time, generation, flags (1: elastic, 2: steps_over), place."""
 _SUM = struct.Struct("<I")
 _SLOT = _RECORD.size + _SUM.size
 """Bytes of a record and its CRC-32.
@@ -59,18 +59,18 @@ class Progress:
     #: The generation of the roster that its group was formed by; 0 before.
     generation: int = 0
     #: Whether no step of the epoch is under way any more, but its tests or its end.
-    behind: bool = False
+    steps_over: bool = False
 
     @property
     def shown_step(self) -> int:
         """The step to show people, from 0: the one under way, or the last one of the epoch."""
-        return self.step - (self.behind and self.step > 0)
+        return self.step - (self.steps_over and self.step > 0)
 
 
 class ProgressWriter:
     """Writes one task's records to a new file at `path`. Not for use by several threads.
 
-    `elastic`, `generation` and `behind` may be set at any time; each `write` includes them.
+    `elastic`, `generation` and `steps_over` may be set at any time; each `write` includes them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,21 +91,17 @@ class ProgressWriter:
         self._records = 0
         self.elastic = False
         self.generation = 0
-        self.behind = False
+        self.steps_over = False
 
     def write(self, epoch: int, step: int, rows: int, place: str) -> None:
-        self._put(
-            Progress(epoch, step, rows, time.monotonic(), place, self.elastic, self.generation, self.behind)
-        )
+        state = self.elastic, self.generation, self.steps_over
+        self.copy(Progress(epoch, step, rows, time.monotonic(), place, *state))
 
     def copy(self, found: Progress) -> None:
-        """Write a record of another process as it is."""
-        self._put(found)
-
-    def _put(self, found: Progress) -> None:
+        """Write a record as it is, such as one of another process."""
         self._records += 1
         name = found.place.encode()[:24]
-        flags = found.elastic | found.behind << 1
+        flags = found.elastic | found.steps_over << 1
         numbers = (found.epoch, found.step, found.rows, found.at, found.generation, flags)
         record = _RECORD.pack(self._records, *numbers, name)
         start = self._records % 2 * _SLOT

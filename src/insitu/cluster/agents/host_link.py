@@ -284,7 +284,7 @@ def _parse_progress(values: Sequence[Any]) -> Progress:
     _seconds(found.at)
     _text(found.place)
     _flag(found.elastic)
-    _flag(found.behind)
+    _flag(found.steps_over)
     return found
 
 

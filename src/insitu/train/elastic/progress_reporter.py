@@ -59,7 +59,7 @@ class ProgressReporter:
     def _write(self) -> None:
         if self._writer is not None:
             self._writer.elastic = self.elastic and self._writer.generation > 0
-            self._writer.behind = self._position.kind in (TEST, EPOCH)
+            self._writer.steps_over = self._position.kind in (TEST, EPOCH)
             self._writer.write(self._position.epoch, self._position.step, self.rows, self._place)
 
     def report_idle(self) -> None:

@@ -81,10 +81,10 @@ def test_behind_the_last_step_of_an_epoch_that_step_is_shown(tmp_path: Path) -> 
     Journal(job.journal).create(new_job([TaskSpec(task, NodeId("node-0"), (0,))], 0))
     job.output.touch()
     writer = ProgressWriter(job.progress(task))
-    writer.behind = True
+    writer.steps_over = True
     writer.write(1, 18, 100, "forward")
     assert read_status(job).steps == (1, 17)
-    writer.behind = False
+    writer.steps_over = False
     writer.write(1, 18, 100, "gradient")
     assert read_status(job).steps == (1, 18)
     writer.close()
