@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -90,6 +91,8 @@ class Context:
     by_hand: bool = False
     #: Whether the process scores checkpoints: the models of its strategies are its own, and aren't trained.
     evaluates: bool = False
+    #: Whether the callbacks' event under way may have been heard before, by a process that was lost.
+    repeats_event: bool = False
 
     def __post_init__(self) -> None:
         if not _are_shards(self.shards, self.num_shards):
@@ -240,6 +243,25 @@ def _join_by_hand(context: Context, cluster: HandMadeCluster | None, *, has_shar
     return replace(here, shards=(cluster.task.index,), num_shards=len(cluster.workers))
 
 
+_repeating: list[bool] = []
+"""Not empty while callbacks are called again."""
+
+
+@contextlib.contextmanager
+def repeating_events() -> Iterator[None]:
+    """While open, `context()` tells that the event of callbacks under way may have been heard before."""
+    _repeating.append(True)
+    try:
+        yield
+    finally:
+        _repeating.pop()
+
+
 def context() -> Context:
-    """Return the context of this process, read afresh from its environment."""
-    return read_context(os.environ)
+    """Return the context of this process, read afresh from its environment.
+
+    `repeats_event` is true while a callback is called again for an event that a lost process may have
+    handled, wholly or in part: a callback that sends mails or counts calls elsewhere can skip it.
+    """
+    found = read_context(os.environ)
+    return replace(found, repeats_event=True) if _repeating else found

@@ -9,8 +9,10 @@ from insitu.train.elastic.divergence import Fingerprint, check_equal
 from insitu.train.elastic.lockstep import Lockstep, ResumePoint, RetryStep, Units, Work
 from insitu.train.elastic.membership import CHECK_EVERY, Membership, SynchronousMembership
 from insitu.train.elastic.position import (
+    BEGIN,
     CALL,
     CUSTOM_LOOP,
+    END,
     EPOCH,
     LOOP,
     PREDICT,
@@ -25,9 +27,11 @@ from insitu.train.elastic.progress_reporter import ProgressReporter
 from insitu.train.elastic.side_sampler import SideSampler
 
 __all__ = [
+    "BEGIN",
     "CALL",
     "CHECK_EVERY",
     "CUSTOM_LOOP",
+    "END",
     "EPOCH",
     "LOOP",
     "PREDICT",

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 import keras
 
 from insitu.errors import TrainingError
+from insitu.exchange import Group
 from insitu.train.collectives import NotSerializable, copy_value, encode
 from insitu.train.elastic.divergence import Fingerprint
 from insitu.train.elastic.lockstep import ResumePoint
 from insitu.train.elastic.position import Kind, LoopPosition
-from insitu.train.replica import ModelState, load_snapshot, view, views
+from insitu.train.replica import ModelState, load_snapshot, to_numpy, view
 
 KEPT_BYTES = 256 << 20
 """Results of finished calls that are kept for a replacement, at most."""
@@ -44,6 +45,14 @@ class Resumable(Protocol):
         """The model's variables."""
 
     @property
+    def replays(self) -> bool:
+        """Whether a replacement runs what lies between the last unit and the next, and has the state behind
+        the last one for that, before it comes to the next."""
+
+    def views(self) -> dict[str, Any]:
+        """Return every variable's value by name, as it was behind the last unit."""
+
+    @property
     def position(self) -> LoopPosition:
         """The unit that comes next."""
 
@@ -52,6 +61,12 @@ class Resumable(Protocol):
 
     def resume(self, state: dict[str, Any]) -> None:
         """Load another task's `state_dict()`: this task has come to where that one was."""
+
+    def begin_unit(self, group: Group, position: LoopPosition) -> None:
+        """See `StateProvider`, for a unit of a call that isn't in the middle of another."""
+
+    def end_unit(self) -> None:
+        """See `StateProvider`, for a unit of a call that isn't in the middle of another."""
 
 
 class CallCounter:
@@ -141,22 +156,33 @@ class CallLog(CallCounter):
         self._staged: dict[str, Any] = {}
         #: Whether all finished calls were kept, so that a replacement can be given them.
         self.complete = True
+        #: Calls in the middle of the one under way, since its last unit, with what they have left behind.
+        #: Written by `_record_nested` and `end_unit`.
+        self._nested: list[dict[str, Any]] = []
+        #: Those of a survivor that callbacks are going to make again here.
+        self._nested_to_recall: list[dict[str, Any]] = []
 
     # Calls
 
     def run(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
-        """Make a call of the script. Its result is kept for replacements."""
+        """Make a call. Its result is kept for replacements."""
+        if self._depth == 1 and self._nested_to_recall:
+            return self._recall_nested(trainer)
         outer, self._under_way = self._under_way, trainer
         try:
-            return super().run(trainer, call)
+            result = super().run(trainer, call)
         finally:
             self._under_way = outer
+        if self._depth == 1:
+            self._record_nested(trainer, result)
+        return result
 
     def _finish(self, result: Any) -> None:
-        self._record_result(result)
+        self._kept_bytes += self._keep(result, lambda value: self._results.update({self._finished: value}))
         super()._finish(result)
 
-    def _record_result(self, result: Any) -> None:
+    def _keep(self, result: Any, store: Callable[[Any], None]) -> int:
+        """Keep what a call has returned, unless that can't be copied or is too large; return its bytes."""
         value = result
         if isinstance(result, keras.callbacks.History):
             value = {"history": result.history, "epoch": result.epoch, "params": result.params}
@@ -164,11 +190,34 @@ class CallLog(CallCounter):
             size = sum(array.nbytes for array in encode(value).arrays)
         except NotSerializable:
             value, size = None, KEPT_BYTES + 1
-        self._kept_bytes += size
-        if self._kept_bytes > KEPT_BYTES:
+        if self._kept_bytes + size > KEPT_BYTES:
             self.complete = False
-        else:
-            self._results[self._finished] = value
+            return 0
+        store(value)
+        return size
+
+    def _record_nested(self, trainer: Resumable, result: Any) -> None:
+        """Keep a call that a callback has made: who takes this task's place makes it again, by itself."""
+        if isinstance(result, keras.callbacks.History):
+            self.complete = False  # it has trained: what it has left behind isn't known
+            return
+        moved = {id(variable) for variable in trainer.state.moved_in_tests}
+        left = {name: to_numpy(v) for name, v in trainer.state.named() if id(v) in moved}
+        kept = {"model": trainer.number, "left": left}
+        self._keep(result, lambda value: self._nested.append({**kept, "result": copy_value(value)}))
+
+    def _recall_nested(self, trainer: Resumable) -> Any:
+        recalled = self._nested_to_recall.pop(0)
+        if recalled["model"] != trainer.number:
+            raise TrainingError(
+                "A callback makes the same calls each time that it hears of an event. Received: a call of "
+                f"model {trainer.number}, where it was model {recalled['model']} before. Start the job again."
+            )
+        for name, variable in trainer.state.named():
+            if name in recalled["left"]:
+                variable.assign(recalled["left"][name])
+        self._nested.append(recalled)
+        return recalled["result"]
 
     def record_memory(self, memory: Any) -> None:
         """Keep what callbacks remember: a script may ask them. What is too large is left out."""
@@ -200,6 +249,10 @@ class CallLog(CallCounter):
             return None
         if point.position.is_setup:
             return None
+        trainer = self._under_way
+        if trainer is not None:
+            # Before callbacks see the model.
+            self._load(trainer)
         return point.position, self._staged["under_way"]
 
     # See StateProvider
@@ -211,8 +264,9 @@ class CallLog(CallCounter):
         for number, reference in enumerate(self._trainers):
             trainer = reference()
             if trainer is not None and trainer.prepared:
-                states[number] = views(trainer.state)
+                states[number] = trainer.views()
         return {
+            "nested": list(self._nested),
             "call": self._finished,
             "results": dict(self._results),
             "memories": dict(self._memories),
@@ -223,6 +277,7 @@ class CallLog(CallCounter):
     def stage(self, state: Any) -> None:
         """Keep a survivor's state; take over its finished calls."""
         self._staged = state
+        self._nested_to_recall = list(state["nested"])
         self._results = dict(state["results"])
         self._memories = dict(state["memories"])
 
@@ -236,11 +291,23 @@ class CallLog(CallCounter):
             )
         for reference in self._trainers:
             other = reference()
-            if other is not None and other.prepared:
+            is_entered = other is trainer and trainer.replays and not position.is_setup
+            if other is not None and other.prepared and not is_entered:
                 self._load(other, last=True)
         if not position.is_setup:
             trainer.resume(self._staged["under_way"])
-        self._staged = {}
+        self._staged, self._nested_to_recall = {}, []
+
+    def begin_unit(self, group: Group, position: LoopPosition) -> None:
+        """Have the trainer of the call under way prepare for a unit of it."""
+        if self._under_way is not None and position.depth == 1 and not position.is_setup:
+            self._under_way.begin_unit(group, position)
+
+    def end_unit(self, position: LoopPosition) -> None:
+        """Forget what was done before the unit that was done."""
+        if self._under_way is not None and position.depth == 1 and not position.is_setup:
+            self._nested = []
+            self._under_way.end_unit()
 
     def fingerprint(self) -> Fingerprint:
         """Return hashes of the variables and the position of the model that is being trained."""

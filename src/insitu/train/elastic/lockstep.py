@@ -8,8 +8,9 @@ before it changes anything of its model. So when a peer is lost each survivor st
 - in the last gather of the unit before: then others have its result, and send it.
 
 Nothing has to be rolled back, and no survivor needs another's state. A replacement runs the script from its
-start, is given the state of a survivor in the newest unit, and skips everything until it comes to that unit,
-which it then does with the others.
+start, is given the state of a survivor in the newest unit, as it was behind the unit before, and skips
+everything up to there. Then it runs what lies between the two units, as callbacks, and does the newest one
+with the others.
 """
 
 from __future__ import annotations
@@ -72,6 +73,13 @@ class StateProvider(Protocol):
 
     def resume(self, position: LoopPosition) -> None:
         """Load the staged state: this task has come to the unit that the others are in."""
+
+    def begin_unit(self, group: Group, position: LoopPosition) -> None:
+        """Prepare for a unit, which may be interrupted and begun again: what a replacement enters by is what
+        is there now. Collective."""
+
+    def end_unit(self, position: LoopPosition) -> None:
+        """Hear that a unit was done."""
 
     def fingerprint(self) -> Fingerprint:
         """Return hashes of what must be equal in all tasks before they do the same unit."""
@@ -156,6 +164,7 @@ class Lockstep:
             if not position.is_setup and self._check_pending:
                 check_equal(group, self._provider.fingerprint(), f"before {position}")
                 self._check_pending = False
+            self._provider.begin_unit(group, position)
             row = work(group)
             committed = True
             result = group.all_gather(row)
@@ -168,6 +177,7 @@ class Lockstep:
             result = recovered
         self._unit += 1
         self._last_result = result
+        self._provider.end_unit(position)
         return result
 
     def check_before_next_unit(self) -> None:

@@ -225,10 +225,9 @@ class SynchronousMembership(Membership):
     def run_call(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
         """Make a call. A replacement can't get to one in the middle of another, so that recovery is paused
         for as long as that takes."""
-        if self.calls.is_under_way:
-            with self.reporter.pause_recovery():
-                return self.calls.run(trainer, call)
-        result = self.calls.run(trainer, call)
+        nested = self.calls.is_under_way
+        with self.reporter.pause_recovery() if nested else contextlib.nullcontext():
+            result = self.calls.run(trainer, call)
         if not self.calls.complete:
             self.reporter.disable_recovery()
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-Kind = Literal["call", "setup", "restore", "train", "test", "epoch", "predict", "loop"]
+Kind = Literal["call", "setup", "restore", "begin", "train", "test", "epoch", "end", "predict", "loop"]
 
 CALL: Final = "call"
 """Compares which call the tasks make, before anything of it is done."""
@@ -13,12 +13,16 @@ SETUP: Final = "setup"
 """Gives all replicas the first weights, before a model's first call."""
 RESTORE: Final = "restore"
 """Gives all replicas the state of a checkpoint, at the beginning of a fit."""
+BEGIN: Final = "begin"
+"""The beginning of a fit: callbacks have heard of it in all tasks."""
 TRAIN: Final = "train"
 """A training step."""
 TEST: Final = "test"
 """A step of `evaluate`, or of the validation in a fit."""
 EPOCH: Final = "epoch"
 """The end of an epoch, where the chief sends the state of callbacks that write files."""
+END: Final = "end"
+"""The end of a fit: callbacks have heard of it in all tasks."""
 PREDICT: Final = "predict"
 """A step of `predict`."""
 LOOP: Final = "loop"
@@ -71,6 +75,14 @@ class LoopPosition:
     def at_epoch_end(self) -> LoopPosition:
         """Return the position where steps and tests of the epoch are done."""
         return LoopPosition(self.call, EPOCH, self.depth, self.epoch, self.step, self.test)
+
+    def at_begin(self) -> LoopPosition:
+        """Return the position where callbacks have heard of the beginning of the fit."""
+        return LoopPosition(self.call, BEGIN, self.depth, self.epoch, self.step)
+
+    def at_end(self) -> LoopPosition:
+        """Return the position where callbacks have heard of the end of the fit."""
+        return LoopPosition(self.call, END, self.depth, self.epoch, self.step)
 
     def at_prediction(self, step: int) -> LoopPosition:
         """Return the position before step `step` of a `predict`."""

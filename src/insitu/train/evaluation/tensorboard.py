@@ -69,8 +69,23 @@ class TensorBoard(keras.callbacks.Callback):
         self._file: EventFile | None = None
         #: Returns the trainer where insitu does the steps, else None. Written as a training begins.
         self._find_trainer: Callable[[], KerasTrainer | None] = _nobody
-        #: Counts the steps of the training under way. An object, so that it stays in this process.
-        self._steps = _Steps()
+        #: Updates of the model as the training began, and at the last event with the logs of a step.
+        self._first_update = self._newest_update = 0
+        #: The logs of that step, by tag.
+        self._newest_numbers: dict[str, float] = {}
+        #: Paths of the event files that the training under way has begun, in this process or another.
+        self._paths: list[str] = []
+
+    @property
+    def remembers_steps(self) -> bool:
+        """Whether it writes between the ends of epochs. Read by `fit`."""
+        return self._update_freq != "epoch"
+
+    @property
+    def appended_files(self) -> list[Path]:
+        """The event files of the training under way on this machine. Read by `fit`: what a task has written
+        that is lost, and is written again, is taken out of them."""
+        return [Path(path) for path in self._paths if not is_url(path)]
 
     def on_train_begin(self, logs: Any = None) -> None:
         trainer = trainer_of(self.model)
@@ -78,10 +93,12 @@ class TensorBoard(keras.callbacks.Callback):
         self._find_trainer = (lambda: trainer) if trainer is not None else _nobody
         if GRADIENTS in self._histograms:
             _keep_gradients(self.model, trainer)
+        self._paths, self._newest_update, self._newest_numbers = [], 0, {}
+        self._first_update = self._read_updates()
         if trainer is not None and not trainer.membership.context.is_chief:
             self._file = None
             return
-        self._file, self._steps = EventFile(self._choose_folder()), _Steps()
+        self._file = EventFile(self._choose_folder())
 
     def _choose_folder(self) -> Path | str:
         context = read_context()
@@ -103,21 +120,23 @@ class TensorBoard(keras.callbacks.Callback):
 
     def end_step(self, logs: Any) -> None:
         """Hear of a step that was done."""
-        self._steps.count += 1
         if self._file is None or self._update_freq == "epoch":
             return
-        if self._steps.count % int(self._update_freq) == 0:
-            step, numbers = self._read_updates(), _as_numbers(logs or {})
+        step = self._read_updates()
+        if (step - self._first_update) % int(self._update_freq) == 0:
+            numbers = _as_numbers(logs or {})
             self._begin(self._file).write(step, numbers)
-            self._steps.newest = (step, numbers)
+            self._newest_update, self._newest_numbers = step, numbers
 
     def _begin(self, file: EventFile) -> EventFile:
         """Return the file, in which the first event says where the training goes on. A task that takes up a
         fit in its middle knows that from its first step on."""
-        if not self._steps.written:
-            self._steps.written = True
+        path = str(file.path)
+        if path not in self._paths:
+            begun = bool(self._paths)
+            self._paths = [*self._paths, path]
             file.begin_at(self._read_updates())
-            if self._graph:
+            if self._graph and not begun:
                 file.write_graph(describe_graph(self.model))
         return file
 
@@ -128,7 +147,7 @@ class TensorBoard(keras.callbacks.Callback):
         rate = {"learning_rate": _read_learning_rate(self.model)}
         file = self._begin(self._file)
         # An epoch's end repeats the logs of its last step, beside those of the validation.
-        there = self._steps.newest[1] if self._steps.newest[0] == step else {}
+        there = self._newest_numbers if self._newest_update == step else {}
         numbers = {name: n for name, n in _as_numbers(logs or {}).items() if there.get(name) != n}
         file.write(step, {**numbers, **rate})
         arrays: dict[str, NDArray[Any]] = {}
@@ -145,18 +164,6 @@ class TensorBoard(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._file = None
-
-
-class _Steps:
-    """What was done since a training began."""
-
-    def __init__(self) -> None:
-        #: Steps.
-        self.count = 0
-        #: Whether anything was written.
-        self.written = False
-        #: The step whose logs were written last, and these.
-        self.newest: tuple[int, dict[str, float]] = (-1, {})
 
 
 def _nobody() -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
 import json
 import logging
-import stat
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import xxhash
 
-from insitu.grid import publish_file
 from insitu.train.collectives import copy_value, encode, keep_serializable
+from insitu.train.fit.writer_files import Marks, appending, mark_files, rewind_files
 
 WRITERS = (
     keras.callbacks.BackupAndRestore,
@@ -34,6 +36,17 @@ header."""
 _MONITOR_OP = "monitor_op"
 """The function by which callbacks compare what they monitor. A state dict says only that it was chosen."""
 _SMALL_BYTES = 1 << 20
+_MAX_DEPTH = 20
+
+_UNCOPIED, _FILES, _HASH = "#uncopied", "#files", "#hash"
+"""Beside a callback's attributes: the names of those that can't be copied and were set while a fit lasts,
+with the event that set each, and how far its files were written; in place of attributes that aren't sent:
+their hash."""
+_SMALL_STATE = 1 << 16
+"""Bytes of a callback's state up to which the chief sends it along. Replicas run the same callbacks, so that
+others have what is larger, unless hashes differ."""
+_LONG = 64
+"""Elements of a list from which on only some are looked at, to see whether it holds further containers."""
 
 _FILLED = {"history"}
 """Attributes that a callback of Keras sets once, in `__init__`, and fills later."""
@@ -46,13 +59,13 @@ StateDict = dict[str, dict[str, Any]]
 
 
 class CallbackMemory:
-    """The plain values that the callbacks of a fit remember.
+    """The plain values that the callbacks of a fit remember, and how far their files were written.
 
     A script that has changed gives other callbacks: those of both go on, the state of others is dropped.
 
     Attributes that are no plain values (files, functions, objects) stay behind, and so do those that are as
-    they were before the fit: how a callback was set up is the script's. Of writers, which the chief alone
-    runs, the other tasks keep what it last sent them.
+    they were before the fit: how a callback was set up is the script's. Of what the chief alone runs or
+    knows, the other tasks keep what it last sent them.
     """
 
     def __init__(self, given: Sequence[Any], history: Any, is_chief: bool) -> None:
@@ -60,46 +73,165 @@ class CallbackMemory:
         self._callbacks = _named([*given, history])
         self._is_chief = is_chief
         self._before = {name: _InitialAttributes(callback) for name, callback in self._callbacks.items()}
-        #: What the chief last sent of its writers. Written by `KerasTrainer` at the end of each epoch.
-        self.writers: StateDict = {}
+        #: What the chief last sent, by name. Written by `take_sent`.
+        self._of_chief: StateDict = {}
+        #: Attributes as they were when callbacks were first called since the last unit. Written by `keep`.
+        self._kept: dict[str, dict[str, Any]] = {}
+        #: Attributes that can't be copied, with the event at whose end they were there, by callback's name.
+        #: Written by `note_uncopied`.
+        self._uncopied: dict[str, dict[str, tuple[str, Any]]] = {}
+        #: Names of callbacks that the chief sends, since the other tasks have another state or none.
+        self._differing: set[str] = set()
 
-    @property
-    def has_writers(self) -> bool:
-        """Whether some of the callbacks are run by the chief alone."""
-        return any(isinstance(callback, WRITERS) for callback in self._callbacks.values())
+    def note_uncopied(self, event: str) -> None:
+        """Note which attributes callbacks have set in `event`, the beginning of something, that can't be
+        copied: in another process they are made by that event."""
+        for name, callback in self._callbacks.items():
+            known = self._uncopied.setdefault(name, {})
+            for attribute in self._before[name].find_uncopied(vars(callback)):
+                value = vars(callback)[attribute]
+                if attribute not in known or known[attribute][1] is not value:
+                    known[attribute] = event, value
 
-    def writers_state_dict(self) -> StateDict:
-        """Return what the chief sends the others."""
-        return {n: self._read(n) for n, c in self._callbacks.items() if isinstance(c, WRITERS)}
+    def keep(self, callbacks: Sequence[Any] | None = None) -> None:
+        """Remember what callbacks are like, who are about to be called; None: all. Until `release`."""
+        for name, callback in self._callbacks.items():
+            if name not in self._kept and (callbacks is None or any(callback is one for one in callbacks)):
+                self._kept[name] = _copy_attributes(callback) | {_FILES: self._mark_files(callback)}
+
+    def release(self) -> None:
+        """Forget what `keep` has kept: a unit was done."""
+        self._kept = {}
+
+    def _mark_files(self, callback: Any) -> Marks:
+        return mark_files(callback) if self._is_chief else {}
+
+    # The chief tells the others
+
+    def chief_state_dict(self, callbacks: Sequence[Any] | None = None) -> StateDict:
+        """Return what the chief sends of its callbacks as they are now; None: of all. What is large, and may
+        be the same in all tasks, isn't sent: only its hash, as `#hash`."""
+        states: StateDict = {}
+        for name, callback in self._callbacks.items():
+            if callbacks is not None and not any(callback is one for one in callbacks):
+                continue
+            state = self._read(name, vars(callback), self._mark_files(callback))
+            is_sent = isinstance(callback, WRITERS) or name in self._differing
+            is_small = _count_bytes(state) <= _SMALL_STATE
+            states[name] = state if is_sent or is_small else {_HASH: _hash(state)}
+        return states
+
+    def take_sent(self, sent: StateDict) -> list[str]:
+        """Keep what the chief has sent; return the names of callbacks whose state is another one there."""
+        missing = []
+        for name, state in sent.items():
+            if _HASH not in state:
+                self._of_chief[name] = state
+            elif (
+                name not in self._callbacks
+                or _hash(self._read(name, vars(self._callbacks[name]), {})) != (state[_HASH])
+            ):
+                missing.append(name)
+            else:
+                self._of_chief.pop(name, None)
+        return missing
+
+    @staticmethod
+    def is_hash(state: dict[str, Any]) -> bool:
+        """Return whether a state that the chief has sent is only its hash."""
+        return _HASH in state
+
+    def send_from_now_on(self, names: Iterable[str]) -> None:
+        """Have the chief send the state of these callbacks in full."""
+        self._differing.update(names)
+
+    # Another process goes on
 
     def state_dict(self) -> StateDict:
-        """Return what all callbacks remember."""
-        others = {n: self._read(n) for n, c in self._callbacks.items() if not isinstance(c, WRITERS)}
-        return {**others, **(self.writers_state_dict() if self._is_chief else self.writers)}
+        """Return what all callbacks remember, those of the chief as far as this task knows."""
+        own = self.read_all()
+        return own if self._is_chief else own | self._of_chief
+
+    def transfer(self) -> dict[str, StateDict]:
+        """Return what a task needs that takes another's place, for `receive`."""
+        own = self._own_state_dict()
+        return {"own": own, "of_chief": own if self._is_chief else self._of_chief}
+
+    def receive(self, transferred: dict[str, StateDict]) -> StateDict:
+        """Take what another task has transferred; return what is this task's of it, for `load_state_dict`."""
+        own, self._of_chief = transferred["own"], dict(transferred["of_chief"])
+        return own | self._of_chief if self._is_chief else own
+
+    def read_all(self) -> StateDict:
+        """Return what this task's callbacks remember now."""
+        return {n: self._read(n, vars(c), self._mark_files(c)) for n, c in self._callbacks.items()}
+
+    def _own_state_dict(self) -> StateDict:
+        return {name: self._read_kept(name) for name in self._callbacks}
+
+    def _read_kept(self, name: str) -> dict[str, Any]:
+        callback = self._callbacks[name]
+        if name not in self._kept:
+            return self._read(name, vars(callback), self._mark_files(callback))
+        kept = dict(self._kept[name])
+        return self._read(name, kept, kept.pop(_FILES))
 
     def load_state_dict(self, state: StateDict) -> None:
         """Give the callbacks what they remembered in another task or another run of the script."""
         for name in self._callbacks.keys() & state.keys():
-            callback, attributes = self._callbacks[name], state[name]
-            if isinstance(callback, WRITERS) and not self._is_chief:
-                self.writers[name] = attributes
-            else:
+            callback = self._callbacks[name]
+            if self._is_chief or not isinstance(callback, WRITERS):
                 self._before[name].restore(callback)
-                _write(callback, attributes)
+                _write(callback, state[name])
 
-    def _read(self, name: str) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def continuing_files(self, state: StateDict) -> Iterator[None]:
+        """Take out of the chief's files what was written behind `state`: it will be written again. While
+        open, callbacks that open a file of their own append to it."""
+        marks = {n: state[n].get(_FILES, {}) for n in state if n in self._callbacks} if self._is_chief else {}
+        for name, mark in marks.items():
+            rewind_files(self._callbacks[name], mark)
+        with appending(self._callbacks[name] for name, mark in marks.items() if mark):
+            yield
+
+    def warn_of_uncopied(self, state: StateDict) -> None:
+        """Name the callbacks of users that have set what can't be copied from another process."""
+        for name in self._callbacks.keys() & state.keys():
+            kind, made = type(self._callbacks[name]), state[name].get(_UNCOPIED) or {}
+            if not is_of_user(self._callbacks[name]):
+                continue
+            for attribute, event in made.items():
+                remedy = f"{event} is called again, to make it anew" if event else "nothing makes it anew"
+                sys.stderr.write(
+                    f"[insitu] {kind.__name__}.{attribute} can't be carried over from another process: "
+                    f"{remedy}\n"
+                )
+
+    def is_made_by(self, event: str, callback: Any, state: StateDict) -> bool:
+        """Return whether a callback has something from `event` that can't be copied from another process.
+        True for one of which `state` has nothing: it hasn't heard of the event."""
+        name = next((name for name, one in self._callbacks.items() if one is callback), None)
+        if name is None or _UNCOPIED not in state.get(name, {}):
+            return True
+        return event in state[name][_UNCOPIED].values()
+
+    def _read(self, name: str, attributes: dict[str, Any], files: Marks) -> dict[str, Any]:
         callback = self._callbacks[name]
         if isinstance(callback, keras.callbacks.ProgbarLogger):
-            return {}
-        changed = self._before[name].find_changed(_plain(callback))
-        return changed | {_MONITOR_OP: True} if getattr(callback, _MONITOR_OP, None) is not None else changed
+            return {_UNCOPIED: {}}
+        before = self._before[name]
+        plain = _plain(type(callback), attributes)
+        state = before.find_changed(plain)
+        if attributes.get(_MONITOR_OP) is not None and hasattr(callback, "_set_monitor_op"):
+            state[_MONITOR_OP] = True
+        events = {attribute: event for attribute, (event, _) in self._uncopied.get(name, {}).items()}
+        state[_UNCOPIED] = {a: events.get(a, "") for a in before.find_uncopied(attributes)}
+        return state | ({_FILES: files} if files else {})
 
-    def append_to_logs(self, epoch: int) -> None:
-        """Have writers append to the files that they wrote in the epochs before `epoch`."""
-        for callback in self._callbacks.values() if self._is_chief else ():
-            if isinstance(callback, keras.callbacks.CSVLogger):
-                callback.append = True
-                _drop_rows(Path(callback.filename), callback.sep, epoch)
+
+def is_of_user(callback: Any) -> bool:
+    """Return whether a callback's class is neither Keras' nor insitu's."""
+    return type(callback).__module__.partition(".")[0] not in ("keras", "insitu")
 
 
 def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
@@ -112,28 +244,45 @@ def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
     return names
 
 
-def _drop_rows(path: Path, separator: str, epoch: int) -> None:
-    """Take the rows of `epoch` and later ones out of a CSVLogger's file: they will be written again."""
-    try:
-        lines = path.read_bytes().decode().splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError):
-        return
-
-    def stays(line: str) -> bool:
-        first = line.partition(separator)[0]
-        return line.endswith("\n") and not (first.isdecimal() and int(first) >= epoch)
-
-    kept = [line for line in lines if stays(line)]
-    if kept != lines:
-        publish_file(path, "".join(kept).encode(), stat.S_IMODE(path.stat().st_mode))
+def _copy_attributes(callback: Any) -> dict[str, Any]:
+    """Return a callback's attributes, with copies of what may change in place."""
+    return {name: _copy_container(value) for name, value in vars(callback).items()}
 
 
-def _plain(callback: Any) -> dict[str, Any]:
-    values = {n: v for n, v in vars(callback).items() if is_memory(type(callback), n)}
-    return keep_serializable(values)
+def _copy_container(value: Any, depth: int = 0) -> Any:
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.copy()
+    if kind is dict and depth < _MAX_DEPTH:
+        return {key: _copy_container(item, depth + 1) for key, item in value.items()}
+    if kind in (list, tuple) and depth < _MAX_DEPTH:
+        # A list that grows by a number in each step would take longer each time.
+        some = value if len(value) < _LONG else (*value[: _LONG // 2], *value[-_LONG // 2 :])
+        if any(type(item) in (list, dict, tuple, np.ndarray) for item in some):
+            return kind(_copy_container(item, depth + 1) for item in value)
+        return value.copy() if kind is list else value
+    return value
 
 
-def is_memory(kind: type, name: str) -> bool:
+def _plain(kind: type, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return keep_serializable({n: v for n, v in attributes.items() if is_memory(kind, n)})
+
+
+def _count_bytes(state: Any) -> int:
+    payload = encode(state)
+    return len(json.dumps(payload.tree)) + sum(array.nbytes for array in payload.arrays)
+
+
+def _hash(state: dict[str, Any]) -> str:
+    payload = encode({name: value for name, value in state.items() if name not in (_UNCOPIED, _FILES)})
+    digest = xxhash.xxh3_128(json.dumps([payload.tree, payload.specs]).encode())
+    for array in payload.arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return str(digest.hexdigest())
+
+
+@functools.lru_cache(maxsize=4096)
+def is_memory(kind: Any, name: str) -> bool:
     """Return whether an attribute of callbacks of this class may be something that they remember.
 
     How they were set up (`ModelCheckpoint.filepath`) is the script's, and methods are their class's.
@@ -169,13 +318,26 @@ class _InitialAttributes:
         self._values: dict[str, Any] = {}
         #: Small values as text, to compare by.
         self._texts: dict[str, str] = {}
-        for name, value in _plain(callback).items():
+        #: The attributes that can't be copied.
+        self._others = {name: value for name, value in vars(callback).items() if not _is_plain(value)}
+        for name, value in _plain(type(callback), vars(callback)).items():
             payload = encode(value)
             if any(array.nbytes > _SMALL_BYTES for array in payload.arrays):
                 self._values[name] = value
             else:
                 self._values[name] = copy_value(value)
                 self._texts[name] = _text(value)
+
+    def find_uncopied(self, now: Mapping[str, Any]) -> list[str]:
+        """Return the names of attributes that were set since and can't be copied, in order."""
+        return sorted(
+            name
+            for name, value in now.items()
+            if name not in _LEFT_OUT
+            and name != _MONITOR_OP
+            and (name not in self._others or self._others[name] is not value)
+            and not _is_plain(value)
+        )
 
     def find_changed(self, now: dict[str, Any]) -> dict[str, Any]:
         """Return those of the attributes that aren't as they were."""
@@ -188,7 +350,7 @@ class _InitialAttributes:
 
     def restore(self, callback: Any) -> None:
         """Set all attributes back, but for those that hold something else than plain values by now."""
-        now = _plain(callback)
+        now = _plain(type(callback), vars(callback))
         for name, value in self._values.items():
             if name not in now:
                 continue
@@ -208,9 +370,10 @@ def _write(callback: Any, attributes: dict[str, Any]) -> None:
         # Keras does so at the first epoch's end, which also changes the sign of a plain value.
         callback._set_monitor_op()
     for name, value in attributes.items():
-        if name == _MONITOR_OP:
+        if name in (_MONITOR_OP, _UNCOPIED, _FILES):
             continue
-        if not is_memory(type(callback), name) or not _is_plain(vars(callback).get(name)):
+        kind: Any = type(callback)
+        if not is_memory(kind, name) or not _is_plain(vars(callback).get(name)):
             _LOG.warning(
                 "A checkpoint would set %s.%s, which insitu never saves. It is left as it is",
                 type(callback).__name__,

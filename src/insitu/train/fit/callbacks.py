@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
 from keras.src.utils import is_default
 
+from insitu.context import repeating_events
 from insitu.errors import TrainingError
-from insitu.train.fit.callback_memory import WRITERS, CallbackMemory
+from insitu.train.elastic import LoopPosition
+from insitu.train.fit.callback_memory import WRITERS, CallbackMemory, is_of_user
+from insitu.train.fit.chief_state import ChiefMemory
+from insitu.train.fit.entry import (
+    TRAIN_BEGIN,
+    TRAIN_END,
+    Key,
+    key_of_batch_begin,
+    key_of_batch_end,
+    key_of_epoch_begin,
+    key_of_epoch_end,
+    key_of_test_batch_begin,
+    key_of_test_batch_end,
+    key_of_test_begin,
+    key_of_test_end,
+)
 from insitu.train.fit.loop_state import LoopState
 
 _BATCH_EVENTS = ("on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end")
@@ -17,14 +34,18 @@ _OLD_NAMES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "o
 """What Keras calls where a callback doesn't have the event itself."""
 
 
-class EpochListener(Protocol):
-    """Does what all tasks do at the end of an epoch and of a fit."""
+class FitListener(Protocol):
+    """Does what all tasks do at certain points of a fit."""
+
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether another can take this task's place while the others go on."""
 
     def share_restored(self) -> None:
         """Give all tasks what a callback that the chief alone runs has restored."""
 
-    def end_epoch(self) -> None:
-        """Finish an epoch: all callbacks have heard of its end."""
+    def meet(self, position: LoopPosition) -> None:
+        """Wait for all tasks: their callbacks have heard of what comes before `position`."""
 
     def end_fit(self) -> None:
         """Finish a fit whose steps are all done, before callbacks hear of its end."""
@@ -56,6 +77,11 @@ def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:
     return [c for c in flatten_callbacks(callbacks) if is_chief or not isinstance(c, WRITERS)]
 
 
+def _keeps_steps(callback: Any) -> bool:
+    """Return whether a callback that insitu tells of each step remembers something of it, or writes it."""
+    return hasattr(callback, "end_step") and bool(getattr(callback, "remembers_steps", True))
+
+
 def _hears(callback: Any, event: str) -> bool:
     """Return whether a callback does something at an event of batches."""
     if not getattr(callback, "hears_batches", True):
@@ -70,7 +96,9 @@ class EpochCallbacks(keras.callbacks.CallbackList):
     """Calls callbacks as Keras' own list does, and enters each epoch where the position is.
 
     A fit that is taken up begins an epoch in its middle: its first steps are skipped, and no callback hears
-    of them, so that step numbers, progress bars and schedules go on where they were.
+    of what others have heard to its end (see `Entry`), so that step numbers, progress bars and schedules go
+    on where they were. The exceptions are beginnings at which a callback has opened what can't be copied,
+    such as a file.
 
     Where no callback does anything at the end of a batch, nobody is called then: a call in Keras' way, by a
     thread, with the logs as Python's numbers, takes as long as the step of a small model.
@@ -80,7 +108,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         self,
         model: Any,
         state: LoopState,
-        listener: EpochListener,
+        listener: FitListener,
         given: list[Any],
         is_chief: bool,
         **params: Any,
@@ -103,27 +131,81 @@ class EpochCallbacks(keras.callbacks.CallbackList):
             **params,
         )
         self._step_listeners = [callback for callback in own if hasattr(callback, "end_step")]
+        #: Callbacks that may remember something of each batch. Written at each epoch's beginning.
+        self._batch_callbacks: list[Any] = []
+        #: Whether some of them may draw random numbers.
+        self._has_users_batch_callbacks = False
         #: Whether some callback restores weights from files that the chief alone reads.
         self._restores = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given)
         #: `model._initial_epoch` before this fit changed it, in a tuple; empty where it hasn't.
         self._initial_epoch: tuple[Any, ...] = ()
         #: What the callbacks remember.
         self.memory = CallbackMemory(given, self._history, is_chief)
+        #: Sends all tasks what those of the chief do.
+        self.chief_memory = ChiefMemory(self.memory)
+
+    @property
+    def batch_callbacks(self) -> Sequence[Any]:
+        """Callbacks that may remember something of each batch."""
+        return self._batch_callbacks
 
     def _do_what_is_due(self) -> None:
         due, self.due = self.due, []
         for action in due:
             action()
 
+    # Who hears what
+
+    @contextlib.contextmanager
+    def _calling(self, event: Key, callbacks: Sequence[Any] | None = None) -> Iterator[None]:
+        """Call callbacks while open: what they find is remembered, so that they can be called again."""
+        if self._listener.can_be_replaced:
+            self._state.gap.open(with_random=callbacks is None or self._has_users_batch_callbacks)
+            self.memory.keep(callbacks)
+        with repeating_events() if self._state.entry.repeats(event) else contextlib.nullcontext():
+            yield
+
+    def _set_up(self, event: str, *args: Any, but: Sequence[Any] = ()) -> None:
+        """Let those callbacks hear a beginning again that have something from there that can't be copied.
+        Those of `but` have heard of it here."""
+        state = self._state
+        with state.setting_up(), repeating_events():
+            for callback in self.callbacks:
+                if any(callback is one for one in but) or callback is self._progbar:
+                    continue
+                is_board = isinstance(callback, keras.callbacks.TensorBoard)
+                if not is_board and self.memory.is_made_by(event, callback, state.memory_at_entry):
+                    getattr(callback, event)(*args)
+            self.memory.note_uncopied(event)
+        _set_up_by_hand(self.callbacks, event)
+
+    # Events
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Have Keras begin with the epoch in which the fit is taken up, if it is."""
+        state = self._state
         before = self.model._initial_epoch
-        super().on_train_begin(logs)
+        self._on_begin()
+        called = []
+        with self._calling(TRAIN_BEGIN):
+            for callback in self.callbacks:
+                # The first ones may find out where the fit is taken up.
+                if not state.entry.was_heard(TRAIN_BEGIN):
+                    called.append(callback)
+                    callback.on_train_begin(logs)
+            self.memory.note_uncopied("on_train_begin")
+        if state.entry.was_heard(TRAIN_BEGIN):
+            # Callbacks get the state that they have in the middle of the fit.
+            self.memory.warn_of_uncopied(state.memory_at_entry)
+            with self.memory.continuing_files(state.memory_at_entry):
+                self._set_up("on_train_begin", logs, but=called)
         if self._restores:
             self._listener.share_restored()
-        if self._state.position.epoch:
+        if state.position.epoch or state.entry.is_at_end:
             self._initial_epoch = (before,)
-            self.model._initial_epoch = self._state.position.epoch
+            at_end = state.entry.is_at_end
+            self.model._initial_epoch = self.params["epochs"] if at_end else state.position.epoch
+        self._listener.meet(state.position.at_begin())
 
     def restore_initial_epoch(self) -> None:
         """Let the model's next fit begin where Keras would begin it."""
@@ -131,47 +213,117 @@ class EpochCallbacks(keras.callbacks.CallbackList):
             self.model._initial_epoch = before
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        event = key_of_epoch_begin(epoch)
         self._state.begin_epoch(epoch)
-        self._state.restore_callbacks(epoch_has_begun=False)
-        super().on_epoch_begin(epoch, logs)
-        self._state.restore_callbacks(epoch_has_begun=True)
+        if self._state.entry.was_heard(event):
+            self._set_up("on_epoch_begin", epoch, logs)
+        else:
+            with self._calling(event):
+                super().on_epoch_begin(epoch, logs)
+                self.memory.note_uncopied("on_epoch_begin")
         # Now, since a callback may have made its methods at the epoch's beginning.
         self._heard = frozenset(e for e in _BATCH_EVENTS if any(_hears(c, e) for c in self.callbacks))
+        self._batch_callbacks = [
+            callback
+            for callback in self.callbacks
+            if callback not in (self._progbar, self._history)
+            and (any(_hears(callback, e) for e in _BATCH_EVENTS) or _keeps_steps(callback))
+        ]
+        self._has_users_batch_callbacks = any(map(is_of_user, self._batch_callbacks))
+        self.chief_memory.all_due = True
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if "on_train_batch_begin" in self._heard and batch >= self._state.first_step:
-            super().on_train_batch_begin(batch, logs)
+        if "on_train_batch_begin" not in self._heard:
+            return
+        state = self._state
+        event = key_of_batch_begin(state.position.epoch, batch)
+        if not state.entry.was_heard(event):
+            with self._calling(event, self._batch_callbacks):
+                super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch >= self._state.first_step:
-            for listener in self._step_listeners:
-                listener.end_step(logs)
-            if "on_train_batch_end" in self._heard:
-                super().on_train_batch_end(batch, logs)
-            if self.due:
-                self._do_what_is_due()
-        elif batch == self._state.first_step - 1:
-            self._state.end_skipped_steps()
+        state = self._state
+        if batch == state.first_step - 1:
+            state.end_skipped_steps()
+        if not self._heard and not self._step_listeners:
+            return
+        event = key_of_batch_end(state.position.epoch, batch)
+        if state.entry.was_heard(event):
+            return
+        if not self._batch_callbacks:
+            # Nothing to remember for: not to lose time here.
+            self._end_batch(batch, logs)
+            return
+        with self._calling(event, self._batch_callbacks):
+            self._end_batch(batch, logs)
+
+    def _end_batch(self, batch: int, logs: Any) -> None:
+        for listener in self._step_listeners:
+            listener.end_step(logs)
+        if "on_train_batch_end" in self._heard:
+            super().on_train_batch_end(batch, logs)
+        if self.due:
+            self._do_what_is_due()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.chief_memory.all_due = True
+        event = key_of_test_begin(self._state.position.epoch)
+        if self._state.entry.was_heard(event):
+            self._on_begin()
+            self._set_up("on_test_begin", logs)
+            return
+        with self._calling(event):
+            super().on_test_begin(logs)
+            self.memory.note_uncopied("on_test_begin")
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if "on_test_batch_begin" in self._heard and batch >= self._state.first_test:
-            super().on_test_batch_begin(batch, logs)
+        event = key_of_test_batch_begin(self._state.position.epoch, batch)
+        if "on_test_batch_begin" in self._heard and not self._state.entry.was_heard(event):
+            with self._calling(event, self._batch_callbacks):
+                super().on_test_batch_begin(batch, logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if "on_test_batch_end" in self._heard and batch >= self._state.first_test:
-            super().on_test_batch_end(batch, logs)
+        event = key_of_test_batch_end(self._state.position.epoch, batch)
+        if "on_test_batch_end" in self._heard and not self._state.entry.was_heard(event):
+            with self._calling(event, self._batch_callbacks):
+                super().on_test_batch_end(batch, logs)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        with self._calling(key_of_test_end(self._state.position.epoch)):
+            super().on_test_end(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._state.end_steps()
+        state = self._state
+        state.end_steps()
         if self._progbar is not None:
-            self._progbar.seen = self._state.position.step
-        super().on_epoch_end(epoch, logs)
-        self._state.report_epoch_logs(logs or {})
-        self._listener.end_epoch()
+            self._progbar.seen = state.position.step
+        state.epoch_logs = logs or {}
+        with self._calling(key_of_epoch_end(epoch)):
+            super().on_epoch_end(epoch, logs)
+            state.report_epoch_logs(logs or {})
+        self._listener.meet(state.position)
+        state.end_epoch()
         self._do_what_is_due()
 
     def on_train_end(self, logs: Any = None) -> None:
-        # Where the whole fit was done before, no epoch has begun.
-        self._state.restore_callbacks(epoch_has_begun=False)
         self._listener.end_fit()
-        super().on_train_end(logs)
+        # Where the whole fit was done before, no epoch has begun, and Keras knows no logs.
+        logs = self._state.epoch_logs if logs is None else logs
+        with self._calling(TRAIN_END):
+            super().on_train_end(logs)
+        self._listener.meet(self._state.position.at_end())
+
+
+def _set_up_by_hand(callbacks: Sequence[Any], event: str) -> None:
+    """Make what callbacks of Keras have from the beginning of something, without what else they do then."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.ProgbarLogger):
+            # Without a line that an epoch begins: it stands there already.
+            callback._called_in_fit = True
+            callback._reset_progbar()
+            callback._maybe_init_progbar()
+        elif isinstance(callback, keras.callbacks.TensorBoard):
+            if event == "on_train_begin":
+                callback._push_writer(callback._train_writer, callback._global_train_batch)
+            elif event == "on_test_begin":
+                callback._push_writer(callback._val_writer, callback._global_test_batch)

@@ -1,31 +1,74 @@
-"""Sends all tasks what callbacks know that only the chief runs."""
+"""Sends all tasks what the chief alone knows: what its callbacks remember, and what they have restored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from insitu.exchange import Group
-from insitu.train.collectives import barrier_token, broadcast_value
-from insitu.train.elastic import LoopPosition, Membership
+from insitu.train.collectives import all_gather_json, barrier_token, broadcast_value
+from insitu.train.elastic import BEGIN, END, EPOCH, TEST, TRAIN, LoopPosition, Membership
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.replica import load_snapshot, read_state, views
 
 
-def send_writers(membership: Membership, position: LoopPosition, memory: CallbackMemory) -> None:
-    """Send all tasks what the chief's writers remember: another chief can go on from there."""
-    if membership.context.job is None or not memory.has_writers:
-        return
+class ChiefMemory:
+    """Sends all tasks what the chief's callbacks remember, wherever they may have been called.
 
-    def send(group: Group) -> NDArray[Any]:
-        chief = membership.chief_rank(group)
-        if chief is not None:
-            own = memory.writers_state_dict() if chief == group.rank else None
-            memory.writers = broadcast_value(group, chief, own)
-        return barrier_token(group)
+    So whoever takes the chief's place calls them again with what they remembered the first time. Between the
+    batches of an epoch that is only those that hear of batches.
+    """
 
-    membership.lockstep.run_unit_until_done(position, send)
+    def __init__(self, memory: CallbackMemory) -> None:
+        self._memory = memory
+        #: Whether callbacks that don't hear of batches may have been called since the last time. The same in
+        #: all tasks, as `_hears` is. Written by `EpochCallbacks`, and at the end of a unit.
+        self.all_due = True
+        #: Whether some of the chief's callbacks hear of batches. Sent by it.
+        self._hears = False
+
+    def share(self, group: Group, chief: int | None, position: LoopPosition, hearing: Sequence[Any]) -> None:
+        """Send what may have changed since the last unit. `hearing` are the callbacks that hear of batches.
+        Collective."""
+        if chief is None or group.size == 1:
+            return
+        everything = self.all_due or position.kind in (BEGIN, EPOCH, END)
+        if not everything and not (self._hears and position.kind in (TRAIN, TEST)):
+            return
+        is_chief = group.rank == chief
+        payload = None
+        if is_chief:
+            states = self._memory.chief_state_dict(None if everything else hearing)
+            payload = {"hears": bool(hearing), "states": states}
+        received = broadcast_value(group, chief, payload)
+        self._hears = received["hears"]
+        missing = [] if is_chief else self._memory.take_sent(received["states"])
+        if not any(self._memory.is_hash(state) for state in received["states"].values()):
+            return
+        names = list(received["states"])
+        lists = all_gather_json(group, [names.index(name) for name in missing])
+        lacking = sorted({names[index] for indices in lists for index in indices})
+        if not lacking:
+            return
+        self._memory.send_from_now_on(lacking)
+        states = self._memory.chief_state_dict() if is_chief else {}
+        more = broadcast_value(group, chief, {n: states[n] for n in lacking} if is_chief else None)
+        if not is_chief:
+            self._memory.take_sent(more)
+
+    def end_unit(self) -> None:
+        """Hear that a unit was done in which `share` was called."""
+        self.all_due = False
+
+    def state_dict(self) -> list[bool]:
+        """Return what another task needs to send and receive as this one."""
+        return [self.all_due, self._hears]
+
+    def load_state_dict(self, state: list[bool]) -> None:
+        """Load another task's `state_dict()`."""
+        self.all_due, self._hears = state
 
 
 def send_restored(membership: Membership, position: LoopPosition, model: Any) -> None:

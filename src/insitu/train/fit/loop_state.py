@@ -6,11 +6,21 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from insitu.train.elastic import EPOCH, TEST, LoopPosition
+import numpy as np
+
+from insitu.train.elastic import BEGIN, EPOCH, TEST, LoopPosition
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
+from insitu.train.fit.entry import (
+    TRAIN_BEGIN,
+    Entry,
+    enter_at_beginning,
+    enter_beside_others,
+    enter_by_checkpoint,
+)
 from insitu.train.fit.fit_strategy import FitStrategy
+from insitu.train.fit.gap import Gap, load_random_states
 from insitu.train.replica import Logs, ModelState, load_snapshot, read_state, to_numpy
 
 
@@ -18,8 +28,9 @@ class LoopState:
     """Holds where one call of `fit`, `evaluate` or `predict` is, and its results so far.
 
     Two others can take the call up in its middle. A replacement of a lost task gets the `state_dict()` of a
-    survivor: it skips to the survivors' position (`stage`), then is as they are (`resume`). A script that
-    runs again after a failure gets a checkpoint (`restore`, `restore_callbacks`).
+    survivor: it skips to behind the unit that the survivors did last (`stage`), calls callbacks again, and is
+    in the survivors' unit then (`resume`). A script that runs again after a failure gets a checkpoint
+    (`restore`). What callbacks hear in both follows from `entry`.
     """
 
     def __init__(
@@ -39,10 +50,21 @@ class LoopState:
         self.test_logs: Logs = {}
         #: Steps since replicas were last compared. Written by `KerasTrainer`.
         self.steps_since_check = 0
-        #: What the metrics held when the tests of the epoch began, by variable name; else empty.
+        #: What the metrics held when the tests of the epoch began, by variable name; empty before.
         self.metrics_before_tests: dict[str, Any] = {}
         #: Outputs of the steps of a `predict`. Written by `KerasTrainer`.
         self.outputs: list[Any] = []
+        #: What has changed since the last unit, by callbacks.
+        self.gap = Gap(model)
+        #: Where this process enters the fit. Written by `stage` and `restore`.
+        self.entry = Entry()
+        #: The state of callbacks that the entry is to give them, as `CallbackMemory` has it.
+        self.memory_at_entry: dict[str, Any] = {}
+        #: States of random generators that the entry is to set.
+        self._random_at_entry: dict[str, Any] = {}
+        #: Logs of the last epoch that has ended, with those of its validation; None before. Written by
+        #: `EpochCallbacks`.
+        self.epoch_logs: Logs | None = None
         #: What the callbacks of a fit remember while it lasts; None in other calls. Written by
         #: `KerasTrainer`.
         self.callback_memory: CallbackMemory | None = None
@@ -56,8 +78,8 @@ class LoopState:
         self._metrics_to_restore: dict[str, Any] = {}
         #: A survivor's state, from `stage` to `resume`.
         self._staged: dict[str, Any] | None = None
-        #: Variables and callbacks' memory of a checkpoint, from `restore` to `restore_callbacks`.
-        self._checkpoint: tuple[dict[str, Any], dict[str, Any]] | None = None
+        #: The position at which this process took up the fit from elsewhere than from others.
+        self._start: LoopPosition | None = None
 
     @property
     def model_state(self) -> ModelState:
@@ -94,7 +116,7 @@ class LoopState:
 
     def start_at(self, epoch: int, step: int) -> None:
         """Start the fit at this step: those before were done by another run of the script."""
-        self.position = self.position.at_step(epoch, step)
+        self.position = self._start = self.position.at_step(epoch, step)
         self._bookkeeper.restore(self.position)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -119,7 +141,6 @@ class LoopState:
         self.begin_tests()
         with self._bookkeeper.evaluating():
             yield
-        self.metrics_before_tests = {}
 
     def end_steps(self) -> None:
         """Come to the end of the epoch: its steps and tests are done."""
@@ -153,18 +174,31 @@ class LoopState:
 
     # Another task takes the call up
 
+    def metrics_behind_last_unit(self) -> dict[str, Any]:
+        """Return what the metrics' variables held when callbacks were first called since the last unit."""
+        state = self.model_state
+        metrics = {id(variable) for variable in (*state.sums, *state.metric_first)}
+        names = [name for name, variable in state.named() if id(variable) in metrics]
+        values = self.gap.views(state)
+        return {name: np.array(values[name]) for name in names}
+
     def state_dict(self) -> dict[str, Any]:
-        """Return what a replacement needs to go on at this position."""
-        memory = self.callback_memory
+        """Return what a replacement needs to go on behind the unit that was done last."""
+        memory, metrics = self.callback_memory, self.metrics_behind_last_unit()
         return {
             "steps_since_check": self.steps_since_check,
             "logs": as_floats(self.logs),
             "test_logs": as_floats(self.test_logs),
-            "metrics": self.metrics(),
-            "metrics_before_tests": self.metrics_before_tests or self.metrics(),
+            "epoch_logs": None if self.epoch_logs is None else as_floats(self.epoch_logs),
+            "metrics": metrics,
+            "metrics_before_tests": self.metrics_before_tests or metrics,
             "outputs": list(self.outputs),
-            "stop_training": bool(getattr(self._model, "stop_training", False)),
-            "callback_memory": memory.state_dict() if memory is not None else {},
+            "stop_training": self.gap.stop_training,
+            "did_last_step": self.position != self._start,
+            "heard_at_entry": list(self.entry.heard),
+            "memory_at_entry": self.memory_at_entry,
+            "random": self.gap.random_states,
+            "callback_memory": memory.transfer() if memory is not None else {},
             "data": self._data_state(),
             "validation": self._validation_state(),
         }
@@ -185,18 +219,34 @@ class LoopState:
         if self.data is not None and state is not None:
             self.data.load_state_dict(state)
 
-    def stage(self, position: LoopPosition, state: dict[str, Any]) -> None:
-        """Skip to the survivors' `position`; what they have done before isn't done again."""
+    def stage(self, position: LoopPosition, state: dict[str, Any], *, is_fit: bool = False) -> None:
+        """Skip to behind the unit that the survivors did last: they are at `position` now."""
         self._staged = state
         self.first_test = position.test
         self.outputs = list(state["outputs"])
-        if self.callback_memory is not None:
+        if is_fit:
             self.position = self.position.at_step(position.epoch, position.step)
+            if not state["did_last_step"]:
+                self._start = self.position
+            if position.kind == BEGIN:
+                # They have entered by a checkpoint, or at the beginning, as this task does now.
+                self.entry = enter_at_beginning(tuple(state["heard_at_entry"]))
+                self.memory_at_entry = state["memory_at_entry"]
+            else:
+                self.entry = enter_beside_others(position, did_last_step=state["did_last_step"])
+            self._random_at_entry = state["random"]
             self._metrics_to_restore = state["metrics_before_tests"]
-            self.logs = state["logs"]
-            self.callback_memory.append_to_logs(position.epoch)
+            self.logs, self.epoch_logs = state["logs"], state["epoch_logs"]
+            self._model.stop_training = False
             self._load_data_state(state["data"])
             self._load_validation_state(state["validation"])
+
+    def take_memory(self, memory: CallbackMemory) -> None:
+        """Take what the survivors' callbacks remembered, which `memory` gives those of this task."""
+        if self._staged is not None:
+            received = memory.receive(self._staged["callback_memory"])
+            if self.entry.was_heard(TRAIN_BEGIN) and not self.memory_at_entry:
+                self.memory_at_entry = received
 
     def resume(self, state: dict[str, Any]) -> None:
         """Become as the survivors are: this task has come to their position."""
@@ -206,10 +256,10 @@ class LoopState:
         self.logs, self.test_logs = state["logs"], state["test_logs"]
         tests_have_begun = self.position.kind in (TEST, EPOCH)
         self.metrics_before_tests = state["metrics_before_tests"] if tests_have_begun else {}
-        self._model.stop_training = state["stop_training"]
         if self.callback_memory is not None:
-            self.callback_memory.load_state_dict(state["callback_memory"])
             self._bookkeeper.restore(self.position)
+        else:
+            self._model.stop_training = state["stop_training"]
 
     # A script that runs again takes the fit up
 
@@ -218,6 +268,7 @@ class LoopState:
         memory = self.callback_memory
         return {
             "logs": as_floats(self.logs),
+            "epoch_logs": None if self.epoch_logs is None else as_floats(self.epoch_logs),
             "memory": memory.state_dict() if memory is not None else {},
             "data": self._data_state(),
             "validation": self._validation_state(),
@@ -226,33 +277,33 @@ class LoopState:
     def restore(self, epoch: int, step: int, values: dict[str, Any], extras: dict[str, Any]) -> None:
         """Go on at this step with the variables of a checkpoint, and with its `checkpoint_extras()`."""
         load_snapshot(self.model_state, values)
+        self.gap.rebase()
         self._metrics_to_restore = self.metrics()
-        self.logs = extras["logs"]
-        self._checkpoint = (values, extras["memory"])
+        self.logs, self.epoch_logs = extras["logs"], extras.get("epoch_logs")
+        self.memory_at_entry = extras["memory"]
+        self.entry = enter_by_checkpoint(epoch, step)
         self._load_data_state(extras.get("data"))
         self._load_validation_state(extras.get("validation"))
         self.start_at(epoch, step)
+
+    @contextlib.contextmanager
+    def setting_up(self) -> Iterator[None]:
+        """Call callbacks while open only for what can't be copied: what they change of the model is undone,
+        and they have the state of the entry afterwards."""
+        with self.gap.reverting():
+            yield
+        self.restore_callbacks()
+
+    def restore_callbacks(self) -> None:
+        """Give the callbacks, and the random generators, the state of the entry."""
         if self.callback_memory is not None:
-            self.callback_memory.append_to_logs(epoch)
-
-    def restore_callbacks(self, *, epoch_has_begun: bool) -> None:
-        """Give the callbacks what a checkpoint remembers of them, at the point where it was saved.
-
-        That is before they hear of an epoch's beginning, or behind it, where the epoch is entered in its
-        middle: then what they change of the model at its beginning is undone too.
-        """
-        if self._checkpoint is None or self.callback_memory is None:
-            return
-        if epoch_has_begun != (self.position.step > 0):
-            return
-        (values, memory), self._checkpoint = self._checkpoint, None
-        self.callback_memory.load_state_dict(memory)
-        if epoch_has_begun:
-            load_snapshot(self.model_state, values)
+            self.callback_memory.load_state_dict(self.memory_at_entry)
+        load_random_states(self._random_at_entry)
 
     def close(self) -> None:
         """End a fit, whether it ended well or not: let go of its callbacks."""
-        self.callback_memory = self._checkpoint = self.data = self.validation = None
+        self.gap.close()
+        self.callback_memory = self.data = self.validation = None
 
 
 def as_floats(logs: Mapping[str, Any]) -> dict[str, float]:

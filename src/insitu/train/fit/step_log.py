@@ -55,6 +55,9 @@ class StepLog(keras.callbacks.Callback):
     hears_batches = False
     """Read by `fit` under a strategy, which calls `end_step` instead: that costs less than Keras' call."""
 
+    remembers_steps = False
+    """Read by `fit`: nothing of it is carried over to another process."""
+
     def __init__(self, every: int = 100, *, write: Callable[[str], None] | None = None) -> None:
         super().__init__()
         if not isinstance(every, int) or every < 1:

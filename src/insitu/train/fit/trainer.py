@@ -14,14 +14,25 @@ import keras
 from keras.src.trainers.data_adapters import array_slicing
 
 from insitu.errors import TrainingError
-from insitu.train.elastic import PREDICT, RESTORE, TEST, TRAIN, Kind, LoopPosition, RetryStep
+from insitu.exchange import Group
+from insitu.train.collectives import barrier_token
+from insitu.train.elastic import (
+    PREDICT,
+    RESTORE,
+    TEST,
+    TRAIN,
+    Kind,
+    LoopPosition,
+    RetryStep,
+    SynchronousMembership,
+)
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.arrays import count_array_rows, count_fit_of
 from insitu.train.fit.batch_shapes import choose_example_rows
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.fit.callbacks import EpochCallbacks, check_callbacks, flatten_callbacks, own_callbacks
-from insitu.train.fit.chief_state import send_restored, send_writers
+from insitu.train.fit.chief_state import send_restored
 from insitu.train.fit.delegation import check_delegated, needs_insitu
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
@@ -190,11 +201,13 @@ class KerasTrainer:
             arguments["validation_data"] = self._make_validation_adapter(arguments, batch_size)
         verbose, is_chief = membership.verbosity(arguments["verbose"]), membership.context.is_chief
         params = {"epochs": epochs, "steps": steps, "verbose": verbose}
-        callbacks = EpochCallbacks(self.model, loop, self, given, is_chief, **params)
-        loop.callback_memory = callbacks.memory
         staged = self.calls.staged_call(point)
         if staged is not None:
-            loop.stage(*staged)
+            loop.stage(*staged, is_fit=True)
+        callbacks = EpochCallbacks(self.model, loop, self, given, is_chief, **params)
+        loop.callback_memory = callbacks.memory
+        if staged is not None:
+            loop.take_memory(callbacks.memory)
         outer, self.callbacks = self.callbacks, callbacks
         arguments.update(callbacks=callbacks, verbose=verbose, shuffle=False)
         try:
@@ -286,11 +299,19 @@ class KerasTrainer:
     def share_restored(self) -> None:
         """Send all tasks what a callback of the chief's has restored. Called as the training begins."""
         send_restored(self.membership, self.calls.position(RESTORE), self.model)
+        self.loop.gap.rebase()
 
-    def end_epoch(self) -> None:
-        """Finish an epoch, once all callbacks have heard of its end."""
-        send_writers(self.membership, self.loop.position, _require(self.callbacks).memory)
-        self.loop.end_epoch()
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether another can take this task's place while the others go on."""
+        context, membership = self.membership.context, self.membership
+        several = context.job is not None and len(context.workers) > 1
+        return several and isinstance(membership, SynchronousMembership)
+
+    def meet(self, position: LoopPosition) -> None:
+        """Wait for all tasks: their callbacks have heard of what comes before `position`."""
+        if self.can_be_replaced:
+            self.membership.lockstep.run_unit_until_done(position, barrier_token)
 
     def end_fit(self) -> None:
         """Have the strategy end the fit, once all steps are done. Called before callbacks hear of its end, if
@@ -481,13 +502,40 @@ class KerasTrainer:
         """The unit that comes next."""
         return self.loop.position
 
+    @property
+    def replays(self) -> bool:
+        """Whether a fit is under way, whose callbacks a replacement calls."""
+        return self.callbacks is not None
+
+    def views(self) -> dict[str, Any]:
+        """Return every variable's value by name, as it was behind the last unit."""
+        return self.loop.gap.views(self.state)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what another task needs to go on in the middle of the call under way."""
-        return self.loop.state_dict()
+        chief = self.callbacks.chief_memory.state_dict() if self.callbacks is not None else []
+        return {**self.loop.state_dict(), "chief": chief}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Load another task's `state_dict()`: this task has come to where that one was."""
         self.loop.resume(state)
+        if self.callbacks is not None:
+            self.callbacks.chief_memory.load_state_dict(state["chief"])
+
+    def begin_unit(self, group: Group, position: LoopPosition) -> None:
+        """Have no changes of variables noted, and send all tasks what the chief's callbacks remember."""
+        self.loop.gap.pause()
+        callbacks = self.callbacks
+        if callbacks is not None and self.can_be_replaced:
+            chief = self.membership.chief_rank(group)
+            callbacks.chief_memory.share(group, chief, position, callbacks.batch_callbacks)
+
+    def end_unit(self) -> None:
+        """Forget what callbacks have done before the unit that was done."""
+        self.loop.gap.close()
+        if self.callbacks is not None:
+            self.callbacks.chief_memory.end_unit()
+            self.callbacks.memory.release()
 
 
 def _require(what: T | None) -> T:

@@ -1,0 +1,132 @@
+"""Decides which events callbacks hear in a process that enters a fit in its middle. Pure.
+
+Events and units of a fit have one order, in which each has a key. Between two units a task runs the user's
+code: the callbacks' events. A task that takes the place of a lost one enters behind the last unit that all
+have done, so it hears again what the lost one may have been hearing. What lies before that, others have heard
+to its end: it isn't heard again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from insitu.train.elastic import BEGIN, END, EPOCH, TEST, LoopPosition
+
+Key = tuple[int, int, int, int]
+"""Epoch, part of it, step in that, and whether it comes before the step (0), is it (1) or follows (2)."""
+
+_EPOCH_BEGIN, _STEPS, _TESTS, _EPOCH_END, _EPOCH_UNIT = range(5)
+_LAST: Final = 1 << 60
+_BEFORE, _UNIT, _BEHIND = range(3)
+
+NOTHING: Final[Key] = (-2, 0, 0, 0)
+TRAIN_BEGIN: Final[Key] = (-1, 0, 0, _BEFORE)
+_BEGIN_UNIT: Final[Key] = (-1, 0, 0, _UNIT)
+TRAIN_END: Final[Key] = (_LAST, 0, 0, _BEFORE)
+_END_UNIT: Final[Key] = (_LAST, 0, 0, _UNIT)
+
+
+def key_of_epoch_begin(epoch: int) -> Key:
+    return epoch, _EPOCH_BEGIN, 0, _BEFORE
+
+
+def key_of_batch_begin(epoch: int, batch: int) -> Key:
+    return epoch, _STEPS, batch, _BEFORE
+
+
+def key_of_batch_end(epoch: int, batch: int) -> Key:
+    return epoch, _STEPS, batch, _BEHIND
+
+
+def key_of_test_begin(epoch: int) -> Key:
+    return epoch, _TESTS, -1, _BEFORE
+
+
+def key_of_test_batch_begin(epoch: int, batch: int) -> Key:
+    return epoch, _TESTS, batch, _BEFORE
+
+
+def key_of_test_batch_end(epoch: int, batch: int) -> Key:
+    return epoch, _TESTS, batch, _BEHIND
+
+
+def key_of_test_end(epoch: int) -> Key:
+    return epoch, _TESTS, _LAST, _BEFORE
+
+
+def key_of_epoch_end(epoch: int) -> Key:
+    return epoch, _EPOCH_END, 0, _BEFORE
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a process enters a fit. Without arguments: at its beginning."""
+
+    #: Events before this key were heard to their end.
+    heard: Key = NOTHING
+    #: Events before this key may have been heard: by a task that was lost.
+    repeated: Key = NOTHING
+    #: Whether all epochs are over.
+    is_at_end: bool = False
+
+    def was_heard(self, event: Key) -> bool:
+        """Return whether callbacks have heard an event, so that they don't hear it here."""
+        return event < self.heard
+
+    def repeats(self, event: Key) -> bool:
+        """Return whether callbacks may hear an event for the second time."""
+        return event < self.repeated
+
+    @property
+    def is_in_middle(self) -> bool:
+        """Whether the process hears less than the whole fit."""
+        return self.heard > NOTHING
+
+
+def enter_beside_others(position: LoopPosition, *, did_last_step: bool) -> Entry:
+    """Return the entry of a task that joins others in the unit at `position`, which they haven't done yet.
+
+    `did_last_step` tells that they have done the step before it themselves. Else they have it from a
+    checkpoint, whose callbacks had heard of that step's end.
+    """
+    return Entry(_key_of_last_unit(position, did_last_step), _key_of(position), position.kind == END)
+
+
+def enter_at_beginning(heard: Key) -> Entry:
+    """Return the entry of a task that joins others whose callbacks have heard of the fit's beginning, and of
+    nothing else in these processes. `heard` is that of their own entry."""
+    return Entry(heard, _BEGIN_UNIT)
+
+
+def enter_by_checkpoint(epoch: int, step: int) -> Entry:
+    """Return the entry of a process that goes on from a checkpoint: callbacks had heard all before it."""
+    return Entry(_key_before_step(epoch, step))
+
+
+def _key_of(position: LoopPosition) -> Key:
+    if position.kind == BEGIN:
+        return _BEGIN_UNIT
+    if position.kind == END:
+        return _END_UNIT
+    if position.kind == TEST:
+        return position.epoch, _TESTS, position.test, _UNIT
+    if position.kind == EPOCH:
+        return position.epoch, _EPOCH_UNIT, 0, _UNIT
+    return position.epoch, _STEPS, position.step, _UNIT
+
+
+def _key_of_last_unit(position: LoopPosition, did_last_step: bool) -> Key:
+    epoch, step = position.epoch, position.step
+    if position.kind == BEGIN:
+        return NOTHING
+    if position.kind in (TEST, EPOCH) and position.test:
+        return epoch, _TESTS, position.test - 1, _UNIT
+    if position.kind == END or step == 0 or not did_last_step:
+        return _key_before_step(epoch, step)
+    return epoch, _STEPS, step - 1, _UNIT
+
+
+def _key_before_step(epoch: int, step: int) -> Key:
+    """Return a key behind all that belongs to the steps before this one."""
+    return key_of_batch_begin(epoch, step) if step else key_of_epoch_begin(epoch)

@@ -1,0 +1,157 @@
+"""Runs one script undisturbed and with faults, and compares all that it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+SCRIPT = FOLDER / "disturbed_job" / "train.py"
+PATIENCE = 400.0
+
+Fault = dict[str, Any]
+
+
+def make_cache(home: Path, folder: Path) -> None:
+    """The cache `rows`: 44 rows of 6 numbers and a target, in 4 partitions."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(44, 6)).astype("float32")
+    y = (x @ rng.normal(size=(6, 1)) + 1).astype("float32")
+    np.savez(folder / "rows.npz", x=x, y=y)
+    for args in (["up", "--nodes", "2"], ["import", "--partitions", "4", "rows", str(folder / "rows.npz")]):
+        _insitu(home, *args)
+
+
+def run(
+    home: Path,
+    folder: Path,
+    options: Sequence[str],
+    faults: Sequence[Fault] = (),
+    variables: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], str]:
+    """Run the script in a job; return what it has left behind, by file, and what the job has printed. Fails
+    where a fault hasn't fired, or the job has another exit code than 0."""
+    fired = folder / "fired"
+    job = folder / "job"
+    fired.mkdir(parents=True)
+    job.mkdir()
+    (job / "train.py").write_text(SCRIPT.read_text())
+    named = [{"name": f"{number}", **fault} for number, fault in enumerate(faults)]
+    environment = {
+        **(variables or {}),
+        "INSITU_TEST_FAULTS": json.dumps(named),
+        "INSITU_TEST_FIRED": str(fired),
+        "PYTHONPATH": str(FOLDER / "disturbance"),
+        "OUT": str(folder / "out"),
+    }
+    started = [*options, "--max-restarts", "40", "--seed", "5"]
+    printed = _insitu(home, "start", *started, "rows", str(job), "train.py", variables=environment)
+    missing = [fault for fault in named if not (fired / fault["name"]).exists()]
+    assert not missing, f"not fired: {missing}\n{printed}"
+    identifier = printed.split()[0]
+    found = read_artifacts(folder / "out")
+    found["ledger"] = json.loads(_insitu(home, "describe", identifier, "--ledger", "--json"))["ledger"]
+    return found, printed
+
+
+def _insitu(home: Path, *args: str, variables: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "insitu", *args],
+        env={**os.environ, "INSITU_HOME": str(home), **(variables or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if args[0] == "start" else subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def read_artifacts(folder: Path) -> dict[str, Any]:
+    """Return what files hold, by path: numbers of models, events without their times, text."""
+    found: dict[str, Any] = {}
+    events: dict[str, list[Any]] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir():
+            continue
+        if "tfevents" in path.name:
+            events.setdefault(str(path.parent.relative_to(folder)), []).extend(read_events(path))
+        elif path.suffix in (".keras", ".h5"):
+            found[name] = read_model(path)
+        else:
+            found[name] = path.read_text()
+    for name, listed in events.items():
+        found[name] = sorted(listed)
+    return found
+
+
+def read_model(path: Path) -> dict[str, Any]:
+    """Return the arrays of a saved model, and its description without times."""
+    import zipfile
+
+    import h5py
+
+    found: dict[str, Any] = {}
+    folder = path.parent
+    weights = path
+    if path.suffix == ".keras":
+        with zipfile.ZipFile(path) as archive:
+            config = archive.read("config.json").decode()
+            found["config"] = re.sub(r'"shared_object_id": \d+', "", config)
+            weights = folder / f".{path.name}.weights"
+            weights.write_bytes(archive.read("model.weights.h5"))
+    with h5py.File(weights) as file:
+        file.visititems(
+            lambda name, item: (
+                found.update({name: np.asarray(item).tolist()}) if isinstance(item, h5py.Dataset) else None
+            )
+        )
+    if weights != path:
+        weights.unlink()
+    return found
+
+
+def read_events(path: Path) -> list[Any]:
+    """Return [step, tag, value] of each event in a file."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found = []
+    for event in EventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            content = value.tensor.SerializeToString() or value.SerializeToString()
+            if "steps_per_second" not in value.tag:
+                found.append([event.step, value.tag, content.hex()])
+        if event.graph_def:
+            found.append([event.step, "graph", ""])
+    return found
+
+
+def find_differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Return a line for each thing that differs."""
+    lines = [f"{name}: missing" for name in expected.keys() - found.keys()]
+    lines += [f"{name}: not expected" for name in found.keys() - expected.keys()]
+    for name in sorted(found.keys() & expected.keys()):
+        if found[name] != expected[name]:
+            lines.append(f"{name}: {_tell(found[name], expected[name])}")
+    return lines
+
+
+def _tell(found: Any, expected: Any) -> str:
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return "; ".join(find_differences(found, expected))[:600]
+    if isinstance(found, list) and isinstance(expected, list):
+        more = [one for one in found if found.count(one) > expected.count(one)]
+        less = [one for one in expected if expected.count(one) > found.count(one)]
+        return f"{len(more)} more: {str(more[:3])[:300]}, {len(less)} less: {str(less[:3])[:300]}"
+    return f"{str(found)[:400]!r} instead of {str(expected)[:400]!r}"
