@@ -185,7 +185,7 @@ def finish_move(
         return None
     text = f"{task.task} moved from {before} to {node}"
     actions: list[Action] = []
-    if state.on_loss == "adopt" and recovery.find_adopters(state):
+    if state.on_loss == "adopt" and recovery.can_adopt(state):
         state, actions = recovery.adopt(state, text, event.progress, now)
     else:
         moved = Recovery("moved", (task.task,), text, now, state.generation + 1, event.progress)

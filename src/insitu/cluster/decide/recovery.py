@@ -5,7 +5,8 @@ for a roster of a higher generation (`insitu.roster`). So a member that dies is
 
 - **replaced**: its next incarnation is launched at once with the same shards, and a roster names it;
 - or its shards are **adopted** by members on nodes that hold their partitions; its next incarnation is a
-  newcomer, which a further roster names once it is ready.
+  newcomer, which a further roster names once it is ready. The chief's never are: its callbacks write what
+  the job leaves behind, so that the others wait for the next one.
 
 Where ps tasks hold the model (`JobState.has_servers`) workers need nothing of each other: one that dies is
 always replaced. A ps task that dies is launched again at its address where another mirrors it.
@@ -220,7 +221,7 @@ def _relaunch_or_adopt(
     actions: list[Action] = []
     is_member = task.task.role == "worker" and task.member
     why = task.stall_reason or describe_exit(task)
-    if is_member and adopting and find_adopters(state):
+    if is_member and adopting and can_adopt(state):
         state, actions = adopt(state, why, progress, now)
     elif task.task.role == "ps":
         actions = [
@@ -247,6 +248,18 @@ def record_recovery(state: JobState, recovery: Recovery) -> JobState:
 def find_adopters(state: JobState) -> list[TaskState]:
     """Return the members that can run others' shards."""
     return [t for t in state.members if t.alive] if state.holders and not state.has_servers else []
+
+
+def can_adopt(state: JobState) -> bool:
+    """Return whether members can run the shards of those that are dead: of others than the chief."""
+    dead = [t for t in state.members if not t.alive]
+    return bool(find_adopters(state)) and not any(is_chief(state, t.task) for t in dead)
+
+
+def is_chief(state: JobState, task: TaskId) -> bool:
+    """Return whether `task` is the chief: the task of that role, else worker 0."""
+    has_chief = any(t.task.role == "chief" for t in state.tasks)
+    return task.role == "chief" or (not has_chief and task == TaskId("worker", 0))
 
 
 def adopt(state: JobState, why: str, progress: EpochStep | None, now: float) -> Result:
@@ -289,7 +302,8 @@ def relaunch(state: JobState, names: Sequence[TaskId], now: float) -> Result:
 
 
 def handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float) -> Result | None:
-    """Launch replacements that could not be launched again later; meanwhile others adopt their shards."""
+    """Launch replacements that could not be launched again later; meanwhile others adopt their shards, but
+    for the chief's."""
     tasks = [state.task(name) for name in event.tasks]
     members = [t for t in tasks if t.member]
     if not all(t.replacement for t in tasks):
@@ -310,7 +324,7 @@ def handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float)
                 launch_at=now + pause,
             )
         )
-    if not members:
+    if not members or not can_adopt(state):
         return state, []
     return adopt(state, f"no replacement could be started: {event.message}", None, now)
 

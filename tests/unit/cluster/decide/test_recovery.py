@@ -206,6 +206,21 @@ def test_adoption_and_the_way_back() -> None:
     assert run.feed(ReadyEvent((W1,))) == []
 
 
+def test_the_shards_of_the_chief_are_not_adopted() -> None:
+    run = three(on_loss="adopt")
+    actions = dies(run, W0)
+    assert actions[-2:] == [Publish(2), Launch((W0,))] and "the others wait" in logged(actions)
+    assert shards(run) == {"worker:0": (0,), "worker:1": (1,), "worker:2": (2,)}
+    dies(run, W1)
+    assert [r.how for r in run.state.recoveries] == ["replaced", "adopted"]
+    # Where it can't be started, the others wait for it.
+    run = running(W0, W1)
+    dies(run, W0)
+    assert run.feed(LaunchFailedEvent((W0,), "no memory", (W1,)))
+    assert shards(run) == {"worker:0": (0,), "worker:1": (1,)} and run.state.phase == "running"
+    assert Launch((W0,)) in run.tick()
+
+
 def test_a_newcomer_that_dies_costs_the_others_nothing() -> None:
     run = three(on_loss="adopt")
     dies(run, W1)
@@ -288,11 +303,11 @@ def test_a_job_does_not_shrink_to_those_that_lack_the_state_of_the_training() ->
     assert "not scaled" in logged(run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W1,))))
     assert shards(run) == {"worker:0": (0,), "worker:1": (1,)}
     assert run.feed(ScaleRequestedEvent(1, "y", (1, 6), (W0, W1)))[-1] == Publish(3)
-    run = running(W0, W1, on_loss="adopt")
-    dies(run, W0)
-    assert shards(run) == {"worker:1": (0, 1)}
-    assert "not scaled" in logged(run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W1,))))
-    assert shards(run) == {"worker:1": (0, 1)} and not run.state.task(W1).released
+    run = three(on_loss="adopt")
+    dies(run, W1)
+    assert shards(run) == {"worker:0": (0, 1), "worker:2": (2,)}
+    assert "not scaled" in logged(run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W2,))))
+    assert not run.state.task(W2).released
 
 
 def test_scaling_lasts_through_a_restart_of_all() -> None:
