@@ -65,7 +65,7 @@ class Resumable(Protocol):
     def begin_unit(self, group: Group, position: LoopPosition) -> None:
         """See `StateProvider`, for a unit of a call that isn't in the middle of another."""
 
-    def end_unit(self) -> None:
+    def end_unit(self, position: LoopPosition) -> None:
         """See `StateProvider`, for a unit of a call that isn't in the middle of another."""
 
 
@@ -307,7 +307,7 @@ class CallLog(CallCounter):
         """Forget what was done before the unit that was done."""
         if self._under_way is not None and position.depth == 1 and not position.is_setup:
             self._nested = []
-            self._under_way.end_unit()
+            self._under_way.end_unit(position)
 
     def fingerprint(self) -> Fingerprint:
         """Return hashes of the variables and the position of the model that is being trained."""

@@ -15,6 +15,7 @@ from insitu.train.elastic import LoopPosition
 from insitu.train.fit.callback_memory import WRITERS, CallbackMemory, is_of_user
 from insitu.train.fit.chief_state import ChiefMemory
 from insitu.train.fit.entry import (
+    GRAPHS,
     TRAIN_BEGIN,
     TRAIN_END,
     Key,
@@ -122,6 +123,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         #: What to do once all callbacks have heard of the present event. Written by callbacks.
         self.due: list[Callable[[], None]] = []
         own = own_callbacks(given, is_chief)
+        #: Those that are still to write the model's graph.
+        self._graphs = [c for c in own if isinstance(c, keras.callbacks.TensorBoard) and c.write_graph]
         super().__init__(
             # What restores comes first: the others begin by what it has found.
             sorted(own, key=lambda callback: not hasattr(callback, "restores_training")),
@@ -148,6 +151,24 @@ class EpochCallbacks(keras.callbacks.CallbackList):
     def batch_callbacks(self) -> Sequence[Any]:
         """Callbacks that may remember something of each batch."""
         return self._batch_callbacks
+
+    def set_model(self, model: Any) -> None:
+        """Tell all callbacks of the model. Keras' TensorBoard writes a graph then, of which nobody knows yet:
+        it does so once all tasks have met."""
+        for callback in self._graphs:
+            callback.write_graph = False
+        super().set_model(model)
+        for callback in self._graphs:
+            callback.write_graph = True
+
+    def _write_graphs(self) -> None:
+        """Have Keras' TensorBoard do what it left out in `set_model`, unless that was done before."""
+        if not self._graphs or self._state.entry.was_heard(GRAPHS):
+            return
+        with self._calling(GRAPHS):
+            for callback in self._graphs:
+                callback._write_keras_model_summary()
+                callback._should_write_train_graph = True
 
     def _do_what_is_due(self) -> None:
         due, self.due = self.due, []
@@ -206,6 +227,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
             at_end = state.entry.is_at_end
             self.model._initial_epoch = self.params["epochs"] if at_end else state.position.epoch
         self._listener.meet(state.position.at_begin())
+        self._write_graphs()
 
     def restore_initial_epoch(self) -> None:
         """Let the model's next fit begin where Keras would begin it."""

@@ -23,6 +23,8 @@ _BEFORE, _UNIT, _BEHIND = range(3)
 NOTHING: Final[Key] = (-2, 0, 0, 0)
 TRAIN_BEGIN: Final[Key] = (-1, 0, 0, _BEFORE)
 _BEGIN_UNIT: Final[Key] = (-1, 0, 0, _UNIT)
+GRAPHS: Final[Key] = (-1, 0, 0, _BEHIND)
+"""Keras' TensorBoard writes the model's graph."""
 TRAIN_END: Final[Key] = (_LAST, 0, 0, _BEFORE)
 _END_UNIT: Final[Key] = (_LAST, 0, 0, _UNIT)
 
@@ -84,13 +86,14 @@ class Entry:
         return self.heard > NOTHING
 
 
-def enter_beside_others(position: LoopPosition, *, did_last_step: bool) -> Entry:
+def enter_beside_others(position: LoopPosition, entry_of_others: Key | None) -> Entry:
     """Return the entry of a task that joins others in the unit at `position`, which they haven't done yet.
 
-    `did_last_step` tells that they have done the step before it themselves. Else they have it from a
-    checkpoint, whose callbacks had heard of that step's end.
+    `entry_of_others` is what callbacks had heard where the others entered the fit, if they have done nothing
+    since but begin it; else None.
     """
-    return Entry(_key_of_last_unit(position, did_last_step), _key_of(position), position.kind == END)
+    last = _key_of_last_unit(position) if entry_of_others is None else max(GRAPHS, entry_of_others)
+    return Entry(last, _key_of(position), position.kind == END)
 
 
 def enter_at_beginning(heard: Key) -> Entry:
@@ -116,13 +119,11 @@ def _key_of(position: LoopPosition) -> Key:
     return position.epoch, _STEPS, position.step, _UNIT
 
 
-def _key_of_last_unit(position: LoopPosition, did_last_step: bool) -> Key:
+def _key_of_last_unit(position: LoopPosition) -> Key:
     epoch, step = position.epoch, position.step
-    if position.kind == BEGIN:
-        return NOTHING
     if position.kind in (TEST, EPOCH) and position.test:
         return epoch, _TESTS, position.test - 1, _UNIT
-    if position.kind == END or step == 0 or not did_last_step:
+    if position.kind == END or step == 0:
         return _key_before_step(epoch, step)
     return epoch, _STEPS, step - 1, _UNIT
 

@@ -20,7 +20,7 @@ from insitu.train.fit.entry import (
     enter_by_checkpoint,
 )
 from insitu.train.fit.fit_strategy import FitStrategy
-from insitu.train.fit.gap import Gap, load_random_states
+from insitu.train.fit.gap import Gap, load_random_states, read_random_states
 from insitu.train.replica import Logs, ModelState, load_snapshot, read_state, to_numpy
 
 
@@ -78,8 +78,8 @@ class LoopState:
         self._metrics_to_restore: dict[str, Any] = {}
         #: A survivor's state, from `stage` to `resume`.
         self._staged: dict[str, Any] | None = None
-        #: The position at which this process took up the fit from elsewhere than from others.
-        self._start: LoopPosition | None = None
+        #: Whether the last unit that was done is the beginning of the fit. Written by `KerasTrainer`.
+        self.has_begun_only = False
 
     @property
     def model_state(self) -> ModelState:
@@ -116,7 +116,7 @@ class LoopState:
 
     def start_at(self, epoch: int, step: int) -> None:
         """Start the fit at this step: those before were done by another run of the script."""
-        self.position = self._start = self.position.at_step(epoch, step)
+        self.position = self.position.at_step(epoch, step)
         self._bookkeeper.restore(self.position)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -194,8 +194,8 @@ class LoopState:
             "metrics_before_tests": self.metrics_before_tests or metrics,
             "outputs": list(self.outputs),
             "stop_training": self.gap.stop_training,
-            "did_last_step": self.position != self._start,
             "heard_at_entry": list(self.entry.heard),
+            "has_begun_only": self.has_begun_only,
             "memory_at_entry": self.memory_at_entry,
             "random": self.gap.random_states,
             "callback_memory": memory.transfer() if memory is not None else {},
@@ -226,14 +226,13 @@ class LoopState:
         self.outputs = list(state["outputs"])
         if is_fit:
             self.position = self.position.at_step(position.epoch, position.step)
-            if not state["did_last_step"]:
-                self._start = self.position
+            self.has_begun_only = state["has_begun_only"]
+            heard: Any = tuple(state["heard_at_entry"])
             if position.kind == BEGIN:
                 # They have entered by a checkpoint, or at the beginning, as this task does now.
-                self.entry = enter_at_beginning(tuple(state["heard_at_entry"]))
-                self.memory_at_entry = state["memory_at_entry"]
+                self.entry, self.memory_at_entry = enter_at_beginning(heard), state["memory_at_entry"]
             else:
-                self.entry = enter_beside_others(position, did_last_step=state["did_last_step"])
+                self.entry = enter_beside_others(position, heard if self.has_begun_only else None)
             self._random_at_entry = state["random"]
             self._metrics_to_restore = state["metrics_before_tests"]
             self.logs, self.epoch_logs = state["logs"], state["epoch_logs"]
@@ -270,6 +269,7 @@ class LoopState:
             "logs": as_floats(self.logs),
             "epoch_logs": None if self.epoch_logs is None else as_floats(self.epoch_logs),
             "memory": memory.state_dict() if memory is not None else {},
+            "random": read_random_states(),
             "data": self._data_state(),
             "validation": self._validation_state(),
         }
@@ -281,6 +281,7 @@ class LoopState:
         self._metrics_to_restore = self.metrics()
         self.logs, self.epoch_logs = extras["logs"], extras.get("epoch_logs")
         self.memory_at_entry = extras["memory"]
+        self._random_at_entry = extras.get("random", {})
         self.entry = enter_by_checkpoint(epoch, step)
         self._load_data_state(extras.get("data"))
         self._load_validation_state(extras.get("validation"))

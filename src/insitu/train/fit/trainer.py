@@ -17,6 +17,7 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import barrier_token
 from insitu.train.elastic import (
+    BEGIN,
     PREDICT,
     RESTORE,
     TEST,
@@ -530,8 +531,9 @@ class KerasTrainer:
             chief = self.membership.chief_rank(group)
             callbacks.chief_memory.share(group, chief, position, callbacks.batch_callbacks)
 
-    def end_unit(self) -> None:
+    def end_unit(self, position: LoopPosition) -> None:
         """Forget what callbacks have done before the unit that was done."""
+        self.loop.has_begun_only = position.kind == BEGIN
         self.loop.gap.close()
         if self.callbacks is not None:
             self.callbacks.chief_memory.end_unit()

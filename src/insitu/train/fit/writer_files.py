@@ -39,12 +39,8 @@ def rewind_files(callback: Any, marks: Marks) -> None:
     for name, size in sizes.items():
         _cut(Path(name), size)
     if isinstance(callback, keras.callbacks.TensorBoard):
-        # The graph that this process has written is there already.
-        for writer in callback._writers.values():
-            writer.close()
-        callback._writers = {}
         for path in _summaries(callback):
-            if str(path) not in sizes and _writer_of(path) in (marks["writer"], _writer()):
+            if str(path) not in sizes and _writer_of(path) == marks["writer"]:
                 path.unlink(missing_ok=True)
 
 
