@@ -277,7 +277,7 @@ def _hash(state: dict[str, Any]) -> str:
     payload = encode({name: value for name, value in state.items() if name not in (_UNCOPIED, _FILES)})
     digest = xxhash.xxh3_128(json.dumps([payload.tree, payload.specs]).encode())
     for array in payload.arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return str(digest.hexdigest())
 
 

@@ -29,14 +29,19 @@ class ChiefMemory:
         #: Whether some of the chief's callbacks hear of batches. Sent by it.
         self._hears = False
 
+    def is_due(self, position: LoopPosition) -> bool:
+        """Return whether callbacks may have been called since the last unit. The same in all tasks."""
+        return self._sends_all(position) or (self._hears and position.kind in (TRAIN, TEST))
+
+    def _sends_all(self, position: LoopPosition) -> bool:
+        return self.all_due or position.kind in (BEGIN, EPOCH, END)
+
     def share(self, group: Group, chief: int | None, position: LoopPosition, hearing: Sequence[Any]) -> None:
         """Send what may have changed since the last unit. `hearing` are the callbacks that hear of batches.
         Collective."""
         if chief is None or group.size == 1:
             return
-        everything = self.all_due or position.kind in (BEGIN, EPOCH, END)
-        if not everything and not (self._hears and position.kind in (TRAIN, TEST)):
-            return
+        everything = self._sends_all(position)
         is_chief = group.rank == chief
         payload = None
         if is_chief:

@@ -117,6 +117,7 @@ class LoopState:
     def start_at(self, epoch: int, step: int) -> None:
         """Start the fit at this step: those before were done by another run of the script."""
         self.position = self.position.at_step(epoch, step)
+        self.entry = enter_by_checkpoint(epoch, step)
         self._bookkeeper.restore(self.position)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -282,7 +283,6 @@ class LoopState:
         self.logs, self.epoch_logs = extras["logs"], extras.get("epoch_logs")
         self.memory_at_entry = extras["memory"]
         self._random_at_entry = extras.get("random", {})
-        self.entry = enter_by_checkpoint(epoch, step)
         self._load_data_state(extras.get("data"))
         self._load_validation_state(extras.get("validation"))
         self.start_at(epoch, step)

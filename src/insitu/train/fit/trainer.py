@@ -527,7 +527,7 @@ class KerasTrainer:
         """Have no changes of variables noted, and send all tasks what the chief's callbacks remember."""
         self.loop.gap.pause()
         callbacks = self.callbacks
-        if callbacks is not None and self.can_be_replaced:
+        if callbacks is not None and callbacks.chief_memory.is_due(position) and self.can_be_replaced:
             chief = self.membership.chief_rank(group)
             callbacks.chief_memory.share(group, chief, position, callbacks.batch_callbacks)
 
