@@ -330,7 +330,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
     def on_train_end(self, logs: Any = None) -> None:
         self._listener.end_fit()
         # Where the whole fit was done before, no epoch has begun, and Keras knows no logs.
-        logs = self._state.epoch_logs if logs is None else logs
+        logs = logs or self._state.epoch_logs
         with self._calling(TRAIN_END):
             super().on_train_end(logs)
         self._listener.meet(self._state.position.at_end())
