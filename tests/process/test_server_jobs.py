@@ -65,6 +65,51 @@ def test_without_mirrors_a_dead_server_costs_what_came_after_its_checkpoint(tmp_
         assert 0 <= server["lost"] <= 2 * (11 + 5), said
 
 
+LATE = """
+strategy = insitu.ParameterServerStrategy(**options)
+rows = np.random.default_rng(0).normal(size=(480, 4)).astype("float32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+
+
+class Late(keras.callbacks.Callback):
+    \"\"\"Has worker 1 begin once the others have done all of their steps.\"\"\"
+
+    def on_train_batch_begin(self, batch, logs=None):
+        while me.index == 1 and len(list(out.glob("*.done"))) < 2:
+            time.sleep(0.05)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 19:
+            (out / f"{me.index}.done").touch()
+
+
+for fit in range(2):
+    model.fit(rows, rows.sum(1), batch_size=24, shuffle=False, verbose=0, callbacks=[Late()])
+result = {"weights": [w.tolist() for w in model.get_weights()]}
+(out / f"{me.index}.json").write_text(json.dumps(result))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_fit_ends_whose_last_worker_comes_late(tmp_path: Path, mode: str):
+    backups = {"replicas_to_aggregate": 2} if mode == "sync" else {}
+    options = ("--workers", "3", "--ps", "1", "--stall-timeout", "30", "--max-restarts", "0")
+    job, results, said = run_job(tmp_path, *options, script=LATE, tail="", mode=mode, **backups)
+    assert results[0] == results[1] == results[2], said
+    (server,) = job["servers"]
+    assert dict(server["applied_by_shard"]) == {0: 39, 1: 39, 2: 39}
+    # The first of what comes late was computed on old weights; the rest is applied.
+    assert server["dropped"] >= (mode == "sync")
+    assert server["applied"] + server["dropped"] == 3 * 40
+    if mode == "sync":
+        assert 20 + 19 + 20 <= server["version"] < 3 * 40 - 1, (
+            "the second fit takes two gradients a step again"
+        )
+
+
 @pytest.mark.slow
 def test_rows_of_gradients_that_came_late_are_in_the_ledger(tmp_path: Path):
     job, _, said = run_job(tmp_path, "--ps", "1", mode="sync", replicas_to_aggregate=1)

@@ -334,7 +334,10 @@ class RequestHandler:
                 self._change = self.replication.append(Message(message.kind, message.request, change))
 
     def _finish(self, connection: Connection, message: Message) -> Answer:
-        results = self.state.finish(int(message.meta["shard"]), time.monotonic())
+        fit = message.meta.get("fit")
+        results = self.state.finish(
+            int(message.meta["shard"]), time.monotonic(), None if fit is None else int(fit)
+        )
         self._change = self.replication.append(message)
         self._answer_pushes(results)
         return {}, ()

@@ -242,9 +242,11 @@ class ServerState:
         """Return the pushes that the step under way holds, in the order in which they came."""
         return [(push, self._held_gradients[push.shard]) for push in self.push_state.held]
 
-    def finish(self, shard: int, now: float) -> list[PushResult]:
-        """Stop waiting for `shard` until it pushes again. Return the results of pushes that waited for it."""
-        state, actions = modes.decide(self.policy, self.push_state, modes.ShardFinishedEvent(shard), now)
+    def finish(self, shard: int, now: float, fit: int | None = None) -> list[PushResult]:
+        """Stop waiting for `shard`; see `ShardFinishedEvent`. Return the results of pushes that waited for
+        it."""
+        event = modes.ShardFinishedEvent(shard, fit)
+        state, actions = modes.decide(self.policy, self.push_state, event, now)
         return self._execute(state, actions, Gradients())
 
     def push_rows(self, name: str, push: PushEvent, keys: Array, gradients: Array, now: float) -> None:

@@ -410,14 +410,15 @@ class ParameterServerSession:
         except InsituError as error:
             _LOG.warning("The servers failed to write a checkpoint. Training continues: %s", error)
 
-    def finish(self, fit: int, *, leave: bool, waiting: Callable[[], None]) -> None:
+    def finish(self, fit: int, *, waiting: Callable[[], None]) -> None:
         """Mark this task's shards as done with fit number `fit`. Wait for all other shards, and for the
-        chief, which then has the servers finalize the variables. Nobody waits for further pushes of shards
-        that `leave`, and `waiting` is called repeatedly. Raises ServerStalled."""
+        chief, which then has the servers finalize the variables. Nobody waits for further pushes of these
+        shards, until all have ended the fit. `waiting` is called repeatedly. A fit that was ended before may
+        be ended again. Raises ServerStalled."""
         self.wait_for_checkpoint()
         client, shards, marks = self._client, self._context.shards, self.marks
-        for shard in shards if leave else ():
-            client.finish(shard).result()
+        for shard in shards:
+            client.finish(shard, fit=fit).result()
         marks.set_ends(fit, shards)
         marks.wait_for_ends(fit, waiting)
         if not self._finalizes:

@@ -135,7 +135,6 @@ class ParameterServerStrategy(Strategy):
         #: The step that was made last. All steps have the same variables.
         self._step: ServerStep | None = None
         self._fits = EndedFits(context)
-        self._planned = 0
         #: Of the next fit, or the one under way. Written by `plan_updates` and `end_fit`.
         self._plan = UpdatePlan()
         #: None before the first fit.
@@ -267,8 +266,8 @@ class ParameterServerStrategy(Strategy):
         """Wait, in a custom loop, until each worker has come to this call, and take the weights after all
         workers' gradients. Nobody waits for this worker's gradients meanwhile. Raises ServerStalled."""
         session, number = self._open_session(), self._membership.count_fit()
+        session.finish(number, waiting=self._reporter.follow_generation)
         if number >= len(self._fits.read_valid(session.applied())):
-            session.finish(number, leave=True, waiting=self._reporter.follow_generation)
             self._fits.append(session.sequence)
         for step in self._loop_steps:
             step.refresh()
@@ -426,6 +425,8 @@ class ParameterServerStrategy(Strategy):
         if fit_index < len(fits):
             session.begin(fits[fit_index], applied)
             updates.begin(fit_index, plan)
+            # Servers that were restored may not know that it has ended, and would not wait for this worker.
+            session.finish(fit_index, waiting=self._reporter.follow_generation)
             return epochs, 0
         session.begin(applied)
         if self.membership.context.is_chief:
@@ -434,7 +435,7 @@ class ParameterServerStrategy(Strategy):
             self._step.start_fit(fit_index, self._reporter.follow_generation)
         updates.begin(fit_index, plan)
         start = fits[-1] if fits else 0
-        done, self._planned = applied - start, start + (lengths.count(epochs) or 0)
+        done = applied - start
         place = lengths.locate(done) if done else (0, 0)
         if self._data_check is not None:
             self._data_check.begin(fit_index, resumed=done > 0)
@@ -463,18 +464,12 @@ class ParameterServerStrategy(Strategy):
 
     def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
         """Wait for the other workers' last gradients, and take the resulting weights."""
-        session, updates = self._open_session(), self._updates
+        session = self._open_session()
         if fit_index < len(self._fits.read()):
             return
         if self._data_check is not None:
             self._data_check.note_end()
-        all_at_limit = self._waits_for_all and updates is not None and updates.is_at_limit
-        # In sync all have as many steps, unless one was stopped: none may be missed when the next fit begins.
-        session.finish(
-            fit_index,
-            leave=not (self._mode == "sync" and (session.sequence == self._planned or all_at_limit)),
-            waiting=self._reporter.follow_generation,
-        )
+        session.finish(fit_index, waiting=self._reporter.follow_generation)
         if self._data_check is not None:
             self._data_check.compare()
         for step in executors:
