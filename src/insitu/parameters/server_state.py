@@ -30,6 +30,7 @@ from insitu.parameters.rules import (
     describe_difference,
     modes,
 )
+from insitu.parameters.step_records import StepRecords
 from insitu.parameters.tables import RowStore, Table
 from insitu.parameters.updaters import (
     ElementwiseUpdater,
@@ -112,6 +113,8 @@ class ServerState:
         self.closures = ClosureQueue()
         #: Counts of what became of pushes.
         self.stats = PushStats()
+        #: What workers told of the rows of the last updates (mode sync, on the leader).
+        self.step_records = StepRecords()
         self._nan = nan
         self._make_updater = make_updater
         self._updater: Updater | None = None
@@ -356,6 +359,7 @@ class ServerState:
         if self.policy.mode == "sync":
             held = [self._held_gradients.pop(push.shard) for push in pushes]
             weights = [float(push.rows) for push in pushes]
+            self.step_records.add(action.step, [one.record for one in held if one.record is not None])
             self._update(self._averager.average_dense(held, weights, self.values))
             for name, keys, rows in self._averager.average_rows(held, weights):
                 self.get_table(name).push(keys, rows)

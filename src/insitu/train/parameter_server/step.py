@@ -49,15 +49,18 @@ class ServerStep:
         norms: ClipNorms,
         scale: LossScale,
         adds: bool,
+        shares_records: bool = False,
         check: DataCheck | None = None,
     ) -> None:
-        """`check` compares what the workers were given."""
+        """`shares_records`: losses and metrics are those of the rows of all workers that entered the updates,
+        else of this worker's own. `check` compares what the workers were given."""
         self._replica = replica
         self._session = session
         self._lookup = lookup
         self._norms = norms
         self._scale = scale
         self._adds = adds
+        self._shares_records = shares_records
         self._check = check
         self._records = np.zeros((shards, replica.train_record_size))
         self._test_records = np.zeros((shards, replica.test_record_size))
@@ -90,8 +93,9 @@ class ServerStep:
             elif not self._compute(part.shard, batch, floats, self._records[index]):
                 rows = 0
             finite = self._plain and self._copied.finite(floats.size)
+            record = self._records[index] if self._shares_records else None
             pushes.append(
-                ShardPush(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite)
+                ShardPush(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite, record)
             )
         self._scale.end()
         self._check_weights()
@@ -102,8 +106,9 @@ class ServerStep:
         if self._check is not None:
             self._check.compare()
         report("update")
-        if self._records[:, 0].any():
-            self._logs = self._replica.load(values, self._records)
+        records = self._session.take_records() if self._shares_records else self._records
+        if records.size and records[:, 0].any():
+            self._logs = self._replica.load(values, records)
         else:
             self._replica.assign(values)
         self._watch.note()

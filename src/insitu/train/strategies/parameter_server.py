@@ -212,6 +212,7 @@ class ParameterServerStrategy(Strategy):
             "norms": norms,
             "scale": scale,
             "adds": not exact,
+            "shares_records": exact,
             "check": self._data_check,
         }
         self._step = ServerStep(replica, session, shards, lookup, **options)
