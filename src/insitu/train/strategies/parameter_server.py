@@ -72,12 +72,13 @@ class ParameterServerStrategy(Strategy):
       bits of `MultiWorkerMirroredStrategy`); those that come late are dropped and counted.
     - `mode="bounded"`: as async, but no worker runs more than `max_staleness` steps ahead of the slowest.
 
-    History and logs of training are of a worker's own rows. `evaluate`, validation and `predict` run in each
-    worker alone: over the shards that an `insitu.dataset` names (its own by default), over all rows of
-    arrays. State that the forward pass moves (BatchNorm) is averaged by the servers in mode sync; otherwise
-    what each step moved is added up. Seeds differ by shard. A fit ends for all workers when the last one has
-    pushed its last gradient, so all end with the same weights. A worker that was restarted goes on behind the
-    last of its gradients that the servers applied.
+    History and logs of training are of the rows of all workers in mode sync, otherwise of a worker's own.
+    `evaluate`, validation and `predict` run in each worker alone: over the shards that an `insitu.dataset`
+    names (its own by default), over all rows of arrays. State that the forward pass moves (BatchNorm) is
+    averaged by the servers: in mode sync over a step, otherwise over what workers push that haven't seen each
+    other's. Seeds differ by shard. A fit ends for all workers when the last one has pushed its last gradient,
+    so all end with the same weights. A worker that was restarted goes on behind the last of its gradients
+    that the servers applied.
 
     Args:
         cluster_resolver: what scripts for `tf.distribute` pass: a resolver that describes this job. The tasks
@@ -211,8 +212,8 @@ class ParameterServerStrategy(Strategy):
         options: dict[str, Any] = {
             "norms": norms,
             "scale": scale,
-            "adds": not exact,
             "shares_records": exact,
+            "clips": self._server_config.nan == "clip",
             "check": self._data_check,
         }
         self._step = ServerStep(replica, session, shards, lookup, **options)
