@@ -65,6 +65,105 @@ def test_without_mirrors_a_dead_server_costs_what_came_after_its_checkpoint(tmp_
         assert 0 <= server["lost"] <= 2 * (11 + 5), said
 
 
+LATE = """
+class Rows(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="rows")
+        self.total = self.add_weight(initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
+
+    def result(self):
+        return self.total + 0
+
+
+strategy = insitu.ParameterServerStrategy(**options)
+rows = np.random.default_rng(0).normal(size=(480, 4)).astype("float32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Rows()])
+
+
+class Late(keras.callbacks.Callback):
+    \"\"\"Has worker 1 begin once the others have done all of their steps.\"\"\"
+
+    def on_train_batch_begin(self, batch, logs=None):
+        while me.index == 1 and len(list(out.glob("*.done"))) < 2:
+            time.sleep(0.05)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 19:
+            (out / f"{me.index}.done").touch()
+
+
+seen = []
+for fit in range(2):
+    given = {"batch_size": 24, "shuffle": False, "callbacks": [Late()]}
+    seen.append(model.fit(rows, rows.sum(1), verbose=0, **given).history["rows"])
+updates = int(model.optimizer.iterations.numpy())
+result = {"weights": [w.tolist() for w in model.get_weights()], "updates": updates, "rows": seen}
+(out / f"{me.index}.json").write_text(json.dumps(result))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_fit_ends_whose_last_worker_comes_late(tmp_path: Path, mode: str):
+    backups = {"replicas_to_aggregate": 2} if mode == "sync" else {}
+    options = ("--workers", "3", "--ps", "1", "--stall-timeout", "30", "--max-restarts", "0")
+    job, results, said = run_job(tmp_path, *options, script=LATE, tail="", mode=mode, **backups)
+    assert results[0]["weights"] == results[1]["weights"] == results[2]["weights"], said
+    (server,) = job["servers"]
+    assert [result["updates"] for result in results] == [server["version"]] * 3
+    assert dict(server["applied_by_shard"]) == {0: 39, 1: 39, 2: 39}
+    # The first of what comes late was computed on old weights; the rest is applied.
+    assert server["dropped"] >= (mode == "sync")
+    assert server["applied"] + server["dropped"] == 3 * 40
+    if mode == "sync":
+        # Of the first fit, the one that ends last knows of all rows but those that it pushed in vain.
+        assert results[1]["rows"][0] == [480 - 8], said
+        assert min(results[0]["rows"][0], results[2]["rows"][0]) >= [19 * 16], said
+        assert 20 + 19 + 20 <= server["version"] < 3 * 40 - 1, (
+            "the second fit takes two gradients a step again"
+        )
+
+
+HISTORY = """
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(53, 3)).astype("float32"), rng.normal(size=(53, 1)).astype("float32")
+
+
+def trained():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae", keras.metrics.AUC(name="auc")])
+    return model
+
+
+def numbers(model):
+    fit = dict(batch_size=16, epochs=3, shuffle=False, verbose=0, validation_data=(x[:20], y[:20]))
+    history = model.fit(x, (y > 0).astype("float32"), **fit).history
+    scores = model.evaluate(x, y > 0, verbose=0, return_dict=True)
+    return {"history": history, "scores": scores, "updates": int(model.optimizer.iterations.numpy())}
+
+
+right = numbers(trained())
+with insitu.ParameterServerStrategy(**options).scope():
+    model = trained()
+(out / f"{me.index}.json").write_text(json.dumps([right, numbers(model)]))
+"""
+
+
+@pytest.mark.long
+def test_each_worker_of_a_synchronous_fit_reports_what_plain_keras_does(tmp_path: Path):
+    _, results, said = run_job(tmp_path, "--ps", "2", script=HISTORY, tail="", mode="sync")
+    for right, came in results:
+        assert came["updates"] == right["updates"] == 12
+        for kind in ("history", "scores"):
+            for name, value in right[kind].items():
+                np.testing.assert_allclose(came[kind][name], value, rtol=2e-5, err_msg=f"{name}\n{said}")
+
+
 @pytest.mark.slow
 def test_rows_of_gradients_that_came_late_are_in_the_ledger(tmp_path: Path):
     job, _, said = run_job(tmp_path, "--ps", "1", mode="sync", replicas_to_aggregate=1)

@@ -18,7 +18,7 @@ PATIENCE = 240.0
 """Seconds for a job, also beside other work."""
 
 HEAD = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 from pathlib import Path
 import keras
 import numpy as np
@@ -101,13 +101,13 @@ def make_cache(paths: Paths, root: Path) -> None:
 
 
 def run_job(
-    root: Path, *options: str, kills: Any = (), script: str = DENSE, **strategy: Any
+    root: Path, *options: str, kills: Any = (), script: str = DENSE, tail: str = TAIL, **strategy: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     """`insitu start` of the script on two workers. What `describe` says, each worker's result, the output."""
     paths, out, folder = Paths(root / "home"), root / "out", root / "job"
     for made in (paths.home, out, folder):
         made.mkdir()
-    (folder / "train.py").write_text(HEAD + script + TAIL)
+    (folder / "train.py").write_text(HEAD + script + tail)
     make_cache(paths, root)
     environment = {**os.environ, "INSITU_HOME": str(paths.home), "NO_COLOR": "1", "KERAS_BACKEND": "jax"}
     insitu = [sys.executable, "-m", "insitu"]

@@ -106,9 +106,11 @@ class Client(DenseClient):
 
     # Training
 
-    def finish(self, shard: int | None = None) -> Future[Any]:
-        """Tell the servers that a shard pushes no more for now: nobody waits for it until it does again."""
-        return self.request_all("finish", {"shard": self.resolve_shard(shard)})
+    def finish(self, shard: int | None = None, *, fit: int | None = None) -> Future[Any]:
+        """Tell the servers that a shard pushes no more for now: nobody waits for it until it does again, or
+        until all shards have finished. `fit`: number of the fit that it has ended, which may be told again.
+        """
+        return self.request_all("finish", {"shard": self.resolve_shard(shard), "fit": fit})
 
     def finalize(self, training: int) -> None:
         """End training number `training` (from 0), once nobody pushes for it any more.

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError
@@ -57,6 +58,12 @@ class DenseClient(TableClient):
         self._decisions: list[Any] = []
         #: Mode sync: whether `_decisions` has that on this worker's last push.
         self._knows_last_decision = False
+        #: Records that came with pulls and weren't taken yet, and the version that the next ones are asked
+        #: from; -1: none are asked for.
+        self._records: list[Array] = []
+        self._records_from = -1
+        #: Updates of whose records the leader kept none, since they were taken.
+        self._missing = 0
 
     @property
     def version(self) -> int:
@@ -245,19 +252,43 @@ class DenseClient(TableClient):
                 meta: dict[str, Any] = {"shard": shard, **self._make_version_meta()}
                 if values:
                     meta |= {"dense": True, **self._require_buffers().locate_parts(server, None)[0]}
+                    if server.server == 0 and self._records_from >= 0:
+                        meta["records"] = self._records_from
                 futures.append(self.request(server, "pull", meta))
 
         def store(answers: list[Message]) -> int:
             for server, answer in zip(servers, answers, strict=True):
                 self._versions[server.server] = answer.meta["version"]
-                if answer.arrays:
-                    self._require_buffers().store_values(server.server, answer.arrays)
+                arrays = answer.arrays
+                if "missing" in answer.meta:
+                    self._store_records(answer)
+                    arrays = arrays[:-1]
+                if arrays:
+                    self._require_buffers().store_values(server.server, arrays)
                 if server.server == 0:
                     self._decisions = answer.meta["decisions"]
                     self.learning_rates = answer.meta.get("learning_rates", self.learning_rates)
             return self._versions[0]
 
         return gather(futures, self.run_until_done, store)
+
+    def _store_records(self, answer: Message) -> None:
+        if answer.arrays[-1].size:
+            self._records.append(np.array(answer.arrays[-1]))
+        self._missing += int(answer.meta["missing"])
+        self._records_from = max(self._records_from, int(answer.meta["version"]))
+
+    def follow_records(self) -> None:
+        """Have pulls from now on bring what workers told with those pushes that entered the updates after the
+        present values (mode sync)."""
+        self._records_from, self._records, self._missing = self._versions[0], [], 0
+
+    def take_records(self) -> tuple[Array, int]:
+        """Return the records that came since the last call, float64[pushes, size], in the order in which the
+        pushes were added up, and the number of updates whose records the leader no longer had."""
+        records, self._records = self._records, []
+        missing, self._missing = self._missing, 0
+        return np.concatenate(records) if records else np.zeros((0, 0)), missing
 
     # Push
 
@@ -270,6 +301,7 @@ class DenseClient(TableClient):
         step: int | None = None,
         gradients: Mapping[str, Any] | None = None,
         tables: Mapping[str, tuple[Array, Array]] | None = None,
+        record: Array | None = None,
         finite: bool = False,
         defer_send: bool = False,
         pull_follows: bool = False,
@@ -285,6 +317,8 @@ class DenseClient(TableClient):
             gradients: by variable, copied to the client's buffer (None: they are there already). The buffer
                 must not change until the result is known.
             tables: by table, int64[n] keys and [n, width] gradients; in mode sync they are part of a step.
+            record: float64[size] that all workers get which `follow_records`, once the push is part of an
+                update (mode sync).
             finite: the caller has checked that all gradients in the buffer are finite.
             defer_send: send it with the next request, for a caller that pulls at once.
             pull_follows: `values` may change from now on, until the pull that follows is answered.
@@ -312,6 +346,8 @@ class DenseClient(TableClient):
             if tables:
                 meta["tables"] = list(tables)
                 parts = [*parts, *(array for pair in split[connection.server] for array in pair)]
+            if record is not None and connection.server == 0:
+                meta["record"], parts = True, [*parts, record]
             metas.append(meta)
             arrays.append(parts)
         if not self.can_pipeline_pulls:

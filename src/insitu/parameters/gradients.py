@@ -27,6 +27,9 @@ class Gradients:
     rows: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
     #: Whether the worker has checked that all of `dense` is finite.
     finite: bool = False
+    #: What the worker tells the others of its rows, float64[size], once the push has become part of an update
+    #: (mode sync).
+    record: Array | None = None
 
 
 def check_nan_policy(nan: object) -> None:

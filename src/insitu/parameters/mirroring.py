@@ -33,8 +33,9 @@ from insitu.errors import InputError, InsituError, ServerLost, ServerMoved
 from insitu.parameters import snapshots
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.event_loop import EventLoop, HalfState
+from insitu.parameters.failures import describe_bad_request
 from insitu.parameters.replication_log import ReplicationLog
-from insitu.parameters.request_handler import RequestHandler, describe_bad_request
+from insitu.parameters.request_handler import RequestHandler
 from insitu.parameters.rules import FAILURE, REPLY, REQUEST, MalformedMessage, Message, make_failure
 from insitu.parameters.server_handshake import connect_to_server, make_peer_info
 from insitu.parameters.server_state import ServerState

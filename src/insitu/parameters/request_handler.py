@@ -18,6 +18,7 @@ from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
 from insitu.parameters.checkpoint_barrier import CheckpointBarrier, WatchWriter
 from insitu.parameters.connection import Connection
 from insitu.parameters.dense_transfer import DenseTransfer
+from insitu.parameters.failures import fail
 from insitu.parameters.gradients import Gradients
 from insitu.parameters.replication_log import ReplicationLog
 from insitu.parameters.rules import (
@@ -27,7 +28,6 @@ from insitu.parameters.rules import (
     Message,
     PushEvent,
     as_dtype,
-    make_failure,
     modes,
     sharding_plan,
 )
@@ -120,7 +120,7 @@ class RequestHandler:
             raise
         except Exception as error:
             # Whatever a request raises fails the request, not the server.
-            _fail(connection, message, error)
+            fail(connection, message, error)
         else:
             if answer is not None:
                 self._answer(connection, message, *answer)
@@ -135,7 +135,7 @@ class RequestHandler:
             try:
                 self.handle(connection, message)
             except MalformedMessage as error:
-                _fail(connection, message, error)
+                fail(connection, message, error)
 
     def replicate(self, connection: Connection, message: Message) -> None:
         """Make a change that the primary has made, and acknowledge it; for a mirror."""
@@ -159,7 +159,7 @@ class RequestHandler:
             late += [w for w in waiting if w.deadline <= now]
             self._waiting_pushes[key] = [w for w in waiting if w.deadline > now]
         for entry in late:
-            _fail(entry.connection, entry.message, self._make_stall_error(entry.message))
+            fail(entry.connection, entry.message, self._make_stall_error(entry.message))
 
     def forget(self, connection: Connection) -> None:
         """Drop the waiting requests of a connection that was closed."""
@@ -180,7 +180,7 @@ class RequestHandler:
             waiting += pushes
         self._waiting_pushes = {}
         for entry in waiting:
-            _fail(entry.connection, entry.message, error)
+            fail(entry.connection, entry.message, error)
         self.replication.fail_waiting(error)
 
     def _make_stall_error(self, message: Message) -> ServerStalled:
@@ -209,7 +209,7 @@ class RequestHandler:
             try:
                 answer = self._try_pull(entry.connection, entry.message)
             except Exception as error:
-                _fail(entry.connection, entry.message, error)
+                fail(entry.connection, entry.message, error)
                 continue
             if answer is None:
                 self._waiting_pulls.append(entry)
@@ -278,13 +278,14 @@ class RequestHandler:
         meta, state = message.meta, self.state
         push = PushEvent(int(meta["shard"]), int(meta["sequence"]), int(meta["step"]), int(meta["rows"]))
         names = [str(name) for name in meta.get("tables", ())]
-        split = len(message.arrays) - 2 * len(names)
+        record = np.array(message.arrays[-1]) if meta.get("record") else None
+        split = len(message.arrays) - 2 * len(names) - (record is not None)
         dense = self._transfer.read(connection, message, message.arrays[:split]) if meta.get("dense") else {}
         pairs = [
             (message.arrays[split + 2 * i], message.arrays[split + 2 * i + 1]) for i in range(len(names))
         ]
         rows = dict(zip(names, pairs, strict=True))
-        gradients = Gradients(dense, rows, finite=meta.get("finite") is True)
+        gradients = Gradients(dense, rows, finite=meta.get("finite") is True, record=record)
         destination = (
             self._transfer.find_destination(connection, message) if dense and "ahead" in meta else None
         )
@@ -292,7 +293,7 @@ class RequestHandler:
         connection.values_written = (
             None if destination is None else (meta["segment"], meta["ahead"], destination.version)
         )
-        self._replicate_arrays(message, dense, pairs)
+        self._replicate_arrays(message, dense, [*pairs, *(() if record is None else [(record,)])])
         own = [result for result in results if result.push.shard == push.shard]
         if own:
             self._answer_pushes([result for result in results if result.push.shard != push.shard])
@@ -334,7 +335,10 @@ class RequestHandler:
                 self._change = self.replication.append(Message(message.kind, message.request, change))
 
     def _finish(self, connection: Connection, message: Message) -> Answer:
-        results = self.state.finish(int(message.meta["shard"]), time.monotonic())
+        fit = message.meta.get("fit")
+        results = self.state.finish(
+            int(message.meta["shard"]), time.monotonic(), None if fit is None else int(fit)
+        )
         self._change = self.replication.append(message)
         self._answer_pushes(results)
         return {}, ()
@@ -374,15 +378,19 @@ class RequestHandler:
         reply = {"version": state.push_state.version, "decisions": self._get_decisions()}
         if state.learning_rates:
             reply["learning_rates"] = dict(state.learning_rates)
+        records: list[Array] = []
+        if "records" in meta:
+            found, reply["missing"] = state.step_records.since(int(meta["records"]))
+            records.append(found)
         if not meta.get("dense"):
-            return reply, ()
+            return reply, records
         if "at" not in meta or state.plan is None:
             # Copies, as the next update may come before they are sent.
-            return reply, [flat.copy() for flat in state.values.values()]
+            return reply, [*(flat.copy() for flat in state.values.values()), *records]
         written, connection.values_written = connection.values_written, None
         if written != (meta["segment"], meta["at"], state.push_state.version):
             self._transfer.write_values(connection, message, state.plan)
-        return reply, ()
+        return reply, records
 
     # Tables
 
@@ -478,18 +486,3 @@ class RequestHandler:
         blocked = self._barrier.set_cut(connection, message)
         self._follow_decisions(message.meta.get("decisions", ()), message)
         self._handle_again(blocked)
-
-
-def _fail(connection: Connection, message: Message, error: Exception) -> None:
-    """Answer a request with its error."""
-    connection.enqueue(make_failure(message.request, describe_bad_request(error)))
-
-
-def describe_bad_request(error: Exception) -> InsituError:
-    """Return the error of a request: its own, or one that says that its fields are wrong."""
-    if isinstance(error, InsituError):
-        return error
-    return InputError(
-        f"A request must have the fields of its operation. Received: {type(error).__name__}: {error}. "
-        "Use only insitu's own clients"
-    )

@@ -30,12 +30,14 @@ from insitu.parameters.rules import (
     describe_difference,
     modes,
 )
+from insitu.parameters.step_records import StepRecords
 from insitu.parameters.tables import RowStore, Table
 from insitu.parameters.updaters import (
     ElementwiseUpdater,
     FinalizingUpdater,
     Updater,
     make_updater,
+    note_staleness,
     set_learning_rate,
 )
 
@@ -112,6 +114,8 @@ class ServerState:
         self.closures = ClosureQueue()
         #: Counts of what became of pushes.
         self.stats = PushStats()
+        #: What workers told of the rows of the last updates (mode sync, on the leader).
+        self.step_records = StepRecords()
         self._nan = nan
         self._make_updater = make_updater
         self._updater: Updater | None = None
@@ -242,9 +246,11 @@ class ServerState:
         """Return the pushes that the step under way holds, in the order in which they came."""
         return [(push, self._held_gradients[push.shard]) for push in self.push_state.held]
 
-    def finish(self, shard: int, now: float) -> list[PushResult]:
-        """Stop waiting for `shard` until it pushes again. Return the results of pushes that waited for it."""
-        state, actions = modes.decide(self.policy, self.push_state, modes.ShardFinishedEvent(shard), now)
+    def finish(self, shard: int, now: float, fit: int | None = None) -> list[PushResult]:
+        """Stop waiting for `shard`; see `ShardFinishedEvent`. Return the results of pushes that waited for
+        it."""
+        event = modes.ShardFinishedEvent(shard, fit)
+        state, actions = modes.decide(self.policy, self.push_state, event, now)
         return self._execute(state, actions, Gradients())
 
     def push_rows(self, name: str, push: PushEvent, keys: Array, gradients: Array, now: float) -> None:
@@ -354,10 +360,12 @@ class ServerState:
         if self.policy.mode == "sync":
             held = [self._held_gradients.pop(push.shard) for push in pushes]
             weights = [float(push.rows) for push in pushes]
+            self.step_records.add(action.step, [one.record for one in held if one.record is not None])
             self._update(self._averager.average_dense(held, weights, self.values))
             for name, keys, rows in self._averager.average_rows(held, weights):
                 self.get_table(name).push(keys, rows)
         elif pushes[0].rows:
+            note_staleness(self._updater, max(0, self.push_state.version - pushes[0].step))
             self._update(gradients.dense, destination)
             for name, (keys, rows) in gradients.rows.items():
                 self.get_table(name).push(keys, rows)

@@ -55,6 +55,8 @@ def take_snapshot(state: ServerState) -> Snapshot:
         arrays |= {f"{prefix}/dense/{group}": flat for group, flat in gradients.dense.items()}
         for name, (keys, given) in gradients.rows.items():
             arrays |= {f"{prefix}/keys/{name}": keys, f"{prefix}/rows/{name}": given}
+        if gradients.record is not None:
+            arrays[f"{prefix}/record"] = gradients.record
         meta["held"].append([push.to_json(), list(gradients.dense), list(gradients.rows)])
     return Snapshot(meta, arrays)
 
@@ -163,7 +165,8 @@ def restore(state: ServerState, snapshot: Snapshot) -> None:
         prefix = f"held/{number}"
         dense = {group: arrays[f"{prefix}/dense/{group}"] for group in groups}
         rows = {name: (arrays[f"{prefix}/keys/{name}"], arrays[f"{prefix}/rows/{name}"]) for name in names}
-        state.push(PushEvent(**push), Gradients(dense, rows), 0.0)
+        record = arrays.get(f"{prefix}/record")
+        state.push(PushEvent(**push), Gradients(dense, rows, record=record), 0.0)
     # Last, as the held pushes were counted when they first came.
     state.stats = PushStats.from_json(meta["account"])
 

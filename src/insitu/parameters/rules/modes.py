@@ -107,9 +107,15 @@ class StepDecidedEvent:
 
 @dataclass(frozen=True, slots=True)
 class ShardFinishedEvent:
-    """Event: this shard pushes no more for now. Nobody waits for it until it does."""
+    """Event: this shard pushes no more for now. Nobody waits for it until it does.
+
+    Once all shards have finished, all are waited for again: the next fit begins.
+    """
 
     shard: int
+    #: Number of the fit that it has ended, which counts once however often it is told; None: it leaves a
+    #: training without fits.
+    fit: int | None = None
 
 
 Event = PushEvent | StepDecidedEvent | ShardFinishedEvent
@@ -191,8 +197,10 @@ class PushState:
     held: tuple[PushEvent, ...] = ()
     #: Time at which the first of `held` came, in seconds of the caller's clock; None: nothing is held.
     held_since: float | None = None
-    #: Shards that push no more for now.
+    #: Shards that push no more for now; never all of them.
     finished: frozenset[int] = frozenset()
+    #: Fits that were ended, by shard.
+    ended_fits: Mapping[int, int] = field(default_factory=dict)
     #: (version, shards) of the last steps made in mode sync.
     decisions: tuple[tuple[int, tuple[int, ...]], ...] = ()
     #: Last sequence dropped, by shard.
@@ -211,6 +219,8 @@ class PushState:
             raise AssertionError(f"a held push isn't the next of its shard: {self.held}")
         if policy.mode != "sync" and self.held:
             raise AssertionError("only mode sync holds pushes")
+        if len(self.finished) >= policy.total_replicas:
+            raise AssertionError("once all shards have finished, all are waited for again")
         if (self.held_since is None) != (not self.held):
             raise AssertionError("`held_since` must be set while pushes are held, and only then")
 
@@ -221,6 +231,7 @@ class PushState:
             "applied": sorted(self.applied.items()),
             "clocks": sorted(self.clocks.items()),
             "finished": sorted(self.finished),
+            "ended_fits": sorted(self.ended_fits.items()),
             "decisions": self.decisions,
             "dropped": sorted(self.dropped.items()),
         }
@@ -233,6 +244,7 @@ class PushState:
             applied={int(s): int(n) for s, n in data["applied"]},
             clocks={int(s): int(n) for s, n in data["clocks"]},
             finished=frozenset(int(s) for s in data["finished"]),
+            ended_fits={int(s): int(n) for s, n in data.get("ended_fits", ())},
             decisions=tuple((int(step), tuple(int(s) for s in shards)) for step, shards in data["decisions"]),
             dropped={int(s): int(n) for s, n in data["dropped"]},
         )
@@ -247,8 +259,7 @@ def decide(policy: ConsistencyPolicy, state: PushState, event: Event, now: float
     `now`: seconds of a clock that only goes forward. Raises InputError for a decision that can't be followed.
     """
     if isinstance(event, ShardFinishedEvent):
-        state = replace(state, finished=state.finished | {event.shard})
-        return _make_step_if_complete(policy, state, []) if policy.is_leader else (state, [])
+        return _finish_shard(policy, state, event)
     if isinstance(event, StepDecidedEvent):
         return _follow_leader(state, event)
     state, lost = _catch_up(state, event)
@@ -335,6 +346,23 @@ def _catch_up(state: PushState, push: PushEvent) -> Decision:
     clocks = {**state.clocks, push.shard: state.clocks.get(push.shard, 0) + gap}
     applied = {**state.applied, push.shard: push.sequence - 1}
     return replace(state, applied=applied, clocks=clocks), [CountLost(push.shard, gap)]
+
+
+def _finish_shard(policy: ConsistencyPolicy, state: PushState, event: ShardFinishedEvent) -> Decision:
+    """Stop waiting for a shard, and make the step that waited for it alone."""
+    shard, fit = event.shard, event.fit
+    if fit is not None:
+        if fit < state.ended_fits.get(shard, 0):  # told again, by another incarnation of its worker
+            return state, []
+        state = replace(state, ended_fits={**state.ended_fits, shard: fit + 1})
+    state, actions = replace(state, finished=state.finished | {shard}), list[Action]()
+    if policy.is_leader:
+        state, actions = _make_step_if_complete(policy, state, actions)
+    if len(state.finished) == policy.total_replicas:
+        # Nobody is left who could wait, or be waited for. All begin the next fit at the same pace.
+        clocks = dict.fromkeys(range(policy.total_replicas), max(state.clocks.values(), default=0))
+        state = replace(state, finished=frozenset(), clocks=clocks)
+    return state, actions
 
 
 def _rejoin_shard(policy: ConsistencyPolicy, state: PushState, shard: int) -> PushState:

@@ -6,6 +6,7 @@ The servers themselves are `insitu.parameters`. Begin reading with `step.py`.
 from insitu.train.parameter_server import coordinator, partitioners
 from insitu.train.parameter_server.assignment_guard import AssignmentGuard
 from insitu.train.parameter_server.async_membership import ServerMembership
+from insitu.train.parameter_server.attached_tables import attach_tables
 from insitu.train.parameter_server.custom_loop import (
     ServerAggregation,
     ServerLoopStep,
@@ -22,7 +23,7 @@ from insitu.train.parameter_server.model_spec import ClipNorms, clip_norms_of, r
 from insitu.train.parameter_server.partitioners import check_partitioner
 from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.parameter_server.server_task import serve_or_configure
-from insitu.train.parameter_server.session import ParameterServerSession, attach_tables
+from insitu.train.parameter_server.session import ParameterServerSession
 from insitu.train.parameter_server.step import ServerStep
 from insitu.train.parameter_server.update_count import UpdateCount, UpdatePlan
 from insitu.train.parameter_server.vocabulary_check import check_vocabularies

@@ -120,7 +120,7 @@ def updater_config(optimizer: Any, *, exact: bool, jit: bool) -> dict[str, Any]:
     `exact`: it must have the bits of the optimizer on a replica. Otherwise norms have been bounded before a
     gradient is sent.
     """
-    config: dict[str, Any] = {"state": "assign" if exact else "add", "jit": jit}
+    config: dict[str, Any] = {"state": "assign" if exact else "average", "jit": jit}
     built_in = None if exact else built_in_updater(optimizer)
     if built_in is not None:
         config["built_in"] = built_in

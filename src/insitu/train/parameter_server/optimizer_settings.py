@@ -101,10 +101,14 @@ class OptimizerSettings:
     def receive(self, version: int, *, is_sent: bool = False) -> None:
         """Take over the learning rate that the servers have at `version`. Called behind each pull.
 
+        The optimizer's count of updates becomes `version`. In a step that is no common one, and without a
+        schedule, nobody goes by it, and it would cost a call into the backend, too.
+
         `is_sent`: `send` came before the pull, and no code of the user in between. Then the variable, which
         costs a call into the backend, isn't read a second time.
         """
-        if isinstance(self._rate, keras.optimizers.schedules.LearningRateSchedule):
+        is_scheduled = isinstance(self._rate, keras.optimizers.schedules.LearningRateSchedule)
+        if self._optimizer is not None and (not is_sent or is_scheduled or self._client.mode == "sync"):
             self._optimizer._iterations.assign(version)
         rate = self._client.learning_rates.get(self._tables[0]) if self._tables else None
         if rate is None or self._known is None:

@@ -27,7 +27,7 @@ _POLL_INTERVAL = 0.02
 
 
 class ServerMarks:
-    """Sets marks and waits for them. Waits raise ServerStalled after `timeout` seconds."""
+    """Sets marks and waits for them. Waits raise ServerStalled after `timeout` seconds without an update."""
 
     def __init__(self, client: Client, shards: int, timeout: float) -> None:
         self._client = client
@@ -62,7 +62,7 @@ class ServerMarks:
         self._wait(
             _fit_keys(fit, range(self._shards)),
             lambda missing: (
-                "All shards must end a fit within {limit} of each other. Received: no end from "
+                "All shards must end a fit within {limit} of the last update. Received: no end from "
                 f"shards {missing}. Read the logs of their workers"
             ),
             waiting,
@@ -170,8 +170,10 @@ class ServerMarks:
     def _wait(
         self, keys: NDArray[np.int64], explain: Callable[[list[int]], str], waiting: Callable[[], None]
     ) -> None:
-        deadline = time.monotonic() + self._timeout
+        deadline, seen = time.monotonic() + self._timeout, self._client.row_versions
         while not (marked := self._read(keys)).all():
+            if self._client.row_versions != seen:  # a worker that comes late goes on with its own steps
+                deadline, seen = time.monotonic() + self._timeout, self._client.row_versions
             if time.monotonic() >= deadline:
                 limit = f"{self._timeout:g} s"
                 rule = explain(np.flatnonzero(~marked).tolist()).replace("{limit}", limit)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,11 +20,10 @@ from insitu.context import Context
 from insitu.errors import InsituError, ParameterError, TrainingError
 from insitu.parameters import Client, ClosureClient, Eviction, Future, ParameterServer, Table
 from insitu.train.parameter_server.dense_slices import match_dense_slices
-from insitu.train.parameter_server.layers import Embedding, embeddings_of
-from insitu.train.parameter_server.lookup import IndexedBatch, Keys, find_key_inputs
+from insitu.train.parameter_server.layers import Embedding
+from insitu.train.parameter_server.lookup import IndexedBatch, Keys
 from insitu.train.parameter_server.model_spec import (
     STATE_PREFIX,
-    check_norms_of_rows,
     check_parts,
     initializer_config,
     name_variables,
@@ -37,7 +35,7 @@ from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.parameter_server.server_table import ServerTable
 from insitu.train.parameter_server.server_task import ServerConfig
 from insitu.train.parameter_server.several_optimizers import describe_update
-from insitu.train.replica import Replica, holds_table_rows, inner_optimizer
+from insitu.train.replica import Replica, holds_table_rows
 
 _LOG = logging.getLogger("insitu")
 DEFAULT_SHARD_ROWS = 1024
@@ -63,6 +61,8 @@ class ShardPush:
     """True if there were rows, but their gradient wasn't finite and isn't pushed."""
     finite: bool = False
     """True if all of `floats` was checked to be finite."""
+    record: NDArray[np.float64] | None = None
+    """What all workers get of the shard's rows; see `ParameterServerSession.take_records`."""
 
 
 class ParameterServerSession:
@@ -200,6 +200,8 @@ class ParameterServerSession:
         self._finalizes = update.finalizes
         self._lay_out(replica, spans)
         self.follow_settings(optimizer, members=update.members)
+        if exact:
+            self._client.follow_records()
         replica.assign(self.pull())
 
     def follow_settings(self, optimizer: Any, *, dense: bool = True, members: Sequence[Any] = ()) -> None:
@@ -305,6 +307,7 @@ class ParameterServerSession:
             push.rows,
             shard=push.shard,
             tables=tables or None,
+            record=push.record,
             finite=push.finite,
             defer_send=hold,
             pull_follows=pulls,
@@ -331,8 +334,22 @@ class ParameterServerSession:
         return gradients
 
     def pull(self) -> NDArray[Any]:
-        """Pull `values`; wait where the mode says so."""
-        return self._receive(self._request_values())
+        """Pull `values`; wait where the mode says so. Records of updates up to there are forgotten."""
+        values = self._receive(self._request_values())
+        self._client.take_records()
+        return values
+
+    def take_records(self) -> NDArray[np.float64]:
+        """Return the records of all pushes that have entered updates since the last call or `pull`, of all
+        workers, float64[pushes, size] (mode sync)."""
+        records, missing = self._client.take_records()
+        if missing:
+            _LOG.warning(
+                "This worker comes %d updates late, too late for their records. Its losses and metrics of "
+                "this epoch leave out the rows of these updates.",
+                missing,
+            )
+        return records
 
     def _request_values(self) -> list[Future[int]]:
         """Ask for the next step of each shard. The values come with the last."""
@@ -410,14 +427,15 @@ class ParameterServerSession:
         except InsituError as error:
             _LOG.warning("The servers failed to write a checkpoint. Training continues: %s", error)
 
-    def finish(self, fit: int, *, leave: bool, waiting: Callable[[], None]) -> None:
+    def finish(self, fit: int, *, waiting: Callable[[], None]) -> None:
         """Mark this task's shards as done with fit number `fit`. Wait for all other shards, and for the
-        chief, which then has the servers finalize the variables. Nobody waits for further pushes of shards
-        that `leave`, and `waiting` is called repeatedly. Raises ServerStalled."""
+        chief, which then has the servers finalize the variables. Nobody waits for further pushes of these
+        shards, until all have ended the fit. `waiting` is called repeatedly. A fit that was ended before may
+        be ended again. Raises ServerStalled."""
         self.wait_for_checkpoint()
         client, shards, marks = self._client, self._context.shards, self.marks
-        for shard in shards if leave else ():
-            client.finish(shard).result()
+        for shard in shards:
+            client.finish(shard, fit=fit).result()
         marks.set_ends(fit, shards)
         marks.wait_for_ends(fit, waiting)
         if not self._finalizes:
@@ -453,39 +471,6 @@ def _connect(context: Context, addresses: Sequence[str]) -> Client:
         timeout=context.stall_timeout,
         stall_timeout=context.stall_timeout,
     )
-
-
-def attach_tables(
-    model: Any,
-    example: Any,
-    part_rows: int | None,
-    session: Callable[[], ParameterServerSession],
-    optimizer: Any,
-    *,
-    bounded: bool = False,
-) -> None:
-    """Attach a table of `session()` to each Embedding of `model`, with room for the keys of one shard's batch
-    like `example`, of `part_rows` rows if that is known. `optimizer` updates the tables' rows. The worker
-    clips the norms of the rows' gradients if `bounded`; else they must have no bounds."""
-    layers = embeddings_of(model)
-    if not layers:
-        return
-    if not bounded:
-        check_norms_of_rows(optimizer)
-    leaves = find_key_inputs(model, layers, example)
-    arrays = keras.tree.flatten(example)
-    for layer, numbers in zip(layers, leaves, strict=True):
-        if layer.rows is None or not getattr(layer.rows, "insitu_rows", False):
-            keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_SHARD_ROWS)
-            layer.attach(session().table(layer, optimizer), keys)
-            _replace_optimizer(model)
-
-
-def _replace_optimizer(model: Any) -> None:
-    """Replace the optimizer of a model that was loaded by a new one of the same configuration. The loaded one
-    knows the saved tables, or none, and servers don't take over its state."""
-    if model.optimizer is not None and inner_optimizer(model.optimizer).built:
-        model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
 
 
 def _check_same(known: Sequence[str], names: Sequence[str]) -> None:

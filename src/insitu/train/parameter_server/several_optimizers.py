@@ -63,7 +63,7 @@ def describe_update(optimizer: Any, variables: Mapping[str, Any], *, exact: bool
         updater_config(member, exact=exact or bool(clip_norms_of(member)), jit=jit) for member in members
     ]
     config = {
-        "state": "assign" if exact else "add",
+        "state": "assign" if exact else "average",
         "several": several,
         "of": {name: numbers[id(member)] for name, member in chosen.items()},
     }

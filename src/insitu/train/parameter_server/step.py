@@ -35,8 +35,7 @@ _TOTALS = (
 class ServerStep:
     """Trains, tests and predicts with one replica whose variables live on the servers of `session`.
 
-    `norms` are kept by the worker, and the loss' `scale` is undone, before a gradient is sent. `adds`: what
-    the forward pass moved goes to the servers as a difference.
+    `norms` are kept by the worker, and the loss' `scale` is undone, before a gradient is sent.
     """
 
     def __init__(
@@ -48,16 +47,20 @@ class ServerStep:
         *,
         norms: ClipNorms,
         scale: LossScale,
-        adds: bool,
+        shares_records: bool = False,
+        clips: bool = False,
         check: DataCheck | None = None,
     ) -> None:
-        """`check` compares what the workers were given."""
+        """`shares_records`: losses and metrics are those of the rows of all workers that entered the updates,
+        else of this worker's own. `clips`: what isn't finite isn't refused. `check` compares what the workers
+        were given."""
         self._replica = replica
         self._session = session
         self._lookup = lookup
         self._norms = norms
         self._scale = scale
-        self._adds = adds
+        self._shares_records = shares_records
+        self._clips = clips
         self._check = check
         self._records = np.zeros((shards, replica.train_record_size))
         self._test_records = np.zeros((shards, replica.test_record_size))
@@ -65,7 +68,7 @@ class ServerStep:
         stop = self._gradients[-1].stop if self._gradients else 0
         self._state = slice(stop, replica.floats_size)
         # Nothing is done to a gradient between its being copied and pushed.
-        self._plain = not norms and not scale.changes and not (adds and stop < replica.floats_size)
+        self._plain = not norms and not scale.changes
         self._copied = _FiniteCheckingCopy()
         replica.copy_out = self._copied
         self._watch = WeightsWatch(replica, session.rate_variable)
@@ -90,8 +93,9 @@ class ServerStep:
             elif not self._compute(part.shard, batch, floats, self._records[index]):
                 rows = 0
             finite = self._plain and self._copied.finite(floats.size)
+            record = self._records[index] if self._shares_records else None
             pushes.append(
-                ShardPush(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite)
+                ShardPush(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite, record)
             )
         self._scale.end()
         self._check_weights()
@@ -102,8 +106,9 @@ class ServerStep:
         if self._check is not None:
             self._check.compare()
         report("update")
-        if self._records[:, 0].any():
-            self._logs = self._replica.load(values, self._records)
+        records = self._session.take_records() if self._shares_records else self._records
+        if records.size and records[:, 0].any():
+            self._logs = self._replica.load(values, records)
         else:
             self._replica.assign(values)
         self._watch.note()
@@ -139,8 +144,9 @@ class ServerStep:
             return False
         if self._norms:
             self._norms.clip([floats[span.start : span.stop] for span in self._gradients])
-        if self._adds:
-            floats[self._state] -= self._session.values[self._state]
+        if self._clips:  # as a gradient of 0, the state stays as it is
+            state = floats[self._state]
+            np.copyto(state, self._session.values[self._state], where=~np.isfinite(state))
         return True
 
     def refresh(self) -> None:

@@ -33,7 +33,7 @@ def make_model_updater(config: Mapping[str, Any] | str) -> Updater:
             json.loads(config["optimizer"]), norms=not config["without_norms"]
         )
         inner = KerasUpdater(json.dumps(optimizer_config), jit=bool(config["jit"]))
-    return ModelUpdater(inner, adds=config["state"] == "add") if config["has_state"] else inner
+    return ModelUpdater(inner, averages=config["state"] == "average") if config["has_state"] else inner
 
 
 def _with_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,15 +47,20 @@ def _with_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
 class ModelUpdater:
     """Leaves variables to an optimizer's updater, and updates the state that the forward pass moves itself.
 
-    For state a worker pushes the new value (the mean over shards) or, with `adds`, the change of one step.
-    Changes by workers that don't wait for each other add up, as if the steps had come one after the other.
+    For state a worker pushes the new value: the mean over shards, where they wait for each other. Otherwise
+    the state moves towards it, the less the more updates the worker hasn't seen. So it becomes the mean of
+    the values of workers that began with the same state, as if they had done one step together. It never
+    leaves the range of what workers pushed, however many they are.
     """
 
     elementwise = False
+    staleness: int | None
+    """Updates since the values that the worker began with. Written before each update, unless it is None:
+    then workers wait for each other."""
 
-    def __init__(self, inner: Updater, *, adds: bool) -> None:
+    def __init__(self, inner: Updater, *, averages: bool) -> None:
         self._inner = inner
-        self._adds = adds
+        self.staleness = 0 if averages else None
 
     @property
     def learning_rate(self) -> Any:
@@ -78,8 +83,8 @@ class ModelUpdater:
     def update(self, values: Arrays, gradients: Arrays, slots: Mapping[str, Arrays], step: int) -> None:
         ours = [name for name in values if name.startswith(STATE_PREFIX)]
         for name in ours:
-            if self._adds:
-                np.add(values[name], gradients[name], values[name])
+            if self.staleness:
+                values[name] += (gradients[name] - values[name]) / values[name].dtype.type(self.staleness + 1)
             else:
                 np.copyto(values[name], gradients[name])
         rest = {name: value for name, value in values.items() if not name.startswith(STATE_PREFIX)}

@@ -72,12 +72,13 @@ class ParameterServerStrategy(Strategy):
       bits of `MultiWorkerMirroredStrategy`); those that come late are dropped and counted.
     - `mode="bounded"`: as async, but no worker runs more than `max_staleness` steps ahead of the slowest.
 
-    History and logs of training are of a worker's own rows. `evaluate`, validation and `predict` run in each
-    worker alone: over the shards that an `insitu.dataset` names (its own by default), over all rows of
-    arrays. State that the forward pass moves (BatchNorm) is averaged by the servers in mode sync; otherwise
-    what each step moved is added up. Seeds differ by shard. A fit ends for all workers when the last one has
-    pushed its last gradient, so all end with the same weights. A worker that was restarted goes on behind the
-    last of its gradients that the servers applied.
+    History and logs of training are of the rows of all workers in mode sync, otherwise of a worker's own.
+    `evaluate`, validation and `predict` run in each worker alone: over the shards that an `insitu.dataset`
+    names (its own by default), over all rows of arrays. State that the forward pass moves (BatchNorm) is
+    averaged by the servers: in mode sync over a step, otherwise over what workers push that haven't seen each
+    other's. Seeds differ by shard. A fit ends for all workers when the last one has pushed its last gradient,
+    so all end with the same weights. A worker that was restarted goes on behind the last of its gradients
+    that the servers applied.
 
     Args:
         cluster_resolver: what scripts for `tf.distribute` pass: a resolver that describes this job. The tasks
@@ -135,7 +136,6 @@ class ParameterServerStrategy(Strategy):
         #: The step that was made last. All steps have the same variables.
         self._step: ServerStep | None = None
         self._fits = EndedFits(context)
-        self._planned = 0
         #: Of the next fit, or the one under way. Written by `plan_updates` and `end_fit`.
         self._plan = UpdatePlan()
         #: None before the first fit.
@@ -212,7 +212,8 @@ class ParameterServerStrategy(Strategy):
         options: dict[str, Any] = {
             "norms": norms,
             "scale": scale,
-            "adds": not exact,
+            "shares_records": exact,
+            "clips": self._server_config.nan == "clip",
             "check": self._data_check,
         }
         self._step = ServerStep(replica, session, shards, lookup, **options)
@@ -267,8 +268,8 @@ class ParameterServerStrategy(Strategy):
         """Wait, in a custom loop, until each worker has come to this call, and take the weights after all
         workers' gradients. Nobody waits for this worker's gradients meanwhile. Raises ServerStalled."""
         session, number = self._open_session(), self._membership.count_fit()
+        session.finish(number, waiting=self._reporter.follow_generation)
         if number >= len(self._fits.read_valid(session.applied())):
-            session.finish(number, leave=True, waiting=self._reporter.follow_generation)
             self._fits.append(session.sequence)
         for step in self._loop_steps:
             step.refresh()
@@ -426,6 +427,8 @@ class ParameterServerStrategy(Strategy):
         if fit_index < len(fits):
             session.begin(fits[fit_index], applied)
             updates.begin(fit_index, plan)
+            # Servers that were restored may not know that it has ended, and would not wait for this worker.
+            session.finish(fit_index, waiting=self._reporter.follow_generation)
             return epochs, 0
         session.begin(applied)
         if self.membership.context.is_chief:
@@ -434,7 +437,7 @@ class ParameterServerStrategy(Strategy):
             self._step.start_fit(fit_index, self._reporter.follow_generation)
         updates.begin(fit_index, plan)
         start = fits[-1] if fits else 0
-        done, self._planned = applied - start, start + (lengths.count(epochs) or 0)
+        done = applied - start
         place = lengths.locate(done) if done else (0, 0)
         if self._data_check is not None:
             self._data_check.begin(fit_index, resumed=done > 0)
@@ -463,18 +466,12 @@ class ParameterServerStrategy(Strategy):
 
     def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
         """Wait for the other workers' last gradients, and take the resulting weights."""
-        session, updates = self._open_session(), self._updates
+        session = self._open_session()
         if fit_index < len(self._fits.read()):
             return
         if self._data_check is not None:
             self._data_check.note_end()
-        all_at_limit = self._waits_for_all and updates is not None and updates.is_at_limit
-        # In sync all have as many steps, unless one was stopped: none may be missed when the next fit begins.
-        session.finish(
-            fit_index,
-            leave=not (self._mode == "sync" and (session.sequence == self._planned or all_at_limit)),
-            waiting=self._reporter.follow_generation,
-        )
+        session.finish(fit_index, waiting=self._reporter.follow_generation)
         if self._data_check is not None:
             self._data_check.compare()
         for step in executors:

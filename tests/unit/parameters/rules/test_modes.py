@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -198,6 +199,146 @@ def test_each_sequence_is_consumed_once(data: Any):
     for shard, sequences in consumed.items():
         assert sequences == list(range(len(sequences)))
         assert state.applied.get(shard, -1) == len(sequences) - 1
+
+
+class Job:
+    """Workers of a shard each, which train fit after fit on one server, as `ParameterServerStrategy` does.
+
+    A worker pushes, waits for its answer, pulls if it may, and ends its fit after its last push. It begins
+    the next fit once all have ended this one.
+    """
+
+    def __init__(self, policy: ConsistencyPolicy, steps: list[list[int]]) -> None:
+        """`steps` of each fit, by shard."""
+        self.policy, self.state = policy, PushState()
+        self.steps = steps
+        shards = range(policy.total_replicas)
+        self.fit = dict.fromkeys(shards, 0)
+        #: Version that each worker has pulled; the sequence that it waits for, or None.
+        self.pulled, self.waits = dict.fromkeys(shards, 0), dict.fromkeys(shards)
+        self.told: set[tuple[int, int]] = set()
+        self.consumed: dict[int, list[int]] = {shard: [] for shard in shards}
+        self.updates: list[tuple[tuple[int, int], ...]] = []
+
+    def decide(self, event: Any) -> None:
+        self.state, actions = modes.decide(self.policy, self.state, event, 0.0)
+        self.state.validate(self.policy)
+        for action in actions:
+            assert not isinstance(action, Refuse), action
+            if isinstance(action, Apply):
+                self.updates.append(tuple((push.shard, push.sequence) for push in action.pushes))
+                for push in action.pushes:
+                    self.consumed[push.shard].append(push.sequence)
+            elif isinstance(action, Drop):
+                self.consumed[action.push.shard].append(action.push.sequence)
+
+    def end_of(self, shard: int) -> int:
+        """Pushes of a shard up to the end of its fit."""
+        return sum(fit[shard] for fit in self.steps[: self.fit[shard] + 1])
+
+    def is_over(self, shard: int) -> bool:
+        return self.fit[shard] == len(self.steps)
+
+    def can_go_on(self, shard: int) -> bool:
+        if self.is_over(shard):
+            return False
+        if self.waits[shard] is not None:
+            is_answered = self.waits[shard] <= self.state.applied.get(shard, -1)
+            return is_answered and modes.may_pull(self.policy, self.state, shard)
+        if (shard, self.fit[shard]) in self.told:
+            return all((other, self.fit[shard]) in self.told for other in self.fit)
+        return True
+
+    def go_on(self, shard: int) -> None:
+        fit, following = self.fit[shard], self.state.applied.get(shard, -1) + 1
+        if self.waits[shard] is not None:
+            self.waits[shard], self.pulled[shard] = None, self.state.version
+        elif (shard, fit) in self.told:
+            self.fit[shard], self.pulled[shard] = fit + 1, self.state.version
+        elif following < self.end_of(shard):
+            self.push(shard, following)
+            self.waits[shard] = following
+        else:
+            self.decide(ShardFinishedEvent(shard, fit))
+            self.told.add((shard, fit))
+
+    def push(self, shard: int, sequence: int) -> None:
+        self.decide(PushEvent(shard, sequence, self.pulled[shard], 8))
+
+    def lose(self, shard: int) -> None:
+        """Another incarnation of a worker goes on behind what was applied, or held, and ends a fit again."""
+        held = [p.sequence for p in self.state.held if p.shard == shard]
+        self.waits[shard], self.pulled[shard] = held[0] if held else None, self.state.version
+        if not self.is_over(shard):
+            self.told.discard((shard, self.fit[shard]))
+        for fit in range(self.fit[shard]):
+            self.decide(ShardFinishedEvent(shard, fit))
+
+
+def train(job: Job, seed: int) -> None:
+    """Have workers go on in any order, some of them late, and with losses, until each fit has ended."""
+    rng, shards = random.Random(seed), list(job.fit)
+    late = {shard for shard in shards if rng.random() < 0.3}
+    losses = rng.randrange(7)
+    while not all(map(job.is_over, shards)):
+        ready = [shard for shard in shards if job.can_go_on(shard)]
+        assert ready, f"the job stands still at {job.state}"
+        shard = rng.choice([s for s in ready if s not in late] or ready)
+        event = rng.randrange(6)
+        if event == 0 and losses:
+            losses -= 1
+            if not all((other, job.fit[shard]) in job.told for other in shards):  # else it knows of the end
+                job.lose(shard)
+        elif event == 1 and job.waits[shard] is not None:
+            job.push(shard, job.waits[shard])  # the answer was lost, so it's asked for again
+        else:
+            job.go_on(shard)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_each_fit_ends_and_no_push_counts_twice(data: Any):
+    total = data.draw(st.integers(1, 4))
+    mode = data.draw(st.sampled_from(modes.MODES))
+    needed = data.draw(st.integers(1, total)) if mode == "sync" else None
+    policy = ConsistencyPolicy(mode, total, needed, max_staleness=data.draw(st.integers(0, 3)))
+    fits = st.lists(st.integers(0, 6), min_size=total, max_size=total)
+    job = Job(policy, data.draw(st.lists(fits, min_size=1, max_size=3)))
+    train(job, data.draw(st.integers(0, 2**32)))
+    assert job.consumed == {s: list(range(sum(fit[s] for fit in job.steps))) for s in range(total)}
+    assert len(job.updates) == job.state.version
+    assert not job.state.held and not job.state.finished
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_step_of_all_shards_misses_none_in_any_fit(data: Any):
+    total = data.draw(st.integers(2, 4))
+    lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    job = Job(ConsistencyPolicy("sync", total), [[length] * total for length in lengths])
+    train(job, data.draw(st.integers(0, 2**32)))
+    assert job.updates == [tuple((s, step) for s in range(total)) for step in range(sum(lengths))]
+
+
+def test_once_all_have_finished_all_are_awaited_again():
+    policy = ConsistencyPolicy("sync", 2)
+    ends = [ShardFinishedEvent(0, 0), ShardFinishedEvent(1, 0)]
+    # One of them was started again, and tells of its end once more.
+    state, _ = run(policy, PushState(), *ends, ShardFinishedEvent(0, 0))
+    assert modes.find_awaited_shards(policy, state) == [0, 1]
+    state, actions = run(policy, state, PushEvent(1, 0, 0, 8))
+    assert [type(a) for a in actions] == [Hold]
+
+
+def test_what_comes_late_at_the_end_of_a_fit_is_applied():
+    policy = ConsistencyPolicy("sync", 3, replicas_to_aggregate=2)
+    state, actions = run(policy, PushState(), PushEvent(0, 0, 0, 8), PushEvent(2, 0, 0, 8))
+    state, actions = run(policy, state, PushEvent(1, 0, 0, 8), PushEvent(1, 1, 1, 8))
+    assert [type(a) for a in actions] == [Drop, Hold]
+    state, actions = run(policy, state, ShardFinishedEvent(0, 0), ShardFinishedEvent(2, 0))
+    assert actions == [Apply((PushEvent(1, 1, 1, 8),), 1)]
+    _, actions = run(policy, state, PushEvent(1, 2, 2, 8))
+    assert [type(a) for a in actions] == [Hold, Apply]
 
 
 def _rewritten(state: PushState) -> PushState:

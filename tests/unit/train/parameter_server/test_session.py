@@ -120,9 +120,9 @@ def test_a_fit_ends_with_the_averages_that_the_optimizer_keeps(make: Any) -> Non
     define(session, Replica(), use_ema=True, ema_momentum=0.5)
     for _ in range(2):
         last = session.exchange([push(session, 2.0)]).copy()
-    session.finish(0, leave=False, waiting=lambda: None)
+    session.finish(0, waiting=lambda: None)
     assert (session.pull() != last).any()
-    session.finish(0, leave=True, waiting=lambda: None)  # as a worker that comes back late
+    session.finish(0, waiting=lambda: None)  # as a worker that comes back late
 
 
 def test_a_fit_waits_for_all_shards_and_names_those_that_do_not_come(make: Any) -> None:
@@ -130,7 +130,7 @@ def test_a_fit_waits_for_all_shards_and_names_those_that_do_not_come(make: Any) 
     define(session, Replica())
     waited: list[int] = []
     with pytest.raises(ServerStalled, match=r"no end from shards \[1, 2\]\. Read the logs"):
-        session.finish(0, leave=False, waiting=lambda: waited.append(1))
+        session.finish(0, waiting=lambda: waited.append(1))
     assert waited
 
 

@@ -94,9 +94,9 @@ class Lookup:
         return [data[:2], data[2:]] if len(data) > 2 else [data]
 
 
-def make(optimizer: Any = None, *, norms: ClipNorms | None = None, adds: bool = False) -> Any:
+def make(optimizer: Any = None, *, norms: ClipNorms | None = None, clips: bool = False) -> Any:
     replica, session, lookup = Replica(), Session(), Lookup()
-    options: Any = {"norms": norms or ClipNorms(), "scale": LossScale(optimizer), "adds": adds}
+    options: Any = {"norms": norms or ClipNorms(), "scale": LossScale(optimizer), "clips": clips}
     step = ServerStep(replica, session, 2, lookup, **options)  # type: ignore[arg-type]
     return step, replica, session
 
@@ -139,12 +139,19 @@ def test_a_loss_that_needs_totals_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         train(step, [1.0], [])
 
 
-def test_norms_are_bounded_and_moved_state_is_sent_as_a_difference() -> None:
-    step, _, session = make(norms=ClipNorms(each=np.sqrt(2.0)), adds=True)
+def test_norms_are_bounded_and_moved_state_is_sent_as_it_is() -> None:
+    step, _, session = make(norms=ClipNorms(each=np.sqrt(2.0)))
     train(step, [7.0], [])
     (_, _, floats, _, finite), _ = session.pushed
-    np.testing.assert_allclose(floats, [1, 1, 2], rtol=1e-6)
+    np.testing.assert_allclose(floats, [1, 1, 7], rtol=1e-6)
     assert not finite  # it was changed behind the copy, so the session looks itself
+
+
+def test_state_that_is_not_finite_stays_where_what_is_not_is_clipped() -> None:
+    for clips, state in ((True, 5.0), (False, np.nan)):
+        step, _, session = make(clips=clips)
+        train(step, [np.nan], [])
+        np.testing.assert_array_equal(session.pushed[0][2], [np.nan, np.nan, state])
 
 
 def test_a_gradient_that_overflows_is_not_pushed() -> None:

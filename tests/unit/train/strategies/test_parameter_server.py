@@ -137,6 +137,22 @@ def test_layers_may_have_any_name_beside_state_that_moves(mode: Any) -> None:
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_moving_averages_of_workers_that_begin_together_are_those_of_a_common_step(mode: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32") * 0.1
+
+    def moved(strategy: Any) -> Any:
+        with strategy.scope():
+            layer = keras.layers.BatchNormalization(momentum=0.5)  # three differences would be 1.5 times
+            model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.01), "mse")
+        model.fit(x, x.sum(1), batch_size=96, epochs=1, shuffle=False, verbose=0)
+        return np.stack([layer.moving_mean.numpy(), layer.moving_variance.numpy()])
+
+    expected = moved(MultiWorkerMirroredStrategy(context=in_shards((0, 1, 2), 3)))
+    np.testing.assert_allclose(moved(over(3, mode=mode)), expected, atol=1e-6)
+
+
 def test_a_second_fit_goes_on(rows: Any) -> None:
     strategy = over(2, mode="sync")
     model = trained(strategy, rows)
