@@ -493,6 +493,9 @@ class JobPaths:
     def fits(self, task: TaskId) -> Path:
         return self.task(task) / "fits.json"
 
+    def callbacks(self, task: TaskId) -> Path:
+        return self.task(task) / "callbacks"
+
     def strategy(self, task: TaskId) -> Path:
         return self.task(task) / "strategy.json"
 

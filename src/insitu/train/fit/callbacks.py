@@ -11,14 +11,17 @@ from keras.src.utils import is_default
 
 from insitu.context import repeating_events
 from insitu.errors import TrainingError
+from insitu.exchange import Group
 from insitu.train.elastic import LoopPosition
 from insitu.train.fit.callback_memory import WRITERS, CallbackMemory, is_of_user
 from insitu.train.fit.chief_state import ChiefMemory
 from insitu.train.fit.entry import (
+    BEHIND_ALL,
     GRAPHS,
     TRAIN_BEGIN,
     TRAIN_END,
     Key,
+    key_behind_epoch,
     key_of_batch_begin,
     key_of_batch_end,
     key_of_epoch_begin,
@@ -38,15 +41,18 @@ _OLD_NAMES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "o
 class FitListener(Protocol):
     """Does what all tasks do at certain points of a fit."""
 
-    @property
-    def can_be_replaced(self) -> bool:
-        """Whether another can take this task's place while the others go on."""
+    can_be_replaced: bool
+    """Whether another can take this task's place while the others go on."""
 
     def share_restored(self) -> None:
         """Give all tasks what a callback that the chief alone runs has restored."""
 
     def meet(self, position: LoopPosition) -> None:
         """Wait for all tasks: their callbacks have heard of what comes before `position`."""
+
+    def record(self, heard: Key) -> None:
+        """Write down what callbacks remember, if no other task can tell the next process of this one: they
+        have heard all events before `heard`."""
 
     def end_fit(self) -> None:
         """Finish a fit whose steps are all done, before callbacks hear of its end."""
@@ -147,10 +153,12 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         #: Sends all tasks what those of the chief do.
         self.chief_memory = ChiefMemory(self.memory)
 
-    @property
-    def batch_callbacks(self) -> Sequence[Any]:
-        """Callbacks that may remember something of each batch."""
-        return self._batch_callbacks
+    def share_memory(
+        self, group: Group, position: LoopPosition, chief_rank: Callable[[Group], int | None]
+    ) -> None:
+        """Send all tasks what the chief's callbacks remember, if it may have changed. Collective."""
+        if self._listener.can_be_replaced and self.chief_memory.is_due(position):
+            self.chief_memory.share(group, chief_rank(group), position, self._batch_callbacks)
 
     def set_model(self, model: Any) -> None:
         """Tell all callbacks of the model. Keras' TensorBoard writes a graph then, of which nobody knows yet:
@@ -228,6 +236,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
             self.model._initial_epoch = self.params["epochs"] if at_end else state.position.epoch
         self._listener.meet(state.position.at_begin())
         self._write_graphs()
+        if not state.entry.is_in_middle:
+            self._listener.record(key_of_epoch_begin(0))
 
     def restore_initial_epoch(self) -> None:
         """Let the model's next fit begin where Keras would begin it."""
@@ -243,6 +253,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
             with self._calling(event):
                 super().on_epoch_begin(epoch, logs)
                 self.memory.note_uncopied("on_epoch_begin")
+            self._listener.record(key_of_batch_begin(epoch, 0))
         # Now, since a callback may have made its methods at the epoch's beginning.
         self._heard = frozenset(e for e in _BATCH_EVENTS if any(_hears(c, e) for c in self.callbacks))
         self._batch_callbacks = [
@@ -290,6 +301,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
     def on_test_begin(self, logs: Any = None) -> None:
         self.chief_memory.all_due = True
         event = key_of_test_begin(self._state.position.epoch)
+        self._listener.record(event)
         if self._state.entry.was_heard(event):
             self._on_begin()
             self._set_up("on_test_begin", logs)
@@ -319,11 +331,16 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         state.end_steps()
         if self._progbar is not None:
             self._progbar.seen = state.position.step
+        event = key_of_epoch_end(epoch)
+        if state.entry.heard == event and state.epoch_logs:
+            logs = state.epoch_logs
         state.epoch_logs = logs or {}
-        with self._calling(key_of_epoch_end(epoch)):
+        self._listener.record(event)
+        with self._calling(event):
             super().on_epoch_end(epoch, logs)
             state.report_epoch_logs(logs or {})
         self._listener.meet(state.position)
+        self._listener.record(key_behind_epoch(epoch))
         state.end_epoch()
         self._do_what_is_due()
 
@@ -334,6 +351,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         with self._calling(TRAIN_END):
             super().on_train_end(logs)
         self._listener.meet(self._state.position.at_end())
+        self._listener.record(BEHIND_ALL)
 
 
 def _set_up_by_hand(callbacks: Sequence[Any], event: str) -> None:

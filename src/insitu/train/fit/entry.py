@@ -26,6 +26,7 @@ _BEGIN_UNIT: Final[Key] = (-1, 0, 0, _UNIT)
 GRAPHS: Final[Key] = (-1, 0, 0, _BEHIND)
 """Keras' TensorBoard writes the model's graph."""
 TRAIN_END: Final[Key] = (_LAST, 0, 0, _BEFORE)
+BEHIND_ALL: Final[Key] = (_LAST, 0, 0, _BEHIND)
 _END_UNIT: Final[Key] = (_LAST, 0, 0, _UNIT)
 
 
@@ -59,6 +60,10 @@ def key_of_test_end(epoch: int) -> Key:
 
 def key_of_epoch_end(epoch: int) -> Key:
     return epoch, _EPOCH_END, 0, _BEFORE
+
+
+def key_behind_epoch(epoch: int) -> Key:
+    return epoch, _EPOCH_UNIT, 0, _UNIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,30 @@ def enter_at_beginning(heard: Key) -> Entry:
 def enter_by_checkpoint(epoch: int, step: int) -> Entry:
     """Return the entry of a process that goes on from a checkpoint: callbacks had heard all before it."""
     return Entry(_key_before_step(epoch, step))
+
+
+def is_behind(heard: Key, epoch: int, step: int) -> bool:
+    """Return whether a record of what callbacks had heard was made behind this step: steps are done again."""
+    if step or heard[0] != epoch:
+        return heard > _key_before_step(epoch, step)
+    return heard > key_of_batch_begin(epoch, 0)
+
+
+def enter_by_record(
+    heard: Key, epoch: int, step: int, steps_before: int | None
+) -> tuple[tuple[int, int], Entry]:
+    """Return where a worker goes on whose steps before (`epoch`, `step`) are done, and its entry, by a record
+    of what its callbacks had `heard`. `steps_before` are the steps of the epoch before, if that is known.
+
+    If all steps of an epoch are done, and its end may not have been heard, it is entered again behind them.
+    """
+    previous = epoch - 1
+    if step == 0 and heard[0] == previous and heard <= key_of_epoch_end(previous) and steps_before:
+        heard = max(heard, (previous, _STEPS, steps_before - 1, _UNIT))
+        return (previous, steps_before), Entry(heard, (previous, _EPOCH_UNIT, 0, _UNIT))
+    before = _key_before_step(epoch, step)
+    repeated = NOTHING if step else key_of_batch_begin(epoch, 0)
+    return (epoch, step), Entry(max(heard, before), repeated)
 
 
 def _key_of(position: LoopPosition) -> Key:

@@ -23,6 +23,9 @@ from insitu.train.fit.fit_strategy import FitStrategy
 from insitu.train.fit.gap import Gap, load_random_states, read_random_states
 from insitu.train.replica import Logs, ModelState, load_snapshot, read_state, to_numpy
 
+_RECORDED = frozenset({"logs", "epoch_logs", "memory", "random", "data", "validation"})
+"""What a record on servers holds of a checkpoint."""
+
 
 class LoopState:
     """Holds where one call of `fit`, `evaluate` or `predict` is, and its results so far.
@@ -286,6 +289,21 @@ class LoopState:
         self._load_data_state(extras.get("data"))
         self._load_validation_state(extras.get("validation"))
         self.start_at(epoch, step)
+
+    def record_state(self) -> dict[str, Any]:
+        """Return what a record holds of a fit on servers."""
+        metrics = self.metrics_before_tests or self.metrics()
+        return {"metrics": metrics, **{n: v for n, v in self.checkpoint_extras().items() if n in _RECORDED}}
+
+    def take_record(self, place: tuple[int, int], entry: Entry, state: dict[str, Any]) -> None:
+        """Go on at this (epoch, step) by what an earlier process of this task has recorded."""
+        self.logs, self.epoch_logs = state["logs"], state["epoch_logs"]
+        self.memory_at_entry, self._random_at_entry = state["memory"], state["random"]
+        self._load_data_state(state["data"])
+        self._load_validation_state(state["validation"])
+        self.start_at(*place)
+        self.entry = entry
+        self._metrics_to_restore = state["metrics"]
 
     @contextlib.contextmanager
     def setting_up(self) -> Iterator[None]:

@@ -15,17 +15,14 @@ from keras.src.trainers.data_adapters import array_slicing
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import barrier_token
 from insitu.train.elastic import (
     BEGIN,
     PREDICT,
-    RESTORE,
     TEST,
     TRAIN,
     Kind,
     LoopPosition,
     RetryStep,
-    SynchronousMembership,
 )
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.arrays import count_array_rows, count_fit_of
@@ -33,9 +30,10 @@ from insitu.train.fit.batch_shapes import choose_example_rows
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.fit.callbacks import EpochCallbacks, check_callbacks, flatten_callbacks, own_callbacks
-from insitu.train.fit.chief_state import send_restored
 from insitu.train.fit.delegation import check_delegated, needs_insitu
+from insitu.train.fit.epoch_lengths import EpochLengths
 from insitu.train.fit.feed import Feed
+from insitu.train.fit.fit_records import FitRecords, find_place
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.keras_patch import (
     TRAINER_ATTRIBUTE,
@@ -46,6 +44,7 @@ from insitu.train.fit.keras_patch import (
 )
 from insitu.train.fit.labels import check_labels
 from insitu.train.fit.loop_state import LoopState
+from insitu.train.fit.meetings import FitMeetings
 from insitu.train.fit.prediction import PredictionLoop
 from insitu.train.fit.sources import make_feed
 from insitu.train.fit.step_executors import StepExecutors
@@ -196,8 +195,8 @@ class KerasTrainer:
         self.bookkeeper.begin(adapter, loop.count_updates)
         epochs, steps = arguments["epochs"], steps_per_epoch or feed.num_steps
         start = self.strategy.begin_fit(self.model, self.fit_index, epochs, adapter.epoch_lengths)
-        if start != (0, 0):
-            loop.start_at(*start)
+        meetings = FitMeetings(membership, self.model, loop, self.fit_index, self.end_fit)
+        self._start_at(*start, adapter.epoch_lengths, meetings.records)
         if arguments["validation_data"] is not None:
             arguments["validation_data"] = self._make_validation_adapter(arguments, batch_size)
         verbose, is_chief = membership.verbosity(arguments["verbose"]), membership.context.is_chief
@@ -205,7 +204,7 @@ class KerasTrainer:
         staged = self.calls.staged_call(point)
         if staged is not None:
             loop.stage(*staged, is_fit=True)
-        callbacks = EpochCallbacks(self.model, loop, self, given, is_chief, **params)
+        callbacks = EpochCallbacks(self.model, loop, meetings, given, is_chief, **params)
         loop.callback_memory = callbacks.memory
         if staged is not None:
             loop.take_memory(callbacks.memory)
@@ -221,6 +220,15 @@ class KerasTrainer:
             loop.close()
             callbacks.restore_initial_epoch()
             self.bookkeeper.end()
+
+    def _start_at(self, epoch: int, step: int, lengths: EpochLengths, records: FitRecords | None) -> None:
+        """Start the fit at a step: those before were done by another process of this task."""
+        record = records.find(epoch, step) if records is not None and (epoch or step) else None
+        if record is not None:
+            place, entry = find_place(record, epoch, step, lengths)
+            self.loop.take_record(place, entry, record.state)
+        elif (epoch, step) != (0, 0):
+            self.loop.start_at(epoch, step)
 
     def _make_train_feed(self, arguments: dict[str, Any]) -> Feed:
         """Return a feed of the data in `arguments`, which are taken out; part of it goes to validation."""
@@ -296,23 +304,6 @@ class KerasTrainer:
 
     def _report(self, place: str) -> None:
         self.bookkeeper.reporter.report(self.loop.position, place)
-
-    def share_restored(self) -> None:
-        """Send all tasks what a callback of the chief's has restored. Called as the training begins."""
-        send_restored(self.membership, self.calls.position(RESTORE), self.model)
-        self.loop.gap.rebase()
-
-    @property
-    def can_be_replaced(self) -> bool:
-        """Whether another can take this task's place while the others go on."""
-        context, membership = self.membership.context, self.membership
-        several = context.job is not None and len(context.workers) > 1
-        return several and isinstance(membership, SynchronousMembership)
-
-    def meet(self, position: LoopPosition) -> None:
-        """Wait for all tasks: their callbacks have heard of what comes before `position`."""
-        if self.can_be_replaced:
-            self.membership.lockstep.run_unit_until_done(position, barrier_token)
 
     def end_fit(self) -> None:
         """Have the strategy end the fit, once all steps are done. Called before callbacks hear of its end, if
@@ -527,9 +518,8 @@ class KerasTrainer:
         """Have no changes of variables noted, and send all tasks what the chief's callbacks remember."""
         self.loop.gap.pause()
         callbacks = self.callbacks
-        if callbacks is not None and callbacks.chief_memory.is_due(position) and self.can_be_replaced:
-            chief = self.membership.chief_rank(group)
-            callbacks.chief_memory.share(group, chief, position, callbacks.batch_callbacks)
+        if callbacks is not None:
+            callbacks.share_memory(group, position, self.membership.chief_rank)
 
     def end_unit(self, position: LoopPosition) -> None:
         """Forget what callbacks have done before the unit that was done."""

@@ -1,0 +1,51 @@
+"""Lets all tasks meet around the callbacks of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from insitu.train.collectives import barrier_token
+from insitu.train.elastic import RESTORE, LoopPosition, Membership, SynchronousMembership
+from insitu.train.fit.chief_state import send_restored
+from insitu.train.fit.entry import Key
+from insitu.train.fit.fit_records import FitRecords
+from insitu.train.fit.loop_state import LoopState
+
+
+class FitMeetings:
+    """Does what all tasks do at certain points of a fit. See `FitListener`."""
+
+    def __init__(
+        self, membership: Membership, model: Any, loop: LoopState, fit: int, end_fit: Callable[[], None]
+    ) -> None:
+        """`fit` is the fit's number in the process, `end_fit` finishes it once its steps are done."""
+        context = membership.context
+        self._membership = membership
+        self._model = model
+        self._loop = loop
+        self.end_fit = end_fit
+        is_synchronous = isinstance(membership, SynchronousMembership)
+        #: Whether another can take this task's place while the others go on.
+        self.can_be_replaced = is_synchronous and context.job is not None and len(context.workers) > 1
+        #: What an earlier process of this task has recorded; None if others can tell how far this one is.
+        self.records = (
+            FitRecords(context.job.callbacks(context.task), fit)
+            if context.job is not None and not is_synchronous
+            else None
+        )
+
+    def share_restored(self) -> None:
+        """Send all tasks what a callback of the chief's has restored. Called as the training begins."""
+        send_restored(self._membership, self._membership.calls.position(RESTORE), self._model)
+        self._loop.gap.rebase()
+
+    def meet(self, position: LoopPosition) -> None:
+        """Wait for all tasks: their callbacks have heard of what comes before `position`."""
+        if self.can_be_replaced:
+            self._membership.lockstep.run_unit_until_done(position, barrier_token)
+
+    def record(self, heard: Key) -> None:
+        """Write down what callbacks remember, if no other task can tell the next process of this one."""
+        if self.records is not None:
+            self.records.write(heard, self._loop.record_state())
