@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from insitu.grid.dataset_opening import dataset
     from insitu.grid.datasets import Batch, Dataset
     from insitu.grid.deletion import delete_cache
+    from insitu.grid.elsewhere import set_store_finder
     from insitu.grid.files import publish_file
     from insitu.grid.ignite_export import export_cache
     from insitu.grid.ignite_snapshots import read_snapshot, read_snapshot_again
@@ -93,6 +94,7 @@ __getattr__, __dir__ = lazy_door(
         "datasets": ("Batch", "Dataset"),
         "row_samples": ("RowSample", "sample_rows"),
         "deletion": ("delete_cache",),
+        "elsewhere": ("set_store_finder",),
         "files": ("publish_file",),
         "ignite_export": ("export_cache",),
         "ignite_snapshots": ("read_snapshot", "read_snapshot_again"),
@@ -222,6 +224,7 @@ __all__ = [
     "sample_rows",
     "scrub_cache",
     "set_file_memory",
+    "set_store_finder",
     "set_up_stores",
     "shard_partitions",
     "sweep",
