@@ -422,6 +422,10 @@ class JobPaths:
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    def saved_elsewhere(self, fit: int) -> Path:
+        """Return the note that names the user's folder in which a fit has published checkpoints."""
+        return self.checkpoints / f"fit-{fit:05d}.elsewhere"
+
     @property
     def evaluations(self) -> Path:
         return self.root / "evaluations.jsonl"
