@@ -208,6 +208,9 @@ class Paths:
     def agent_lock(self, node: str) -> Path:
         return self.node(node) / "agent.lock"
 
+    def agent_certificate(self, node: str) -> Path:
+        return self.node(node) / "agent.pem"
+
     def agent_log(self, node: str) -> Path:
         """Return the log of an agent, which outlives an attempt to join."""
         return self.home / f"agent-{self.node(node).name}.log"

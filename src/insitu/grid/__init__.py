@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from insitu.grid.datasets import Batch, Dataset
     from insitu.grid.deletion import delete_cache
     from insitu.grid.elsewhere import set_store_finder
-    from insitu.grid.files import publish_file
+    from insitu.grid.files import full_disk_as_error, publish_file
     from insitu.grid.ignite_export import export_cache
     from insitu.grid.ignite_snapshots import read_snapshot, read_snapshot_again
     from insitu.grid.importer import import_cache
@@ -95,7 +95,7 @@ __getattr__, __dir__ = lazy_door(
         "row_samples": ("RowSample", "sample_rows"),
         "deletion": ("delete_cache",),
         "elsewhere": ("set_store_finder",),
-        "files": ("publish_file",),
+        "files": ("full_disk_as_error", "publish_file"),
         "ignite_export": ("export_cache",),
         "ignite_snapshots": ("read_snapshot", "read_snapshot_again"),
         "importer": ("import_cache",),
@@ -188,6 +188,7 @@ __all__ = [
     "find_slow_copies",
     "find_unknown_versions",
     "find_version",
+    "full_disk_as_error",
     "import_cache",
     "install_catalog_copy",
     "is_catalog_copy",
