@@ -181,8 +181,10 @@ class CheckpointStore:
             ) from error
         self._damaged.discard(name)
         with contextlib.suppress(OSError):
-            if self._note is not None:
+            if self._note is not None and not self._is_noted():
+                self._note.parent.mkdir(exist_ok=True)
                 replace_file(self._note, self.path.encode())
+        with contextlib.suppress(OSError):
             names = self._folder.names()
             good = [each for each in names if each <= name and each not in self._damaged]
             for other in (*self._damaged.intersection(names), *good[: -self._keep]):
@@ -239,7 +241,7 @@ class CheckpointStore:
     def _is_noted(self) -> bool:
         """Return whether a checkpoint was published here before."""
         try:
-            return self._note is not None and self._note.read_text() == self.path
+            return self._note is not None and self._note.read_text(errors="replace") == self.path
         except FileNotFoundError:
             return False
 

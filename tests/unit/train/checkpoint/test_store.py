@@ -333,7 +333,7 @@ def test_a_file_that_goes_away_with_its_storage_is_not_damage(
 
 
 def test_an_empty_folder_is_not_taken_for_a_beginning_once_something_was_published(tmp_path: Path):
-    note, place = tmp_path / "note", tmp_path / "mounted"
+    note, place = tmp_path / "job" / "note", tmp_path / "mounted"
     store = CheckpointStore(place, fit=0, note=note)
     assert store.load_latest() is None
     store.save(a_checkpoint(40, 0))
