@@ -13,6 +13,7 @@ from insitu._version import __version__
 # Loaded at once: the name is also that of the module, which an import of it would put in its place.
 from insitu.context import Context, context
 from insitu.doors import lazy_door
+from insitu.grid import set_store_finder
 from insitu.import_hooks import call_after_import
 from insitu.missing_names import missing_name
 from insitu.parent_death import tie_to_parent
@@ -180,6 +181,12 @@ def _install_file_access() -> None:
     importlib.import_module("insitu.train.files").install_file_access()
 
 
+def _find_known_stores(paths: Any) -> Any:
+    import importlib
+
+    return importlib.import_module("insitu.cluster").find_known_stores(paths)
+
+
 def _to_tf_dataset(dataset: Any) -> Any:
     import importlib
 
@@ -191,6 +198,8 @@ config.subscribe(_set_up_backend)
 config.apply_device_settings()
 # Models may be saved to insitu:// and loaded from there by Keras alone, too.
 call_after_import("keras", _install_file_access)
+# A damaged copy is replaced by one of another host.
+set_store_finder(_find_known_stores)
 # A further replica of a script ends with the process that started it, even while it imports.
 tie_to_parent()
 

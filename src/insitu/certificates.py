@@ -44,6 +44,20 @@ def make_certificate(name: str = "insitu", validity: tuple[datetime, datetime] =
     return _make_signed(name, key, name, key, validity)
 
 
+def parse_certificate(text: str) -> Certificate:
+    """Return what `pem` and `key_pem` of a certificate say, one after the other. Raises ValueError."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    begin = text.find("-----BEGIN", 1)
+    pem, key_pem = text[:begin], text[begin:]
+    found = x509.load_pem_x509_certificate(pem.encode())
+    key = serialization.load_pem_private_key(key_pem.encode(), None)
+    if begin < 0 or key.public_key() != found.public_key():
+        raise ValueError("a certificate and its key belong together")
+    return Certificate(found.public_bytes(serialization.Encoding.DER), pem, key_pem)
+
+
 def make_credentials(seed: bytes) -> Credentials:
     """Return the authority whose key follows from `seed`, and a new certificate that it has signed.
 

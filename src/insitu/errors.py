@@ -11,6 +11,7 @@
     │   └── JobSpecError        the job's folder, command or options can't be used
     ├── GridError               what is stored is not as it must be
     │   ├── CorruptPartition
+    │   │   └── UnreadablePartition   the system can't read a copy, whose bytes may be right
     │   ├── CorruptCatalog
     │   ├── CorruptManifest     what a store says about a version can't be read
     │   ├── CacheBusy           another process imports into the same cache
@@ -117,6 +118,13 @@ class GridError(InsituError):
 
 class CorruptPartition(GridError):
     """A partition's bytes differ from what was written."""
+
+    why = ""
+    """The reason alone, without the file and what to do; empty if that isn't known."""
+
+
+class UnreadablePartition(CorruptPartition):
+    """The system can't read a copy of a partition now. Its bytes may be right, so it isn't replaced."""
 
 
 class CorruptCatalog(GridError):

@@ -16,7 +16,7 @@
       exports/EXPORT.json               how far an export that isn't complete has come
       nodes/NODE/store-id               what tells this store from others, wherever its disk is
       nodes/NODE/store.json             its quota and its second path; see grid/store_settings.py
-      nodes/NODE/agent.json             the agent of this store, which holds agent.lock; agent-NODE.log is its
+      nodes/NODE/agent.json             who serves it and holds agent.lock; agent.pem; agent-NODE.log
       nodes/NODE/~files/                files of insitu:// on this node; see grid/shared_files
         names.sqlite                    what their names stand for
         blocks/VOLUME/KEY               what the memory has no room for
@@ -42,7 +42,7 @@
           samples.jsonl                 what the task has done, measured while it trains
           fits.json                     of workers with servers: the fits that ended
           servers.json                  of parameter servers: what they hold and have done
-        checkpoints/                    written by the chief; servers/ by parameter servers
+        checkpoints/                    of the chief; fit-N.elsewhere: where they are; servers/: of servers
         evaluations.jsonl               what the evaluator has found, by checkpoint; trainings.jsonl: of whom
         copies.jsonl                    of jobs on hosts: when partitions were brought to those that read them
         export/NAME/                    models that an exporter has published
@@ -166,7 +166,6 @@ class Paths:
         return StagedPaths(self.staging / f"{cache_folder_name(cache)}~{token}")
 
     def export_journal(self, token: str) -> Path:
-        """Return the file that says how far an export has come."""
         return self.home / "exports" / f"{token}.json"
 
     def trash(self, token: str) -> Path:
@@ -202,14 +201,15 @@ class Paths:
         return self.node(node) / "store.json"
 
     def agent(self, node: str) -> Path:
-        """Return the file that says which agent serves the store."""
         return self.node(node) / "agent.json"
 
     def agent_lock(self, node: str) -> Path:
         return self.node(node) / "agent.lock"
 
+    def agent_certificate(self, node: str) -> Path:
+        return self.node(node) / "agent.pem"
+
     def agent_log(self, node: str) -> Path:
-        """Return the log of an agent, which outlives an attempt to join."""
         return self.home / f"agent-{self.node(node).name}.log"
 
     def cache_store(self, node: str, cache: str) -> Path:
@@ -229,15 +229,12 @@ class Paths:
         return self.version(node, cache, version) / "last-read"
 
     def partial(self, node: str, cache: str, version: int, index: int) -> Path:
-        """Return where a copy of the partition arrives from another node."""
         return self.partition(node, cache, version, index).with_suffix(".partial")
 
     def fetched(self, node: str, cache: str, version: int, index: int) -> Path:
-        """Return the mark of a copy that was fetched for jobs, and goes when none needs it."""
         return self.partition(node, cache, version, index).with_suffix(".fetched")
 
     def verified(self, node: str, cache: str, version: int, index: int) -> Path:
-        """Return the record that this copy of the partition has been verified."""
         return self.partition(node, cache, version, index).with_suffix(".verified")
 
     def files(self, node: str) -> Path:
@@ -421,6 +418,9 @@ class JobPaths:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    def saved_elsewhere(self, fit: int) -> Path:
+        return self.checkpoints / f"fit-{fit:05d}.elsewhere"
 
     @property
     def evaluations(self) -> Path:

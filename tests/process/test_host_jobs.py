@@ -6,9 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from agent_hosts import LoopbackHosts, insitu, is_running, wait_until
 from host_jobs import CACHE_SCRIPT, HostJobs, make_images, run_undisturbed
@@ -229,3 +232,48 @@ def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_mo
             signal.pidfd_send_signal(former, signal.SIGKILL)
         os.close(former)
         insitu(here, "down", code=None)
+
+
+ROWS_SCRIPT = """
+import insitu
+
+def count(batches):
+    return sum(len(batch["x"] if isinstance(batch, dict) else batch) for batch in batches)
+
+print("ROWS", count(insitu.dataset(label=None).batch(50)))
+print("SHUFFLED", count(insitu.dataset(label=None).shuffle().batch(50)))
+"""
+
+
+@pytest.mark.long
+def test_a_damaged_copy_on_a_host_is_replaced_by_the_good_one_of_another(
+    hosts: LoopbackHosts, tmp_path: Path
+) -> None:
+    """In a job, and then in a script while the head is away: agents are found without it."""
+    np.save(tmp_path / "d.npy", np.arange(8000).reshape(1000, 8))
+    insitu(hosts.head, "import", "--backups", "1", "--partitions", "4", "d", str(tmp_path / "d.npy"))
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "r.py").write_text(ROWS_SCRIPT)
+    path, other = (Paths(hosts.homes[n]).partition(n, "d", 1, 0) for n in ("a", "b"))
+    whole = other.read_bytes()
+    assert path.read_bytes() == whole
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(3000)
+        file.write(b"XXXXXXXX")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    done = insitu(hosts.head, "start", "--workers", "2", "d", str(tmp_path / "job"), "r.py")
+    said = done.stdout + done.stderr
+    for name in ("ROWS", "SHUFFLED"):
+        assert sum(int(line.split()[-1]) for line in said.splitlines() if f"] {name} " in line) == 1000, said
+    assert said.count("The copy of partition 0 of d version 1 on a couldn't be used: ") == 1
+    assert path.read_bytes() == whole
+    head = read_head(Paths(hosts.head))
+    assert head is not None
+    os.kill(head.pid, signal.SIGKILL)
+    path.unlink()
+    script = "import insitu; print(len(next(iter(insitu.dataset('d').batch(1000)))))"
+    environment = {**os.environ, "INSITU_HOME": str(hosts.homes["a"])}
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert found.stdout == "1000\n" and path.read_bytes() == whole, found.stderr

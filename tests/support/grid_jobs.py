@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from insitu.context import Context
@@ -15,6 +16,13 @@ ROWS = 1000
 
 def context(paths: Paths, shards: tuple[int, ...] = (0,), num_shards: int = 1, **more: Any) -> Context:
     return Context(paths=paths, shards=shards, num_shards=num_shards, **more)
+
+
+def wait_for_repairs() -> None:
+    """Return when this process repairs no copy any more."""
+    for thread in threading.enumerate():
+        if thread.name == "insitu-repairs":
+            thread.join(60)
 
 
 def job_context(paths: Paths, task: str = "worker:0", **more: Any) -> Context:

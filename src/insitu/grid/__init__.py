@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from insitu.grid.dataset_opening import dataset
     from insitu.grid.datasets import Batch, Dataset
     from insitu.grid.deletion import delete_cache
-    from insitu.grid.files import publish_file
+    from insitu.grid.elsewhere import set_store_finder
+    from insitu.grid.files import full_disk_as_error, publish_file
     from insitu.grid.ignite_export import export_cache
     from insitu.grid.ignite_snapshots import read_snapshot, read_snapshot_again
     from insitu.grid.importer import import_cache
@@ -93,7 +94,8 @@ __getattr__, __dir__ = lazy_door(
         "datasets": ("Batch", "Dataset"),
         "row_samples": ("RowSample", "sample_rows"),
         "deletion": ("delete_cache",),
-        "files": ("publish_file",),
+        "elsewhere": ("set_store_finder",),
+        "files": ("full_disk_as_error", "publish_file"),
         "ignite_export": ("export_cache",),
         "ignite_snapshots": ("read_snapshot", "read_snapshot_again"),
         "importer": ("import_cache",),
@@ -186,6 +188,7 @@ __all__ = [
     "find_slow_copies",
     "find_unknown_versions",
     "find_version",
+    "full_disk_as_error",
     "import_cache",
     "install_catalog_copy",
     "is_catalog_copy",
@@ -222,6 +225,7 @@ __all__ = [
     "sample_rows",
     "scrub_cache",
     "set_file_memory",
+    "set_store_finder",
     "set_up_stores",
     "shard_partitions",
     "sweep",

@@ -1,8 +1,7 @@
-"""The blocks of one partition, each read from the first copy that has it whole."""
+"""The blocks of one partition, read from a copy that has them whole."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,39 +11,22 @@ import numpy.typing as npt
 
 from insitu.errors import CorruptPartition
 from insitu.grid.partitions import BlockReader
+from insitu.spec import NodeId
 
-logger = logging.getLogger("insitu.grid")
+Reopen = Callable[[NodeId, CorruptPartition], tuple[NodeId, BlockReader]]
+"""Given the node whose copy is damaged and how, return another node and the reader of its copy. Raises
+CorruptPartition if no copy is left."""
 
 
 class BlockCopies:
-    """Copies of one partition, equal byte for byte. May be used by several threads."""
+    """Copies of one partition, equal byte for byte, of which one is read. May be used by several threads."""
 
-    def __init__(self, name: str, openers: Sequence[Callable[[], BlockReader]]) -> None:
-        """`openers` open the copies of the partition that users know as `name`, the best one first.
-
-        Raises CorruptPartition where none can be opened.
-        """
-        self._name = name
-        self._openers = openers
-        self._readers: dict[int, BlockReader] = {}
+    def __init__(self, node: NodeId, reader: BlockReader, reopen: Reopen) -> None:
+        """`reader` reads the copy on `node`. `reopen` opens another one."""
+        self._node = node
+        self._any = reader
+        self._reopen = reopen
         self._lock = threading.Lock()
-        self._reported: set[tuple[int, int]] = set()
-        self._any = self._open_any()
-
-    def _open_any(self) -> BlockReader:
-        failures: list[CorruptPartition] = []
-        for number in range(len(self._openers)):
-            try:
-                return self._reader(number)
-            except CorruptPartition as error:
-                failures.append(error)
-        raise make_no_copy_error(self._name, failures)
-
-    def _reader(self, number: int) -> BlockReader:
-        with self._lock:
-            if number not in self._readers:
-                self._readers[number] = self._openers[number]()
-            return self._readers[number]
 
     def size(self, block: int) -> int:
         """Return the bytes of memory that the block takes."""
@@ -73,17 +55,22 @@ class BlockCopies:
 
     def read(self, block: int, memory: npt.NDArray[np.uint8], start: int = 0) -> None:
         """Read and verify a block of the first copy that has it whole. See `BlockReader.read`."""
-        failures: list[CorruptPartition] = []
-        for number in range(len(self._openers)):
+        while True:
+            reader = self._any
             try:
-                self._reader(number).read(block, memory, start)
+                reader.read(block, memory, start)
                 return
             except CorruptPartition as error:
-                failures.append(error)
-                if number + 1 < len(self._openers) and (number, block) not in self._reported:
-                    self._reported.add((number, block))
-                    logger.warning("%s. Trying the copy on another node.", error)
-        raise make_no_copy_error(self._name, failures)
+                with self._lock:
+                    if reader is self._any:  # else another thread was faster
+                        self._replace(error)
+
+    def _replace(self, error: CorruptPartition) -> None:
+        """Read another copy from now on. Raises CorruptPartition."""
+        node, reader = self._reopen(self._node, error)
+        if not reader.is_like(self._any):  # memory was arranged by a damaged footer
+            raise error
+        self._node, self._any = node, reader
 
 
 def make_no_copy_error(name: str, failures: Sequence[CorruptPartition]) -> CorruptPartition:

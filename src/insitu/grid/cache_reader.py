@@ -13,9 +13,10 @@ import numpy as np
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
 from insitu.grid.copies_here import find_missing_here
+from insitu.grid.damaged_copies import DAMAGED
 from insitu.grid.layout import Rows, ShuffledPlan, WindowOrder
 from insitu.grid.order_ahead import OrdersAhead
-from insitu.grid.partitions import TextValues, is_variable
+from insitu.grid.partitions import BlockChecks, TextValues, is_variable
 from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns, read_rows
 from insitu.grid.reads import READS
 from insitu.grid.shard_columns import ShardColumns
@@ -23,12 +24,11 @@ from insitu.grid.shard_memory import ShardMemory, bytes_in_memory
 from insitu.grid.store import Copy, announce_opening, open_blocks, open_copy
 from insitu.grid.structure import Structure
 from insitu.grid.tiers import note_read
-from insitu.grid.verification import is_cut_short, is_verified
+from insitu.grid.verification import is_cut_short
 from insitu.paths import Paths
 from insitu.processes import memory_bytes
 from insitu.spec import CacheSpec, NodeId, ShardMap
 
-AnyColumns = ShardColumns | ShardMemory | WindowedColumns
 Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
 """(structure of arrays, rows, origins) of one batch of one shard."""
 
@@ -41,8 +41,8 @@ class _Opened:
     copy: Copy
     #: Bytes of the file that a row of the chosen columns takes; a mean where there is text.
     row_bytes: float
-    #: Whether the whole file was verified.
-    verified: bool
+    #: Which of its blocks are right, of those read in place. None: all, or none is read in place.
+    checks: BlockChecks | None
 
 
 class CacheReader:
@@ -133,10 +133,12 @@ class CacheReader:
             starts.append(starts[-1] + self.cache.partitions[index].rows)
         return starts
 
-    def read_rows(self, shard: int, columns: AnyColumns, plan: ShuffledPlan, step: int) -> Read:
-        """Copy the rows of the batch of `step`, in their order. `columns` are those of the shard."""
+    def read_rows(self, shard: int, windows: WindowedColumns | None, plan: ShuffledPlan, step: int) -> Read:
+        """Copy the rows of the batch of `step`, in their order, from `windows` of the shard or from the whole
+        shard. Raises CorruptPartition."""
         held = self.shard_map.shards[shard]
         origins = tuple([(held[k], rows) for k, rows in plan.rows_of_batch(step)])
+        columns = windows or self._map_checked(shard, plan, step)
         arrays = columns.take_batch(plan, step)
         rows = len(arrays[0])
         one = self._stand_in(shard)
@@ -145,6 +147,33 @@ class CacheReader:
         else:
             self._count([self._opened[index] for index, _ in origins], [len(found) for _, found in origins])
         return self._structure(arrays), rows, origins
+
+    def _map_checked(self, shard: int, plan: ShuffledPlan, step: int) -> ShardColumns | ShardMemory:
+        """Return the columns of a shard, mapped, with the blocks of a batch found right."""
+        few = 2 * plan.rows < self.starts(shard)[-1] if shard not in self._shards else False
+        while True:
+            columns = self.map_shard(shard, few=few)
+            found = columns.find_damage(plan, step) if isinstance(columns, ShardColumns) else None
+            if found is None:
+                return columns
+            self._set_aside(shard, self.shard_map.shards[shard][found[0]], found[1])
+            plan.forget_places()
+
+    def _set_aside(self, shard: int, index: int, error: CorruptPartition) -> None:
+        """Use a copy no more of which a block is damaged."""
+        with self._opening:
+            opened = self._opened.get(index)
+            if opened is None or str(opened.copy.partition.path) not in str(error):
+                return  # another thread was faster
+            DAMAGED.set_aside(opened.copy.partition.path, error)
+            self._forget(shard, index)
+
+    def _forget(self, shard: int, index: int) -> None:
+        """Open a partition again at its next use. The lock is held."""
+        self._opened.pop(index, None)
+        self._prefaulted.discard(index)
+        self._shards.pop(shard, None)
+        self._alike.pop(shard, None)
 
     def _stand_in(self, shard: int) -> _Opened | None:
         """Return a partition that stands for all of the shard, if they count alike; else None."""
@@ -166,9 +195,7 @@ class CacheReader:
             opened = self._opened.get(index)
             if opened is not None and is_cut_short(opened.copy.partition.path, opened.copy.info):
                 with self._opening:
-                    self._opened.pop(index, None)
-                    self._shards.pop(shard, None)
-                    self._alike.pop(shard, None)
+                    self._forget(shard, index)
 
     def map_shard(self, shard: int, *, few: bool = False) -> ShardColumns | ShardMemory:
         """Return the columns of a shard, mapped into memory. `few`: most rows won't be read.
@@ -225,7 +252,7 @@ class CacheReader:
         held = self.shard_map.shards[shard]
         unopened = [index for index in held if index not in self._opened]
         announce_opening(self._paths, self.cache, unopened, self._node)
-        copies = [self._open(index, verify=False).copy for index in held]
+        copies = [self._open(index).copy for index in held]
         # What fits stays in the page cache for the next epoch. Other tasks here may read the other shards.
         direct = self.cache.bytes >= memory_bytes() // 2
         return self._make_source(copies, self.starts(shard), direct=direct)
@@ -252,7 +279,7 @@ class CacheReader:
             found = [columns.take_range(*each) for each in ranges]
             opened = [self._opened[held[k]] for k, _, _ in ranges]
         else:
-            opened = [self._open_in_order(shard, held[k]) for k, _, _ in ranges]
+            opened = [self._open_in_order(shard, held[k], start, stop) for k, start, stop in ranges]
             found = [
                 [
                     _slice(source.copy.partition.values[column.name], start, stop, share_texts)
@@ -271,8 +298,8 @@ class CacheReader:
     def read_positions(self, shard: int, positions: Rows) -> Structure:
         """Copy the rows at some positions of a shard, in their order. Reads little else.
 
-        Files that were verified before are read row by row, others by blocks, which are verified. They don't
-        count as read. Raises CorruptPartition.
+        They come from their blocks alone, which are verified. They don't count as read. Raises
+        CorruptPartition.
         """
         starts, held = np.array(self.starts(shard)), self.shard_map.shards[shard]
         parts = np.searchsorted(starts, positions, side="right") - 1
@@ -288,13 +315,10 @@ class CacheReader:
 
     def _read_few(self, index: int, rows: Rows) -> list[Any]:
         """Return the given rows of each column of a partition."""
-        copy, info = self._open(index, verify=False).copy, self.cache.partitions[index]
-        record = self._paths.verified(copy.node, self.cache.name, self.cache.version, index)
-        readable = self.cache.codec is None and is_verified(copy.partition.path, info, record)
-        if not self.cache.block_rows or readable:
-            values = self._open(index).copy.partition.values
-            return [values[name].pick(rows) for name in self.names]
-        return self._read_blocks(copy, info.rows, rows)
+        copy = self._open(index).copy
+        if not self.cache.block_rows:
+            return [copy.partition.values[name].pick(rows) for name in self.names]
+        return self._read_blocks(copy, copy.info.rows, rows)
 
     def _read_blocks(self, copy: Copy, count: int, rows: Rows) -> list[Any]:
         """Return some of the `count` rows of a partition, of which only their blocks are read."""
@@ -311,34 +335,45 @@ class CacheReader:
         if find_missing_here(self._paths, self.cache, [index]):
             held = {own for shard in self.shards for own in self.shard_map.shards[shard]}
             index = next((own for own in filled if own in held), index)
-        copy = open_copy(self._paths, self.cache, index, self._node, verify=False)
-        partition, rows = copy.partition, min(2, copy.partition.rows)
-        if self.cache.codec is not None:
-            return self._structure(self._read_blocks(copy, partition.rows, np.arange(rows))), rows
-        return self._structure([np.array(partition.values[name].slice(0, rows)) for name in self.names]), rows
+        rows = min(2, self.cache.partitions[index].rows)
+        return self._structure(self._read_few(index, np.arange(rows))), rows
 
-    def _open_in_order(self, shard: int, index: int) -> _Opened:
-        """Open a partition, all of whose pages are about to be read, like the others of its shard."""
-        opened = self._open(index)
+    def _open_in_order(self, shard: int, index: int, start: int, stop: int) -> _Opened:
+        """Open a partition, all of whose pages are about to be read, like the others of its shard.
+
+        The blocks of rows [start, stop) are right.
+        """
+        while True:
+            opened = self._open(index)
+            if opened.checks is None or opened.checks.done:
+                break
+            size = opened.copy.partition.block_rows
+            try:
+                opened.checks.check(np.arange(start // size, -(-stop // size)))
+                break
+            except CorruptPartition as error:
+                self._set_aside(shard, index, error)
         if index not in self._prefaulted:
             self._prefaulted.add(index)
             held = self.shard_map.shards[shard]
             opened.copy.partition.prefault(sum(self.cache.partitions[other].bytes for other in held))
         return opened
 
-    def _open(self, index: int, *, verify: bool = True) -> _Opened:
+    def _open(self, index: int) -> _Opened:
         with self._opening:
             opened = self._opened.get(index)
-            if opened is None or (verify and not opened.verified):
-                copy = self._open_copy(index, verify)
-                row_bytes = sum(copy.partition.bytes_per_row(name) for name in self.names)
-                opened = self._opened[index] = _Opened(copy, row_bytes, verify)
+            if opened is None:
+                copy = self._open_copy(index)
+                partition = copy.partition
+                row_bytes = sum(partition.bytes_per_row(name) for name in self.names)
+                checks = partition.make_checks(self._columns) if partition.is_marked else None
+                opened = self._opened[index] = _Opened(copy, row_bytes, checks)
                 self._alike.clear()
             return opened
 
-    def _open_copy(self, index: int, verify: bool) -> Copy:
+    def _open_copy(self, index: int) -> Copy:
         try:
-            copy = open_copy(self._paths, self.cache, index, self._node, verify=verify)
+            copy = open_copy(self._paths, self.cache, index, self._node)
         except CorruptPartition as error:
             name, version = self.cache.name, self.cache.version
             if Catalog(self._paths).find(name, version) is None:

@@ -31,6 +31,16 @@ def find_copies(paths: Paths, cache: CacheSpec, index: int, node: NodeId | None)
     return [*fetched, *owners]
 
 
+def is_store_here(paths: Paths, node: NodeId) -> bool:
+    """Return whether the store of a node lies in this home, with its disk mounted."""
+    return paths.store_id(node).exists()
+
+
+def should_lie_here(paths: Paths, node: NodeId) -> bool:
+    """Return whether copies of a node lie in this home, if nothing is wrong. Those of other hosts don't."""
+    return paths.node(node).exists() or not (paths.head.exists() or is_home_of_agent(paths))
+
+
 def find_missing_here(paths: Paths, cache: CacheSpec, indices: Iterable[int]) -> list[int]:
     """Return the partitions of which no store of this home has or should have a copy."""
     local = set(list_nodes_with_stores(paths))

@@ -12,7 +12,7 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.errors import InputError
-from insitu.grid.cache_reader import AnyColumns, CacheReader
+from insitu.grid.cache_reader import CacheReader
 from insitu.grid.conversion import convert_to_tensorflow
 from insitu.grid.dataset_chain import Chain, describe_chain, describe_columns_of
 from insitu.grid.layout import (
@@ -398,9 +398,9 @@ class Dataset:
         reader = self._reader
         starts, order = reader.starts(shard), self._order(shard, epoch)
         plan = BatchPlan(starts, size) if order is None else ShuffledPlan(starts, size, order)
-        columns: AnyColumns | None = None
+        windows: WindowedColumns | None = None
         if isinstance(order, (WindowedOrder, FileOrder)):
-            columns = reader.read_windows(shard, order, lambda: self._order(shard, epoch + 1))
+            windows = reader.read_windows(shard, order, lambda: self._order(shard, epoch + 1))
         else:
             reader.reopen_cut_files(shard)
         try:
@@ -411,14 +411,13 @@ class Dataset:
                 if step == plan.steps // 2 and self._chain.window_blocks is None and self.seed is not None:
                     reader.orders.prepare(self.rows_of_shard(shard), self.seed, epoch + 1, shard)
                 if isinstance(plan, ShuffledPlan):
-                    columns = columns or reader.map_shard(shard, few=2 * plan.rows < starts[-1])
-                    data, rows, origins = reader.read_rows(shard, columns, plan, step)
+                    data, rows, origins = reader.read_rows(shard, windows, plan, step)
                 else:
                     data, rows, origins = reader.read_ranges(shard, plan.ranges(step))
                 yield Batch(self._finish(data, rows), rows, origins)
         finally:
-            if isinstance(columns, WindowedColumns):
-                columns.close()
+            if windows is not None:
+                windows.close()
             READS.publish()
 
     def _finish(self, data: Structure, rows: int) -> Structure:

@@ -240,7 +240,11 @@ class _Run:
             return 0
         arriving = PlacedCopy(step.partition, step.target, "copying")
         self._change(lambda copies: [*(copy for copy in copies if copy != arriving), arriving])
-        source = with_owners(self._cache, step.partition, [step.source])
+        # The others in case the source turns out to be damaged.
+        others = [
+            n for n in self._cache.partitions[step.partition].owners if n not in (step.source, step.target)
+        ]
+        source = with_owners(self._cache, step.partition, [step.source, *others])
         wanted = {step.target: [step.partition]}
         return self._remote.fetch(source, wanted, marked=False, rate=self._rate)[step.target].bytes
 

@@ -94,7 +94,7 @@ def scrub_cache(
         good = [check for check in found if check.problem is None]
         if repair and good:
             found = [
-                check if check.problem is None else _repair_from(paths, cache, check, good, remote)
+                check if check.problem is None else repair_from(paths, cache, check, good, remote)
                 for check in found
             ]
         checks += found
@@ -134,7 +134,7 @@ def _check_elsewhere(
     }
 
 
-def _repair_from(
+def repair_from(
     paths: Paths, cache: CacheSpec, damaged: CopyCheck, good: Sequence[CopyCheck], remote: RemoteStores | None
 ) -> CopyCheck:
     """Put a good copy in the place of the damaged one, across hosts where that is needed.

@@ -103,11 +103,10 @@ class Selection:
         if positions is None:
             positions = np.arange(starts[-1])
         plan = ShuffledPlan(starts, _CHUNK_ROWS, positions)
-        columns = self._reader.map_shard(shard)
         left = [np.empty(0, np.int64)]
         for chunk in range(plan.steps):
             selection = plan.rows_of_batch(chunk)
-            data, rows, _ = self._reader.read_rows(shard, columns, plan, chunk)
+            data, rows, _ = self._reader.read_rows(shard, None, plan, chunk)
             data = apply_maps(step.maps, data, rows)
             mask = np.asarray(step.fn(*data) if isinstance(data, tuple) else step.fn(data))
             if mask.shape != (rows,) or mask.dtype != np.bool_:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from insitu.errors import CorruptPartition
 from insitu.grid.layout import Rows, ShuffledPlan, count_blocks_before
 from insitu.grid.partitions import (
     AddressSpace,
+    BlockChecks,
     BlockedValues,
     Partition,
     body_alignment,
@@ -42,6 +44,7 @@ class ShardColumns:
         #: What is added to the position of a row, by its partition, to count rows as `BlockedValues` does.
         self._shifts = first_blocks * self._block_rows - self._starts
         self._columns = columns
+        self._checks = self._make_checks(space, partitions)
         self._fixed = {c.name: self._join(space, partitions, c) for c in columns if not is_variable(c)}
         self._texts = {c.name: [p.values[c.name] for p in partitions] for c in columns if is_variable(c)}
         if not few:
@@ -49,6 +52,35 @@ class ShardColumns:
             used = sum(size for _, size in pieces)
             # Where texts lie isn't known here, and one large piece is mapped faster than many small ones.
             space.prefault(pieces=None if self._texts or 2 * used > sum(sizes) else pieces)
+
+    def _make_checks(self, space: AddressSpace, partitions: Sequence[Partition]) -> list[list[BlockChecks]]:
+        """Return what checks each partition: its columns of fixed size where they are mapped together, its
+        texts where they are mapped alone. Nothing for files without checksums of blocks."""
+        fixed = [column for column in self._columns if not is_variable(column)]
+        texts = [column for column in self._columns if is_variable(column)]
+        checks: list[list[BlockChecks]] = [[] for _ in partitions]
+        for found, partition, offset in zip(checks, partitions, space.offsets.tolist(), strict=True):
+            if fixed and partition.is_marked:
+                found.append(BlockChecks(partition.layout(fixed), space, offset, len(partition.places)))
+            if texts and partition.is_marked:
+                found.append(partition.make_checks(texts))
+        return checks
+
+    def find_damage(self, plan: ShuffledPlan, step: int) -> tuple[int, CorruptPartition] | None:
+        """Check the blocks of the batch of `step` that haven't been. Return the number of a partition that is
+        damaged, and how; None: none is."""
+        if not self._checks:
+            return None
+        for k, rows in plan.rows_of_batch(step):
+            for checks in self._checks[k]:
+                try:
+                    # Texts of a partition are put together at their first use.
+                    checks.check(rows // self._block_rows if not self._texts else checks.all_blocks)
+                except CorruptPartition as error:
+                    return k, error
+        if all(checks.done for found in self._checks for checks in found):
+            self._checks = []
+        return None
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
         """Yield (first byte of memory, bytes) for each block of each column of fixed size."""

@@ -1,28 +1,24 @@
-"""The partitions that a process reads: which copy of each, and whether it can be trusted.
+"""The partitions that a process reads: which copy of each.
 
-Every opening checks size, footer, schema and row count. Before the rows of a partition are read, its whole
-checksum is compared, unless the file is unchanged since that was done (see `verification`). A copy that
-fails is passed over for one on a backup owner, with a warning.
+Every opening checks size, footer, schema and row count. The checksum of a block is compared before its rows
+are used. A copy that fails is passed over for a good one, of this home or another host: see `damaged_copies`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from insitu.errors import CorruptPartition
 from insitu.grid.block_copies import BlockCopies, make_no_copy_error
-from insitu.grid.copies_here import find_copies
+from insitu.grid.copies_here import find_copies, is_store_here, should_lie_here
+from insitu.grid.damaged_copies import DAMAGED, describe_partition
 from insitu.grid.partitions import BlockReader, Partition, open_block_reader
 from insitu.grid.verification import check_size, verify_once
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo
-
-logger = logging.getLogger("insitu.grid")
 
 _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 256 << 10
 """What opening looks at: schema and first block, and the footer, which has 24 bytes for each block."""
@@ -42,32 +38,59 @@ class Copy:
     local: bool
 
 
-def open_copy(
-    paths: Paths, cache: CacheSpec, index: int, node: NodeId | None, *, verify: bool = True
-) -> Copy:
+def open_copy(paths: Paths, cache: CacheSpec, index: int, node: NodeId | None) -> Copy:
     """Open the best copy of a partition: that on `node` if there is one, else its owners' first good one.
 
     A copy on `node` may have been fetched there, without being an owner's. Outside a job `node` is None, and
-    every copy counts as local. Raises CorruptPartition where no copy can be trusted, with what is wrong with
-    each.
+    every copy counts as local. If none in this home is good, one comes from another host. Raises
+    CorruptPartition if no copy can be used, with what is wrong with each.
     """
-    info = cache.partitions[index]
-    owners = find_copies(paths, cache, index, node)
-    failures: list[CorruptPartition] = []
-    for owner in owners:
-        path = paths.partition(owner, cache.name, cache.version, index)
+    failures: dict[NodeId, CorruptPartition] = {}
+    for owner in find_copies(paths, cache, index, node):
         try:
-            check_size(path, info)
-            if verify:
-                verify_once(path, info, paths.verified(owner, cache.name, cache.version, index))
-            partition = Partition.of_cache(path, cache, info)
+            partition = _map(paths, cache, index, owner)
         except CorruptPartition as error:
-            failures.append(error)
-            if len(failures) < len(owners):
-                logger.warning("%s. Trying the copy on another node.", error)
+            failures[owner] = error
             continue
-        return Copy(partition, info, owner, local=node is None or owner == node)
-    raise make_no_copy_error(_describe(cache, index), failures)
+        for other, failure in failures.items():
+            if should_lie_here(paths, other):
+                DAMAGED.report(paths, cache, index, other, failure, owner)
+        return Copy(partition, cache.partitions[index], owner, local=node is None or owner == node)
+    return _fetch_copy(paths, cache, index, node, failures)
+
+
+def _map(paths: Paths, cache: CacheSpec, index: int, owner: NodeId) -> Partition:
+    """Map the copy of a partition on a node. Raises CorruptPartition."""
+    path, info = paths.partition(owner, cache.name, cache.version, index), cache.partitions[index]
+    DAMAGED.check(path)
+    check_size(path, info)
+    if not cache.block_rows:  # of a version whose blocks have no checksums
+        verify_once(path, info, paths.verified(owner, cache.name, cache.version, index))
+    return Partition.of_cache(path, cache, info)
+
+
+def _fetch_copy(
+    paths: Paths,
+    cache: CacheSpec,
+    index: int,
+    node: NodeId | None,
+    failures: dict[NodeId, CorruptPartition],
+) -> Copy:
+    """Replace a copy of this home, none of which can be used, by that of another host, and open it. Raises
+    CorruptPartition.
+    """
+    for owner, error in list(failures.items()):
+        if is_store_here(paths, owner):
+            try:
+                DAMAGED.fetch_here(paths, cache, index, owner, error)
+                partition = _map(paths, cache, index, owner)
+            except CorruptPartition as reason:
+                failures[owner] = reason
+                continue
+            return Copy(partition, cache.partitions[index], owner, local=node is None or owner == node)
+    for owner in failures:
+        DAMAGED.forget_unreadable(paths.partition(owner, cache.name, cache.version, index))
+    raise make_no_copy_error(describe_partition(cache, index), list(failures.values()))
 
 
 def announce_opening(paths: Paths, cache: CacheSpec, indices: Sequence[int], node: NodeId | None) -> None:
@@ -85,30 +108,22 @@ def announce_opening(paths: Paths, cache: CacheSpec, indices: Sequence[int], nod
             os.posix_fadvise(file.fileno(), start, _TAIL_BYTES, os.POSIX_FADV_WILLNEED)
 
 
-def _describe(cache: CacheSpec, index: int) -> str:
-    return f"partition {index} of {cache.name} version {cache.version}"
-
-
 def open_blocks(
     paths: Paths, cache: CacheSpec, opened: Copy, columns: Sequence[Column], *, direct: bool = False
 ) -> BlockCopies:
-    """Return the blocks of a partition with the chosen `columns`, each read from `opened` or, where it is
-    damaged there, from another copy. `direct`: past the page cache, where that is possible.
+    """Return the blocks of a partition with the chosen `columns`, each read from `opened` or, if it is
+    damaged there, from another copy. `direct`: past the page cache, if that is possible.
 
-    Nothing is verified but what is read. Raises CorruptPartition where no copy can be opened.
+    Nothing is verified but what is read. Raises CorruptPartition if no copy can be opened.
     """
-    info = opened.info
+    index = opened.info.index
 
-    def opener(owner: NodeId) -> Callable[[], BlockReader]:
-        path = paths.partition(owner, cache.name, cache.version, info.index)
+    def open_reader(copy: Copy) -> BlockReader:
+        return open_block_reader(copy.partition, cache.columns, columns, direct=direct)
 
-        def open_reader() -> BlockReader:
-            check_size(path, info)
-            partition = Partition.of_cache(path, cache, info)
-            return open_block_reader(partition, cache.columns, columns, direct=direct)
+    def reopen(node: NodeId, error: CorruptPartition) -> tuple[NodeId, BlockReader]:
+        DAMAGED.set_aside(paths.partition(node, cache.name, cache.version, index), error)
+        copy = open_copy(paths, cache, index, opened.node)
+        return copy.node, open_reader(copy)
 
-        return open_reader
-
-    others = [opener(owner) for owner in info.owners if owner != opened.node]
-    first = functools.partial(open_block_reader, opened.partition, cache.columns, columns, direct=direct)
-    return BlockCopies(_describe(cache, info.index), [first, *others])
+    return BlockCopies(opened.node, open_reader(opened), reopen)

@@ -1,9 +1,8 @@
-"""Verifies copies of partitions by their checksums, and remembers which files it has found right.
+"""Verifies whole copies of partitions by their checksums, and remembers which files it has found right.
 
-Reading a partition whole takes as long as reading all its rows. So a record beside the file says at which
-size, time of change, inode and device its checksum was right. While the file still has all four, a process
-that trains opens it without reading it first. A change of the bytes that alters none of the four is found by
-`insitu describe CACHE --verify`, which always reads.
+Readers of rows don't need that: they check each block before its rows are used. A fetch does: a record beside
+the file says at which size, time of change, inode and device its checksum was right. While the file has all
+four, it counts as fetched. `insitu describe CACHE --verify` and `insitu scrub` always read.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from insitu.durable import replace_file
-from insitu.grid.partitions import file_checksum, make_corrupt_error
+from insitu.grid.partitions import file_checksum, make_corrupt_error, make_unreadable_error
 from insitu.spec import PartitionInfo
 
 TIMESTAMP_TOLERANCE_NS = 20_000_000
@@ -45,7 +44,7 @@ def verify_file(
         found = file_checksum(path, on_read)
         unchanged = _stat_record(path, info) == before
     except OSError as error:
-        raise make_corrupt_error(path, f"it can't be read ({error.strerror})") from error
+        raise make_unreadable_error(path, f"it can't be read ({error.strerror})") from error
     if found != info.checksum:
         _verified.pop(path, None)
         with contextlib.suppress(OSError):
@@ -92,8 +91,11 @@ def check_size(path: Path, info: PartitionInfo) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        where = f" at {os.readlink(path)}, on the second path of its store" if path.is_symlink() else ""
-        raise make_corrupt_error(path, f"it can't be found{where} ({error.strerror})") from error
+        is_link = path.is_symlink()
+        where = f" at {os.readlink(path)}, on the second path of its store" if is_link else ""
+        why = f"it can't be found{where} ({error.strerror})"
+        is_missing = isinstance(error, FileNotFoundError) and not is_link  # else its disk may be away
+        raise (make_corrupt_error if is_missing else make_unreadable_error)(path, why) from error
     if size != info.bytes:
         raise make_corrupt_error(path, f"it has {size} bytes, expected {info.bytes}")
 

@@ -93,7 +93,9 @@ def build_job_report(
             {**attempt, "progress": _name_steps(attempt["progress"])} for attempt in stored["attempts"]
         ],
         "evaluations": [asdict(each) for each in read_evaluations(job.evaluations)],
-        "checkpoints": sorted(e.name for e in os.scandir(job.checkpoints) if not e.name.startswith(".")),
+        "checkpoints": sorted(
+            e.name for e in os.scandir(job.checkpoints) if e.is_dir() and not e.name.startswith(".")
+        ),
     }
     if ledger:
         report["ledger"] = audit_epochs(job)

@@ -1,8 +1,7 @@
-"""Blocks that are read from the first copy that has them whole."""
+"""Blocks that are read from a copy that has them whole."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from partition_rows import make_rows, write_rows
 from insitu.errors import CorruptPartition
 from insitu.grid.block_copies import BlockCopies
 from insitu.grid.partitions import BlockReader, Partition
-from insitu.spec import Column
+from insitu.spec import Column, NodeId
 
 COLUMNS = (Column("x", "int64"),)
 
@@ -37,46 +36,49 @@ def paths(tmp_path: Path) -> list[Path]:
     return found
 
 
-def test_a_bad_block_comes_from_the_next_copy_and_others_from_the_first(
-    paths: list[Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def make_copies(paths: list[Path]) -> tuple[BlockCopies, list[str]]:
+    """Return copies that are tried in order, and a list of what was said about those that were given up."""
+    left, said = paths[1:], list[str]()
+
+    def reopen(node: NodeId, error: CorruptPartition) -> tuple[NodeId, BlockReader]:
+        said.append(f"{node}: {error.why}")
+        if not left:
+            raise error
+        path = left.pop(0)
+        return NodeId(path.name), open_copy(path)
+
+    return BlockCopies(NodeId(paths[0].name), open_copy(paths[0]), reopen), said
+
+
+def test_a_bad_block_comes_from_the_next_copy_and_so_do_others_from_then_on(paths: list[Path]) -> None:
     damage(paths[0], 1)
-    opened: list[Path] = []
-
-    def open_and_note(path: Path) -> BlockReader:
-        opened.append(path)
-        return open_copy(path)
-
-    copies = BlockCopies("it", [lambda path=path: open_and_note(path) for path in paths])
+    copies, said = make_copies(paths)
     memory = np.empty(copies.size(0), np.uint8)
     copies.read(0, memory)
-    assert opened == paths[:1]
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            copies.read(1, memory[: copies.size(1)])
-    assert opened == paths and caplog.text.count("Trying the copy on another node") == 1
+    assert said == []
+    for _ in range(2):
+        copies.read(1, memory[: copies.size(1)])
+    assert said == ["first: column 'x' of its block 1 is damaged"]
     start = copies.column_starts(1)["x"]
     expected = make_rows(COLUMNS, 20)["x"][8:16]
     np.testing.assert_array_equal(memory[start : start + 64].view(np.int64), expected)
 
 
-def test_a_copy_that_cannot_be_opened_is_passed_over(paths: list[Path]) -> None:
-    paths[0].write_bytes(b"not a partition")
-    copies = BlockCopies("it", [lambda path=path: open_copy(path) for path in paths])
-    memory = np.empty(copies.size(2), np.uint8)
-    copies.read(2, memory)
-    start = copies.column_starts(2)["x"]
-    expected = make_rows(COLUMNS, 20)["x"][16:]
-    np.testing.assert_array_equal(memory[start : start + expected.nbytes].view(np.int64), expected)
-
-
-def test_all_failures_are_named_where_no_copy_is_whole(paths: list[Path]) -> None:
+def test_the_error_is_raised_when_no_copy_is_left(paths: list[Path]) -> None:
     for path in paths:
         damage(path, 1)
-    copies = BlockCopies("it", [lambda path=path: open_copy(path) for path in paths])
-    with pytest.raises(CorruptPartition, match=r"None of the 2 copies of it can be read.*first.*second"):
+    copies, said = make_copies(paths)
+    with pytest.raises(CorruptPartition, match=r"second.*block 1 is damaged"):
         copies.read(1, np.empty(copies.size(1), np.uint8))
-    for path in paths:
-        path.write_bytes(b"not a partition")
-    with pytest.raises(CorruptPartition, match="None of the 2 copies"):
-        BlockCopies("it", [lambda path=path: open_copy(path) for path in paths])
+    assert [each.split(":")[0] for each in said] == ["first", "second"]
+
+
+def test_a_copy_whose_blocks_lie_elsewhere_takes_no_memory_of_another(paths: list[Path]) -> None:
+    damage(paths[0], 1)
+    columns = (Column("x", "int32"),)
+    paths[1].unlink()
+    write_rows(paths[1], columns, make_rows(columns, 20), 20, 8)
+    other = BlockReader(Partition(paths[1], columns, 20, 8), columns, columns)
+    copies = BlockCopies(NodeId("a"), open_copy(paths[0]), lambda node, error: (NodeId("b"), other))
+    with pytest.raises(CorruptPartition, match=r"first.*block 1 is damaged"):
+        copies.read(1, np.empty(copies.size(1), np.uint8))

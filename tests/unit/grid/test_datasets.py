@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from grid_jobs import ROWS, context, job_context, write_own_map
+from grid_jobs import ROWS, context, job_context, wait_for_repairs, write_own_map
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -321,10 +321,13 @@ def test_a_bad_block_is_read_from_a_backup(
     ds = dataset(blocks, context=Context(paths=paths)).shuffle(3, exact=False).batch(100)
     seen = [i for features, _ in ds for i in features["id"].tolist()]
     assert sorted(seen) == list(range(ROWS))
-    assert (
-        caplog.text.count("of its block 1 is damaged") == 1
-        and "Trying the copy on another node" in caplog.text
-    )
+    assert caplog.text.count("of its block 1 is damaged") == 1
+    assert f"That on {info.owners[1]} is read instead" in caplog.text
+    wait_for_repairs()
+    for node in info.owners:
+        with paths.partition(node, blocks, 1, 1).open("r+b") as file:
+            file.seek(int(place["offset"] + place["metadata_bytes"]) + 20)
+            file.write(b"damage")
     paths.partition(info.owners[1], blocks, 1, 1).unlink()
     ds = dataset(blocks, context=Context(paths=paths)).shuffle(3, exact=False).batch(100)
     with pytest.raises(CorruptPartition, match=r"block 1 is damaged.*can't be found"):
@@ -342,7 +345,10 @@ def test_a_mapped_file_that_was_cut_short_is_named_at_the_next_epoch(
     first, second = infos[1].owners
     os.truncate(paths.partition(first, blocks, 1, 1), 5000)
     expected.append(sorted(i for batch in ds.shard_batches(0, 1) for i in batch.data.tolist()))
-    assert expected == [list(range(ROWS))] * 2 and "Trying the copy on another node" in caplog.text
+    assert expected == [list(range(ROWS))] * 2 and f"That on {second} is read instead" in caplog.text
+    wait_for_repairs()
+    assert first != second
+    os.truncate(paths.partition(first, blocks, 1, 1), 5000)
     paths.partition(second, blocks, 1, 1).write_bytes(b"ARROW1")
     with pytest.raises(CorruptPartition, match=r"None of the 2 copies.*it has 5000 bytes.*it has 6 bytes"):
         list(ds.shard_batches(0, 2))
@@ -396,11 +402,12 @@ def test_harm_while_training_is_made_good_by_a_backup_or_named(
         preadv, inode = os.preadv, paths_of[1].stat().st_ino
 
         def fail(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-            if os.fstat(descriptor).st_ino == inode:
+            if descriptor < 0 or os.fstat(descriptor).st_ino == inode:
                 raise OSError(5, "Input/output error")
             return preadv(descriptor, buffers, offset)
 
         monkeypatch.setattr("insitu.grid.partitions.block_reader.os.preadv", fail)
+        monkeypatch.setattr("insitu.grid.verification.file_checksum", lambda *rest: fail(-1, [], 0))
     if backup:
         seen += [i for batch in batches for i in batch.data[0]["id"].tolist()]
         assert sorted(seen) == list(range(ROWS))
@@ -427,13 +434,7 @@ def test_large_caches_are_read_in_order_in_windows_too(
             assert origins[0] == origins[1]
 
 
-@pytest.mark.parametrize("verified", [True, False])
-def test_a_sample_has_each_row_at_most_once_and_reads_little(
-    verified: bool, paths: Paths, blocks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not verified:
-        monkeypatch.setattr("insitu.grid.cache_reader.is_verified", lambda *arguments: False)
-    monkeypatch.setattr("insitu.grid.store.verify_once", lambda *arguments: None)
+def test_a_sample_has_each_row_at_most_once_and_reads_little(paths: Paths, blocks: str) -> None:
     ds = dataset(blocks, context=context(paths, num_shards=2))
     features, label = ds.sample(30, seed=1)
     found = features["id"].tolist()
@@ -484,12 +485,7 @@ def test_rows_may_be_lists_of_any_length(order: str, paths: Paths, ragged: str) 
     assert sorted(seen) == list(range(ROWS))
 
 
-@pytest.mark.parametrize("verified", [True, False])
-def test_lists_are_drawn_at_random(
-    verified: bool, paths: Paths, ragged: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not verified:
-        monkeypatch.setattr("insitu.grid.cache_reader.is_verified", lambda *arguments: False)
+def test_lists_are_drawn_at_random(paths: Paths, ragged: str) -> None:
     drawn = dataset(ragged, context=context(paths)).sample(30, seed=1)
     assert len(set(drawn["id"].tolist())) == 30
     for number, tokens in zip(drawn["id"].tolist(), drawn["tokens"], strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from insitu.context import Context
-from insitu.errors import CorruptPartition
+from insitu.errors import CorruptPartition, UnreadablePartition
 from insitu.grid import Catalog, dataset, import_cache, verification, verify_copies
 from insitu.paths import Paths
 
@@ -37,14 +37,20 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.fixture
-def train(alone: Context, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Reads all rows, as a new process would."""
+def verify(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Verifies the files once, as a new process would."""
 
-    def run() -> list[int]:
+    def run() -> None:
         monkeypatch.setattr(verification, "_verified", {})
-        return sorted(np.concatenate(list(dataset("a", context=alone).batch(100))).tolist())
+        verify_all(paths)
 
     return run
+
+
+def verify_all(paths: Paths) -> None:
+    for info in Catalog(paths).get("a").partitions:
+        place = ("node-0", "a", 1, info.index)
+        verification.verify_once(paths.partition(*place), info, paths.verified(*place))
 
 
 @pytest.fixture
@@ -75,28 +81,29 @@ def flip_unnoticed(path: Path) -> None:
 
 
 def test_what_import_wrote_is_not_read_again(
-    imported: list[Path], read: list[Path], train: Callable[[], list[int]]
+    imported: list[Path], read: list[Path], verify: Callable[[], None]
 ) -> None:
-    assert train() == list(range(3000)) and read == []
+    verify()
+    assert read == []
 
 
 def test_the_first_verification_spares_all_later_ones(
-    imported: list[Path], read: list[Path], train: Callable[[], list[int]]
+    imported: list[Path], read: list[Path], verify: Callable[[], None]
 ) -> None:
     forget(imported)
-    train()
+    verify()
     assert sorted(read) == imported
-    train()
+    verify()
     assert len(read) == PARTITIONS
 
 
 def test_a_file_is_read_once_per_process_without_any_record(
-    imported: list[Path], read: list[Path], alone: Context, monkeypatch: pytest.MonkeyPatch
+    imported: list[Path], read: list[Path], paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget(imported)
     monkeypatch.setattr(verification, "TIMESTAMP_TOLERANCE_NS", 1 << 62)
     for _ in range(2):
-        list(dataset("a", context=alone).batch(100))
+        verify_all(paths)
     assert len(read) == PARTITIONS and not any(record(file).exists() for file in imported)
 
 
@@ -123,33 +130,35 @@ def break_the_record(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [touch, copy_anew, other_device, other_checksum, break_the_record])
 def test_a_changed_file_is_read_again(
-    change: Callable[[Path], None], imported: list[Path], read: list[Path], train: Callable[[], list[int]]
+    change: Callable[[Path], None], imported: list[Path], read: list[Path], verify: Callable[[], None]
 ) -> None:
     change(imported[1])
     for _ in range(2):
-        assert train() == list(range(3000))
+        verify()
     assert read == [imported[1]]
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_recorded(
-    imported: list[Path], read: list[Path], train: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+    imported: list[Path], verify: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget(imported)
     checksum = verification.file_checksum
     monkeypatch.setattr(verification, "file_checksum", lambda path, *rest: (checksum(path), touch(path))[0])
-    train()
+    verify()
     assert not any(record(file).exists() for file in imported)
 
 
-def test_an_unnoticed_change_is_found_by_describe_verify(
-    paths: Paths, imported: list[Path], train: Callable[[], list[int]]
+def test_a_change_that_size_and_time_do_not_show_is_found_by_who_reads_and_by_describe_verify(
+    paths: Paths, imported: list[Path], verify: Callable[[], None], alone: Context
 ) -> None:
     flip_unnoticed(imported[1])
-    assert len(train()) == 3000
+    verify()
+    with pytest.raises(CorruptPartition, match="column 'x' of its block 0 is damaged"):
+        list(dataset("a", context=alone).batch(100))
     problems = [problem for _, _, problem in verify_copies(paths, Catalog(paths).get("a"))]
     assert [type(problem) for problem in problems] == [type(None), CorruptPartition, type(None)]
     with pytest.raises(CorruptPartition, match="its checksum is"):
-        train()
+        verify()
 
 
 def test_describe_verify_reads_every_file_each_time(
@@ -161,10 +170,7 @@ def test_describe_verify_reads_every_file_each_time(
 
 
 def test_a_store_that_cannot_be_written_to_is_read_all_the_same(
-    imported: list[Path],
-    read: list[Path],
-    train: Callable[[], list[int]],
-    monkeypatch: pytest.MonkeyPatch,
+    imported: list[Path], read: list[Path], verify: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, mode: int) -> None:
         raise PermissionError(13, "Permission denied")
@@ -172,17 +178,25 @@ def test_a_store_that_cannot_be_written_to_is_read_all_the_same(
     forget(imported)
     monkeypatch.setattr(verification, "replace_file", refuse)
     for _ in range(2):
-        assert train() == list(range(3000))
+        verify()
     assert len(read) == 2 * PARTITIONS
 
 
-def test_a_file_that_cannot_be_read_is_corrupt(
-    imported: list[Path], train: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_the_system_cannot_read_is_told_from_a_damaged_one(
+    imported: list[Path], verify: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path, *rest: object) -> str:
         raise OSError(5, "Input/output error")
 
     forget(imported)
     monkeypatch.setattr(verification, "file_checksum", fail)
-    with pytest.raises(CorruptPartition, match=r"can't be read .Input/output error"):
-        train()
+    with pytest.raises(UnreadablePartition, match=r"can't be read .Input/output error"):
+        verify()
+    imported[0].unlink()
+    imported[0].symlink_to("/not/mounted")
+    with pytest.raises(UnreadablePartition, match="second path"):
+        verify()
+    imported[0].unlink()
+    with pytest.raises(CorruptPartition, match="can't be found") as caught:
+        verify()
+    assert not isinstance(caught.value, UnreadablePartition)

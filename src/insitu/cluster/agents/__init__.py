@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from insitu.cluster.agents.relays import CLUSTER_ENV, RELAYED, TOKEN_FILE_ENV
     from insitu.cluster.agents.remote import run_at_head
     from insitu.cluster.agents.saved_members import read_kept_members, read_saved_members
-    from insitu.cluster.agents.stores import find_owners, find_stores
+    from insitu.cluster.agents.stores import find_known_stores, find_owners, find_stores
     from insitu.cluster.agents.take_over import take_over_head
     from insitu.cluster.agents.tied import identify_parent
 
@@ -77,7 +77,7 @@ __getattr__, __dir__ = lazy_door(
         "options": ("HOSTS_ENGINE", "AgentOptions", "choose_copy_rate"),
         "ray_hosts": ("RayRequest", "bring_up_ray", "take_down_cluster"),
         "saved_members": ("read_kept_members", "read_saved_members"),
-        "stores": ("find_owners", "find_stores"),
+        "stores": ("find_known_stores", "find_owners", "find_stores"),
         "records": ("change_head", "find_head_of_agents", "read_head", "read_token", "read_token_file"),
         "relays": ("CLUSTER_ENV", "RELAYED", "TOKEN_FILE_ENV"),
         "remote": ("run_at_head",),
@@ -109,6 +109,7 @@ __all__ = [
     "drain_node",
     "draw_term",
     "find_head_of_agents",
+    "find_known_stores",
     "find_own_node",
     "find_owners",
     "find_separated",

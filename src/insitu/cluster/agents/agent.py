@@ -10,7 +10,6 @@ goes on serving, and dials until there is one again.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -28,11 +27,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from insitu.access import make_folder
-from insitu.certificates import make_certificate
 from insitu.cluster.agents.addresses import family_of, resolve_interface
 from insitu.cluster.agents.agent_answers import AgentAnswers
 from insitu.cluster.agents.agent_files import AgentFiles
-from insitu.cluster.agents.connection import HeadConnection, dial_head
+from insitu.cluster.agents.connection import HeadConnection, HeadUnreachable, dial_head, say_farewell
 from insitu.cluster.agents.detached import report_ready
 from insitu.cluster.agents.drain_on_term import DrainOnTerm
 from insitu.cluster.agents.facts import gather_facts, measure_load
@@ -49,6 +47,7 @@ from insitu.cluster.agents.messages import (
     parse_take_over_after,
 )
 from insitu.cluster.agents.options import JOIN_SECONDS, AgentOptions
+from insitu.cluster.agents.own_certificate import take_certificate
 from insitu.cluster.agents.own_taking_over import OwnTakingOver
 from insitu.cluster.agents.process_log import keep_log_bounded
 from insitu.cluster.agents.reachability import find_unreachable
@@ -58,11 +57,12 @@ from insitu.cluster.agents.records import (
     take_process_lock,
     write_token,
 )
+from insitu.cluster.agents.saved_members import read_kept_members
 from insitu.cluster.agents.task_servers import TaskServers, sweep_jobs
 from insitu.cluster.agents.tied import tie_to
 from insitu.cluster.agents.upkeep import StoreUpkeep
 from insitu.cluster.decide import Member, membership
-from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
+from insitu.cluster.engines import ChannelClosed, Wakeup
 from insitu.errors import ClusterError, InputError, InsituError
 from insitu.grid import find_unknown_versions, install_catalog_copy, list_held
 from insitu.grid.transfer import PartitionServer
@@ -114,7 +114,7 @@ class Agent:
                 f"{f' for the head at {served.head}' if served else ''}. `insitu agent --stop` ends it"
             )
         self._lock = lock
-        self._certificate = make_certificate()
+        self._certificate = take_certificate(paths, self.node)
         sweep_jobs(paths, self.node)
         self._task_servers = TaskServers(paths, self.node, self._token)
         self._server: PartitionServer | None = None
@@ -155,17 +155,17 @@ class Agent:
     def run(self, report: Callable[[dict[str, Any]], None]) -> None:
         """Join, call `report` with what was joined, and serve until the head or a signal ends it.
 
-        Raises InsituError where it can't join within JOIN_SECONDS.
+        Raises InsituError if it can't join within JOIN_SECONDS, and the store can't be served without a head.
         """
         try:
-            self._join_first()
+            away = self._join_first()
             self._is_new = False
             self._own_taking_over.begin()
             if self._server is None:
                 raise ClusterError("An agent serves its store. Received: no server")
             address = self._server.address
             where = format_address(address.host, address.port)
-            report({"node": self.node, "address": where, "host": socket.gethostname()})
+            report({"node": self.node, "address": where, "host": socket.gethostname(), **away})
             while not self._stopping:
                 self._serve_head()
                 if not self._stopping:
@@ -175,18 +175,36 @@ class Agent:
         finally:
             self._close()
 
-    def _join_first(self) -> None:
+    def _join_first(self) -> dict[str, str]:
+        """Join; or serve until there is a head, and return what to tell about that."""
         deadline = time.monotonic() + JOIN_SECONDS
         while True:
             try:
                 self._join()
-                return
+                return {}
+            except HeadUnreachable as error:
+                if not self._serve_without_head():
+                    raise
+                logger.warning("the store is served without a head: %s", error)
+                return {"without_head": str(error)}
             except _Refused as refusal:
                 if not refusal.again or time.monotonic() > deadline:
                     raise
             self._pause(_RETRY_SECONDS[0])
             if self._stopping:
                 raise _Stopped
+
+    def _serve_without_head(self) -> bool:
+        """Serve where the others know this store to be. Return False if it hasn't had a head."""
+        members = read_kept_members(self._paths)
+        own, record = members.get(self.node), read_agent(self._paths, self.node)
+        if own is None or record is None:
+            return False
+        self._serve_at(self._choose_host(own.facts.address), own.facts.port)
+        self.members = members
+        self._files.note_members(members)
+        self._head_change.note_lost()
+        return True
 
     def _join_again(self) -> None:
         """Dial until a head lets this agent in, or a signal comes."""
@@ -258,34 +276,35 @@ class Agent:
             )
         return host
 
-    def _serve_at(self, host: str) -> None:
-        """Serve the store at `host`, unless that is done. Raises ClusterError where the port is taken."""
+    def _serve_at(self, host: str, port: int = 0) -> None:
+        """Serve the store at `host`, unless that is done. `port`: where, unless the user has said so. Raises
+        ClusterError where the port is taken."""
         if self._server is not None and self._server.address.host == host:
             return
         if self._server is not None:
             self._server.stop()
             self._server = None
-        address = format_address(host, self._options.port)
-        advice = "End the program that has it, or choose another by --interface and --port"
+        port = self._options.port or port
         try:
             # Flight would share the port with another server of this user.
             with socket.socket(family_of(host), socket.SOCK_STREAM) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                trial.bind((host, self._options.port))
+                trial.bind((host, port))
             self._server = PartitionServer(
                 self._paths,
                 self.node,
                 self._token.encode(),
                 self._certificate,
                 host=host,
-                port=self._options.port,
+                port=port,
                 on_change=self._store_changed.set,
                 files=self._answers.answer,
             )
         except OSError as error:
             raise ClusterError(
-                f"An agent needs an address that is its own. Received: {address} "
-                f"({error.strerror or error}). {advice}"
+                f"An agent needs an address that is its own. Received: {format_address(host, port)} "
+                f"({error.strerror or error}). End the program that has it, or choose another by --interface "
+                f"and --port"
             ) from error
 
     def _ask_to_join(self, connection: HeadConnection) -> None:
@@ -390,8 +409,7 @@ class Agent:
                 self._files.note_members(self.members)
                 self._head_change.note_time(parse_take_over_after(message.get("take_over_after")))
             case "check":
-                number = message.get("number")
-                threading.Thread(target=self._check_others, args=(number,), daemon=True).start()
+                threading.Thread(target=self._check_others, args=(message,), daemon=True).start()
             case "engine":
                 self._start_tasks(message)
             case "drain" if "refused" in message:
@@ -403,17 +421,16 @@ class Agent:
 
     def _start_tasks(self, message: Message) -> None:
         """Start what runs the tasks of a job here. The job's supervisor learns by itself what comes of it."""
-        if self._server is None:
-            return
         try:
-            self._task_servers.start(message, self._server.address.host)
+            if self._server is not None:
+                self._task_servers.start(message, self._server.address.host)
         except (InsituError, OSError) as error:
             logger.warning("no task of a job can run here: %s", error)
 
-    def _check_others(self, number: object) -> None:
+    def _check_others(self, asked: Message) -> None:
         """Find out which agents can't be reached from here; the heartbeat tells the head."""
         found = find_unreachable(self.members, without=self.node)
-        self._checks.put({"do": "checked", "number": number, "unreachable": found})
+        self._checks.put({"do": "checked", "number": asked.get("number"), "unreachable": found})
 
     def _take_catalog(self, data: bytes) -> None:
         """Put the head's catalogue in the place of the copy, unless this is the head's home."""
@@ -436,30 +453,13 @@ class Agent:
         self._files.close(delete=self._deletes)
         dropped = set_aside_store(self._paths, self.node) if self._deletes else None
         if self._connection is not None:
-            _say_farewell(self._connection.channel)
+            say_farewell(self._connection.channel, _CLOSE_SECONDS)
         if dropped is not None:
             shutil.rmtree(dropped, ignore_errors=True)
         elif self._is_new:
             remove_new_store(self._paths, self.node)
         self._wakeup.close()
         os.close(self._lock)
-
-
-def _say_farewell(channel: Channel) -> None:
-    """Tell the head that this agent ends, and wait until it has heard it: it closes the connection then.
-
-    Closed from this side while something unread is here, the connection would be reset, and the word lost.
-    """
-    deadline = time.monotonic() + _CLOSE_SECONDS
-    with contextlib.suppress(ChannelClosed):
-        channel.send({"do": "leave"})
-        while (left := deadline - time.monotonic()) > 0:
-            poll = select.poll()
-            poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent_bytes else 0))
-            poll.poll(left * 1000)
-            channel.flush()
-            channel.receive()
-    channel.close()
 
 
 def run_agent(

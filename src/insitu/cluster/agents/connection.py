@@ -24,6 +24,12 @@ from insitu.ports import format_address
 ROOM = "agents"
 """What both sides name in the handshake, so that a task of a job isn't taken for a head."""
 CONNECT_SECONDS = 10.0
+
+
+class HeadUnreachable(ClusterError):
+    """Nobody listens at the address of a head, or it can't be reached from here."""
+
+
 HANDSHAKE_SECONDS = 10.0
 _MAX_HANDSHAKES = 64
 """Handshakes under way. Of more callers the one that has waited for longest is dropped."""
@@ -65,7 +71,7 @@ def dial(
     try:
         connection = connect_within(host, port, seconds)
     except OSError as error:
-        raise ClusterError(
+        raise HeadUnreachable(
             f"The {expected} must be reachable from this machine. Received: {address} "
             f"({error.strerror or error}). Check the name, the port, and that the head runs: `insitu nodes` "
             f"on its machine"
@@ -228,3 +234,20 @@ def check_role(info: PeerInfo) -> str:
     if role not in ("agent", "client"):
         raise InputError(f"A caller of the head is an agent or a client. Received: {role!r}")
     return str(role)
+
+
+def say_farewell(channel: Channel, seconds: float) -> None:
+    """Tell the head that this agent ends, and wait until it has heard it: it closes the connection then.
+
+    Closed from this side while something unread is here, the connection would be reset, and the word lost.
+    """
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(ChannelClosed):
+        channel.send({"do": "leave"})
+        while (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent_bytes else 0))
+            poll.poll(left * 1000)
+            channel.flush()
+            channel.receive()
+    channel.close()

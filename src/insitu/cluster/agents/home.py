@@ -130,7 +130,7 @@ def delete_store(paths: Paths, node: NodeId) -> None:
 
 def remove_new_store(paths: Paths, node: NodeId) -> None:
     """Remove the folder of a store that was made for an agent that couldn't join. One with data stays."""
-    own = {paths.store_id(node), paths.agent(node), paths.agent_lock(node)}
+    own = {paths.store_id(node), paths.agent(node), paths.agent_lock(node), paths.agent_certificate(node)}
     if set(paths.node(node).iterdir()) <= own:
         shutil.rmtree(paths.node(node), ignore_errors=True)
 

@@ -126,6 +126,8 @@ def _run(launcher: str, host: str, command: str, given: str, seconds: float) -> 
         process.communicate()
         return Outcome(host, None, f"the command said nothing for {seconds:g} s", True)
     answer = _find_answer(out)
+    if answer is not None and "without_head" in answer:
+        return Outcome(host, None, f"its agent runs without its head. {answer['without_head']}")
     if process.returncode == 0 and answer is not None:
         return Outcome(host, answer)
     return Outcome(host, None, describe_failure(host, process.returncode, out, err))

@@ -18,7 +18,7 @@ from insitu.access import PRIVATE_FILE, make_folder, owner_file_mode
 from insitu.cluster.agents.options import COPY_LOST_AFTER
 from insitu.durable import replace_file
 from insitu.errors import ClusterError, InputError
-from insitu.grid import list_nodes_with_stores, publish_file
+from insitu.grid import full_disk_as_error, list_nodes_with_stores, publish_file
 from insitu.guarded_paths import check_written_by, read_guarded
 from insitu.paths import Paths
 from insitu.processes import ProcessIdentity, has_ended, identify_process, open_process, read_boot, read_host
@@ -216,8 +216,10 @@ def find_head_of_agents(paths: Paths) -> str:
 
 
 def write_agent(paths: Paths, node: NodeId, record: AgentRecord) -> None:
+    """Raises GridError for a disk that is full or fails, OSError."""
     data = json.dumps(asdict(record)).encode()
-    replace_file(paths.agent(node), data, sync=True, mode=owner_file_mode(paths.home))
+    with full_disk_as_error(paths.agent(node), "The one before stays"):
+        replace_file(paths.agent(node), data, sync=True, mode=owner_file_mode(paths.home))
 
 
 def _open_lock(path: Path, flags: int = 0) -> int:
@@ -257,8 +259,13 @@ def take_process_lock(path: Path) -> int | None:
         "start": own.start if own else 0,
     }
     data = json.dumps(record).encode()
-    os.pwrite(file, data, 0)
-    os.ftruncate(file, len(data))
+    try:
+        with full_disk_as_error(path):
+            os.pwrite(file, data, 0)
+            os.ftruncate(file, len(data))
+    except BaseException:
+        os.close(file)
+        raise
     return file
 
 

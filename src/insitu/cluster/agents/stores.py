@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from insitu.cluster.agents.majority import check_majority
 from insitu.cluster.agents.node_list import read_nodes
 from insitu.cluster.agents.records import is_locked, list_agents, read_head, read_token
+from insitu.cluster.agents.saved_members import read_kept_members
+from insitu.cluster.decide import Member
 from insitu.errors import ClusterError, GridError
 from insitu.grid import read_store_id
 from insitu.paths import Paths
@@ -31,12 +34,23 @@ def find_stores(paths: Paths, silence: float | None = None) -> RemoteStores | No
             f"doesn't run. `insitu up --hosts FILE` starts it; `insitu down --force` deletes the cluster's "
             f"caches, and the home is one of this machine alone again"
         )
+    members, _ = read_nodes(paths)
+    return _open_stores(paths, [member for member in members if member.state == "alive"], silence)
+
+
+def find_known_stores(paths: Paths) -> RemoteStores | None:
+    """Return the stores of the agents that the head has named last, without asking it; None if the home
+    belongs to no cluster. Raises InsituError."""
+    members = [m for m in read_kept_members(paths).values() if m.state != "left"]
+    return _open_stores(paths, members) if members else None
+
+
+def _open_stores(paths: Paths, members: Sequence[Member], silence: float | None = None) -> RemoteStores:
     from insitu.grid.transfer import RemoteStores, ServerAddress  # loads Flight
 
-    members, _ = read_nodes(paths)
-    alive = [member.facts for member in members if member.state == "alive"]
-    addresses = {each.node: ServerAddress(each.address, each.port, each.certificate) for each in alive}
-    here = [each.node for each in alive if _read_id(paths, each.node) == each.store]
+    known = [member.facts for member in members]
+    addresses = {each.node: ServerAddress(each.address, each.port, each.certificate) for each in known}
+    here = [each.node for each in known if _read_id(paths, each.node) == each.store]
     leaving = [member.facts.node for member in members if member.leave_by is not None]
     options = {} if silence is None else {"silence": silence}
     return RemoteStores(addresses, read_token(paths).encode(), here=here, leaving=leaving, **options)

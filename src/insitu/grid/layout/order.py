@@ -186,6 +186,10 @@ class ShuffledPlan(BatchPlan):
             self._located = locate(self._positions, self._parts, place)
         return [rows[start : start + self.size] for rows in self._located]
 
+    def forget_places(self) -> None:
+        """Ask `locate` again: rows lie elsewhere now."""
+        self._located = None
+
     def _plan(self, step: int) -> int:
         """Plan the batch of `step` with those around it; return its number among them."""
         window, within = divmod(step, self.window_steps)

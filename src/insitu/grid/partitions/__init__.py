@@ -4,6 +4,8 @@ Begin reading with `format.py`.
 """
 
 from insitu.grid.partitions.address_space import AddressSpace
+from insitu.grid.partitions.block_checks import BlockChecks
+from insitu.grid.partitions.block_layout import make_corrupt_error, make_unreadable_error
 from insitu.grid.partitions.block_reader import DIRECT_ALIGNMENT, BlockReader
 from insitu.grid.partitions.checksum import checksum_text, file_checksum
 from insitu.grid.partitions.compressed_reader import open_block_reader
@@ -24,7 +26,7 @@ from insitu.grid.partitions.format import (
 )
 from insitu.grid.partitions.format import values_of_batch as values_of_rows
 from insitu.grid.partitions.pacing import WritePacing
-from insitu.grid.partitions.partition import Partition, make_corrupt_error
+from insitu.grid.partitions.partition import Partition
 from insitu.grid.partitions.values import BlockedValues, TextValues, count_shared, ragged_rows
 from insitu.grid.partitions.writer import PartitionWriter, refuse_changed
 
@@ -33,6 +35,7 @@ __all__ = [
     "RAGGED",
     "TEXT",
     "AddressSpace",
+    "BlockChecks",
     "BlockReader",
     "BlockedValues",
     "Partition",
@@ -50,6 +53,7 @@ __all__ = [
     "make_batch",
     "make_corrupt_error",
     "make_room",
+    "make_unreadable_error",
     "open_block_reader",
     "ragged_rows",
     "refuse_changed",

@@ -86,6 +86,15 @@ class AddressSpace:
             page = start // mmap.PAGESIZE * mmap.PAGESIZE
             _LIBC.madvise(self._address + page, start - page + size, _MADV_POPULATE_READ)
 
+    def fault_in(self, start: int, size: int) -> None:
+        """Have bytes of memory read from their file. Raises OSError if the disk fails or the file is cut
+        short, which would end the process that uses them. Kernels before 5.14 don't say."""
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        if _LIBC.madvise(self._address + page, start - page + size, _MADV_POPULATE_READ):
+            number = ctypes.get_errno()
+            if number == errno.EFAULT:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
 
 @contextlib.contextmanager
 def _limits_explained(files: int) -> Iterator[None]:

@@ -6,27 +6,23 @@ import contextlib
 import errno
 import mmap
 import os
-import struct
 import threading
 import weakref
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from insitu.grid.partitions.format import (
-    column_offsets,
-    file_order,
-    find_mark,
-    is_variable,
-    row_bytes,
-    value_type,
+from insitu.grid.partitions.block_layout import (
+    BlockLayout,
+    make_corrupt_error,
+    make_unreadable_error,
+    view_of,
 )
-from insitu.grid.partitions.partition import Partition, make_corrupt_error
+from insitu.grid.partitions.format import file_order, row_bytes
+from insitu.grid.partitions.partition import Partition
 from insitu.spec import Column
 
 WORTH_SKIPPING = 64 << 10
@@ -37,7 +33,7 @@ DIRECT_ALIGNMENT = 4096
 """Direct reads begin and end at multiples of so many bytes, in the file and in memory."""
 
 
-class BlockReader:
+class BlockReader(BlockLayout):
     """Chosen columns of the blocks of one partition, read by `pread`. May be used by several threads.
 
     Direct reads go past the page cache, straight into the memory that they are for. They spare the system a
@@ -54,16 +50,14 @@ class BlockReader:
     ) -> None:
         """`columns` are chosen out of `all_columns`. `direct`: read past the page cache, if the system can.
 
-        Raises OSError.
+        Raises UnreadablePartition.
         """
-        self.path: Path = partition.path
-        self._places = partition.places
-        self._rows = partition.rows
-        self._block_rows = partition.block_rows
-        self._all = all_columns
-        self._chosen = [column.name for column in columns]
-        self._has_text = any(map(is_variable, columns))
-        self._file = _File(self.path, os.O_RDONLY)
+        place = (partition.path, partition.places, partition.rows, partition.block_rows)
+        super().__init__(*place, all_columns, columns)
+        try:
+            self._file = _File(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise make_unreadable_error(self.path, str(error.strerror or error)) from error
         #: None where reads aren't direct. Set to None by the first one that the file system refuses.
         self._direct: _File | None = None
         if direct:
@@ -74,27 +68,6 @@ class BlockReader:
     def direct(self) -> bool:
         """Whether blocks are read past the page cache."""
         return self._direct is not None
-
-    def offset(self, block: int) -> int:
-        """Return the byte of the file at which the block begins."""
-        return int(self._places[block]["offset"])
-
-    def size(self, block: int) -> int:
-        """Return the bytes of memory that the block takes."""
-        place = self._places[block]
-        return int(place["metadata_bytes"]) + int(place["body_bytes"])
-
-    def body_start(self, block: int) -> int:
-        """Return where in this memory the body begins."""
-        return int(self._places[block]["metadata_bytes"])
-
-    def column_starts(self, block: int) -> dict[str, int]:
-        """Return where in this memory each column of fixed size begins."""
-        offsets = column_offsets(self._all, self._rows_of(block))
-        return {name: self.body_start(block) + offset for name, offset in offsets.items()}
-
-    def _rows_of(self, block: int) -> int:
-        return min(self._block_rows, self._rows - block * self._block_rows)
 
     def read(self, block: int, memory: npt.NDArray[np.uint8], start: int = 0) -> None:
         """Read the chosen columns of a block into `memory`, from byte `start` on, and verify them.
@@ -107,20 +80,7 @@ class BlockReader:
         for first, end in self._ranges(block):
             if not self._read_directly(memory, start + first, start + end, offset + first):
                 self._read(view[start + first : start + end], offset + first, block)
-        view = view[start : start + self.size(block)]
-        sums = self._read_mark(block, view[: self.body_start(block)])
-        for column, crc32, (first, end) in zip(
-            file_order(self._all), sums, self._column_ranges(block, view), strict=True
-        ):
-            if column.name in self._chosen and zlib.crc32(view[first:end]) != crc32:
-                raise make_corrupt_error(self.path, f"column {column.name!r} of its block {block} is damaged")
-
-    def _read_mark(self, block: int, metadata: memoryview) -> tuple[int, ...]:
-        """Return the CRC-32 of each column, in the order of the file. Raises CorruptPartition."""
-        mark = find_mark(bytes(metadata))
-        if mark is None or mark.number != block or len(mark.crc32) != len(self._all):
-            raise make_corrupt_error(self.path, f"the metadata of its block {block} is damaged")
-        return mark.crc32
+        self.check(block, view[start : start + self.size(block)])
 
     def _read_directly(self, memory: npt.NDArray[np.uint8], start: int, end: int, offset: int) -> bool:
         """Read bytes of the file into [start, end) of memory; return whether that was possible.
@@ -151,20 +111,6 @@ class BlockReader:
             memory[start:end] = target[before : before + size]
         return True
 
-    def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any:
-        """Return a column of texts or lists of a block that was read into `memory`, as an Arrow array.
-
-        Only what `read` has verified is used: the metadata, which has no checksum, might point anywhere.
-        """
-        ranges = self._column_ranges(block, view_of(memory))
-        names = [column.name for column in file_order(self._all)]
-        start, stop = ranges[names.index(name)]
-        offsets_end = start + 8 * (self._rows_of(block) + 1)
-        offsets, data = memory[start:offsets_end], memory[offsets_end:stop]
-        kind = next(value_type(column) for column in self._all if column.name == name)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-        return pa.Array.from_buffers(kind, self._rows_of(block), buffers)
-
     def _ranges(self, block: int) -> list[tuple[int, int]]:
         """Return what to read: all of the block with texts, else the metadata and the chosen columns."""
         if self._has_text:
@@ -181,27 +127,13 @@ class BlockReader:
                     ranges.append((start, stop))
         return ranges
 
-    def _column_ranges(self, block: int, view: memoryview) -> list[tuple[int, int]]:
-        """Return where each column lies, in the order of the file; of text, as a damaged block may say."""
-        ranges, end, rows = [], self.body_start(block), self._rows_of(block)
-        for column in file_order(self._all):
-            start, end = end, end + -(-rows * row_bytes(column) // 8) * 8
-            if is_variable(column) and self._has_text:
-                end = start + 8 * (rows + 1)
-                if end > len(view):
-                    raise make_corrupt_error(self.path, f"its block {block} is too short for its rows")
-                (bytes_of_text,) = struct.unpack("<q", view[end - 8 : end])
-                end = min(len(view), end + -(-max(0, bytes_of_text) // 8) * 8)
-            ranges.append((start, end))
-        return ranges
-
     def _read(self, memory: memoryview, offset: int, block: int) -> None:
         while memory:
             try:
                 size = self._file.read(memory, offset)
             except OSError as error:
                 why = f"its block {block} can't be read ({error.strerror})"
-                raise make_corrupt_error(self.path, why) from error
+                raise make_unreadable_error(self.path, why) from error
             if not size:
                 raise make_corrupt_error(self.path, f"it ends within its block {block}")
             memory, offset = memory[size:], offset + size
@@ -254,8 +186,3 @@ def scratch_memory(size: int) -> npt.NDArray[np.uint8]:
 def _close(descriptor: int) -> None:
     _File._open -= 1
     os.close(descriptor)
-
-
-def view_of(memory: npt.NDArray[np.uint8]) -> memoryview:
-    flat: Any = memory
-    return memoryview(flat)

@@ -10,16 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.grid.partitions.block_reader import (
-    DIRECT_ALIGNMENT,
-    WORTH_SKIPPING,
-    BlockReader,
-    scratch_memory,
-    view_of,
-)
+from insitu.grid.partitions.block_layout import BlockLayout, make_corrupt_error, view_of
+from insitu.grid.partitions.block_reader import DIRECT_ALIGNMENT, WORTH_SKIPPING, BlockReader, scratch_memory
 from insitu.grid.partitions.compression import buffers_by_column, decompress, padded
 from insitu.grid.partitions.format import file_order, value_type
-from insitu.grid.partitions.partition import Partition, make_corrupt_error
+from insitu.grid.partitions.partition import Partition
 from insitu.spec import Column
 
 
@@ -56,6 +51,11 @@ class CompressedBlockReader(BlockReader):
         #: The place of each chosen column's first buffer among `_buffers`.
         self._firsts = np.cumsum(counts) - counts
         self._memory_sizes = padded(self._sizes[:, self._buffers, 1]).sum(axis=1)
+
+    def is_like(self, other: BlockLayout) -> bool:
+        """Return whether blocks lie where they do in the other file, and take as much memory."""
+        same = isinstance(other, CompressedBlockReader) and np.array_equal(self._sizes, other._sizes)
+        return same and super().is_like(other)
 
     @property
     def direct(self) -> bool:

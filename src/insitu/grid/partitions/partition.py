@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import CorruptPartition
 from insitu.grid.partitions.address_space import AddressSpace
+from insitu.grid.partitions.block_checks import BlockChecks
+from insitu.grid.partitions.block_layout import BlockLayout, make_corrupt_error, make_unreadable_error
 from insitu.grid.partitions.compression import Sizes, buffers_by_column, read_sizes, table_bytes
 from insitu.grid.partitions.format import (
     arrow_schema,
+    column_offsets,
     file_order,
     is_ragged,
     is_variable,
@@ -32,10 +34,11 @@ class Partition:
 
     __slots__ = (
         "_columns",
-        "_memory",
         "_space",
         "block_rows",
         "codec",
+        "is_marked",
+        "memory",
         "path",
         "places",
         "rows",
@@ -52,8 +55,8 @@ class Partition:
         codec: str | None = None,
         raw_bytes: int = 0,
     ) -> None:
-        """Map `path`, after a check of its footer, schema and rows. Raises CorruptPartition, and GridError
-        where the process may map no more files.
+        """Map `path`, after a check of its footer, schema and rows. Raises CorruptPartition, and GridError if
+        the process may map no more files.
 
         `block_rows` are the rows of each block but the last; 0: there is one block. `codec` and `raw_bytes`
         are as in `CacheSpec` and `PartitionInfo`.
@@ -62,12 +65,15 @@ class Partition:
         self.rows = rows
         self._columns = columns
         self.block_rows = block_rows or max(1, rows)
+        self.is_marked = block_rows > 0 and rows > 0 and codec is None
+        """Whether rows that are read in place can be checked: blocks of early versions have no checksums."""
         self.codec = codec
         """What blocks are compressed with; None: nothing is. Rows of others aren't among `values`."""
         try:
             self._space = AddressSpace([path], [path.stat().st_size], 1)
-            self._memory = self._space.memory[: path.stat().st_size]
-            buffer = pa.py_buffer(self._memory)
+            self.memory = self._space.memory[: path.stat().st_size]
+            """The bytes of the file."""
+            buffer = pa.py_buffer(self.memory)
             reader = pa.ipc.open_file(buffer)
             self.places = self._find_places()
             """The places of the blocks in the file, as in `ipc_footer.PLACE`."""
@@ -80,6 +86,9 @@ class Partition:
             """The sizes of all buffers, as `read_sizes` returns them; None where nothing is compressed."""
             self.values = {} if codec is not None else self._map_values(reader, buffer)
         except (OSError, ValueError, pa.ArrowException) as error:
+            # Arrow's own errors of damaged files are OSErrors, too, but have no number.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise make_unreadable_error(path, str(error.strerror or error)) from error
             raise make_corrupt_error(path, f"it can't be read as an Arrow file ({error})") from error
 
     @classmethod
@@ -88,17 +97,17 @@ class Partition:
         return cls(path, cache.columns, info.rows, cache.block_rows, cache.codec, info.raw_bytes)
 
     def _find_places(self) -> npt.NDArray[Any]:
-        end = max(0, len(self._memory) - TAIL_BYTES)
-        start = end - footer_bytes(self._memory[end:].tobytes(), len(self._memory))
-        return read_places(self._memory[start:end].tobytes(), start)
+        end = max(0, len(self.memory) - TAIL_BYTES)
+        start = end - footer_bytes(self.memory[end:].tobytes(), len(self.memory))
+        return read_places(self.memory[start:end].tobytes(), start)
 
     def _read_sizes(self, raw_bytes: int) -> Sizes:
-        end = len(self._memory) - TAIL_BYTES
-        end -= footer_bytes(self._memory[end:].tobytes(), len(self._memory))
+        end = len(self.memory) - TAIL_BYTES
+        end -= footer_bytes(self.memory[end:].tobytes(), len(self.memory))
         start = max(0, end - table_bytes(len(self.places), self._columns))
         firsts = range(0, self.rows, self.block_rows)
         rows = [min(self.block_rows, self.rows - first) for first in firsts]
-        data = self._memory[start:end].tobytes()
+        data = self.memory[start:end].tobytes()
         return read_sizes(data, self.places, self._columns, rows, raw_bytes)
 
     def _map_values(self, reader: Any, buffer: Any) -> dict[str, BlockedValues | TextValues]:
@@ -131,22 +140,41 @@ class Partition:
     def _fixed(self, buffer: Any, ends: list[Any], column: Column) -> BlockedValues:
         if not ends:
             return BlockedValues(np.empty(0, np.uint8), column, self.block_rows, np.zeros(1, np.int64))
-        first, last = (_address(batch.column(column.name), column) - buffer.address for batch in ends)
         bodies = self.places["offset"] + self.places["metadata_bytes"]
-        starts = bodies - bodies[0] + first
-        starts[-1] = last
-        return BlockedValues(self._memory, column, self.block_rows, starts)
+        if self.is_marked:
+            starts = bodies + column_offsets(self._columns, self.block_rows)[column.name]
+            last = self.rows - (len(bodies) - 1) * self.block_rows
+            starts[-1] = bodies[-1] + column_offsets(self._columns, last)[column.name]
+        else:
+            starts = np.array([_address(ends[0].column(column.name), column) - buffer.address])
+        return BlockedValues(self.memory, column, self.block_rows, starts)
 
     def _text(self, reader: Any, column: Column) -> TextValues:
-        blocks = _Texts(self.path, reader, column, len(self.places))
+        layout = self.layout(self._columns)
+
+        def find(block: int) -> Any:
+            if not self.is_marked:
+                return reader.get_batch(block).column(column.name)
+            start, size = layout.offset(block), layout.size(block)
+            return layout.texts(block, self.memory[start : start + size], column.name)
+
+        blocks = _Texts(self.path, find, column, len(self.places))
         if is_ragged(column):
             return RaggedValues(blocks, self.block_rows, value_dtype(column))
         return TextValues(blocks, self.block_rows)
 
+    def layout(self, columns: Sequence[Column]) -> BlockLayout:
+        """Return where the chosen columns of blocks lie, of a file that isn't compressed."""
+        return BlockLayout(self.path, self.places, self.rows, self.block_rows, self._columns, columns)
+
+    def make_checks(self, columns: Sequence[Column]) -> BlockChecks:
+        """Return what checks the chosen columns of this mapped file, if it `is_marked`."""
+        return BlockChecks(self.layout(columns), self._space, 0, len(self.places))
+
     @property
     def bytes(self) -> int:
         """The size of the file."""
-        return len(self._memory)
+        return len(self.memory)
 
     def prefault(self, most: int) -> None:
         """Map all pages at once, unless `most`, the bytes of all files read together, are too many."""
@@ -169,9 +197,10 @@ class Partition:
 class _Texts(Sequence[Any]):
     """The texts or lists of each block, found when they are asked for. Raises CorruptPartition."""
 
-    def __init__(self, path: Path, reader: Any, column: Column, blocks: int) -> None:
+    def __init__(self, path: Path, find: Callable[[int], Any], column: Column, blocks: int) -> None:
+        """`find` returns the Arrow array of a block."""
         self._path = path
-        self._reader = reader
+        self._find = find
         self._name = column.name
         self._size = value_dtype(column).itemsize if is_ragged(column) else 1
         self._blocks = blocks
@@ -183,7 +212,7 @@ class _Texts(Sequence[Any]):
         if not 0 <= block < self._blocks:
             raise IndexError(block)
         try:
-            texts = self._reader.get_batch(block).column(self._name)
+            texts = self._find(block)
             # Damaged offsets would end the process.
             texts.validate(full=True)
             if self._size > 1 and (text_buffers(texts)[0] % self._size).any():
@@ -197,11 +226,3 @@ def _address(array: Any, column: Column) -> int:
     """Return where the values of a block lie in memory."""
     storage = array.storage.values if column.shape else array
     return int(storage.buffers()[1].address)
-
-
-def make_corrupt_error(path: Path, why: str) -> CorruptPartition:
-    """Return the error for a partition that can't be used, for the caller to raise."""
-    return CorruptPartition(
-        f"Partition {path} is corrupt: {why}. Import the cache again with --overwrite, or put back a copy "
-        f"of the file"
-    )

@@ -22,6 +22,10 @@ from insitu.grid.shared_files.entries import check_key, check_volume, checksum_b
 
 _PARTIAL = ".partial"
 PARTIAL_SECONDS = 3600.0
+_RESERVE_BYTES = 64 << 20
+_RESERVE_SHARE = 20
+"""Files leave so many bytes of a disk free, or one part of so many of a small one. An agent can't
+begin on a full disk."""
 _RECOUNT = 64
 """Writes after which the memory in use is counted again: other processes write there, too."""
 
@@ -84,6 +88,11 @@ class BlockFolder:
             raise OSError(errno.ENOSPC, error.message) from None
         folder = self._disk / volume
         make_folder(self._home, folder)
+        room = shutil.disk_usage(folder)
+        reserve = min(_RESERVE_BYTES, room.total // _RESERVE_SHARE)
+        if room.free - len(data) < reserve:
+            why = f"files of insitu:// leave {reserve} bytes of the disk of {folder} free"
+            raise OSError(errno.ENOSPC, why)
         self._write(folder / key, data)
         return folder / key
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import time
 import zlib
@@ -29,6 +30,7 @@ from insitu.grid.verification import record_written, verify_once
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
 
+logger = logging.getLogger("insitu.grid")
 ROUNDS = 3
 """How often all sources in turn may fail without a byte before the partition is given up."""
 _PAUSE_SECONDS = 0.2
@@ -189,6 +191,13 @@ class _Fetch:
                 continue
             if self._arrival.is_right():
                 return
+            logger.warning(
+                "%s has other bytes at %s than were published. Another copy is fetched; `insitu scrub %s "
+                "--repair` replaces that one",
+                self._named(),
+                source,
+                self._cache.name,
+            )
         self._arrival.restart()
         if failures:
             raise failures[0]

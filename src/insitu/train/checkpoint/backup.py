@@ -80,7 +80,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         # Another job may go on from a directory that the user gives.
         key = None if self._directory else checkpoint_key(context)
         fit = trainer.fit_index if self.fit is None else self.fit
-        store = CheckpointStore(directory, fit, self._keep, key)
+        note = context.job.saved_elsewhere(fit) if self._directory and context.job is not None else None
+        store = CheckpointStore(directory, fit, self._keep, key, note)
         memory = memory_store(context, fit)
         for place in (store, memory):
             if place is not None:

@@ -18,13 +18,15 @@ import logging
 import os
 import re
 import shutil
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from insitu.durable import NO_ROOM, published, recover_replaced, write_pages, write_synced
+from insitu.durable import NO_ROOM, published, recover_replaced, replace_file, write_pages, write_synced
 from insitu.errors import CheckpointError, StorageFull
 from insitu.paths import Paths
 from insitu.signatures import OtherKey, read_user_key, sign, unsign
@@ -35,17 +37,21 @@ FORMAT = 4
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
 _FIT = re.compile(r"fit-(\d+)")
 _SLICE_BYTES = 4 << 20
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError),
-    *(MemoryError, OverflowError, RecursionError, SyntaxError),
+_DAMAGED = (
+    *(ValueError, KeyError, TypeError, AttributeError, IndexError),
+    *(OverflowError, RecursionError, SyntaxError),
+    *(FileNotFoundError, IsADirectoryError, NotADirectoryError),
 )
-"""What reading a damaged checkpoint raises."""
+"""What reading a damaged checkpoint raises. All else says of a storage that it fails now."""
+_PAUSES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds between two attempts to read from a storage that fails."""
+T = TypeVar("T")
 _LOG = logging.getLogger("insitu")
 
 
-class _OtherWriter(CheckpointError):
-    """Raised for a checkpoint that was signed with another key. Not skipped: the next one that is published
-    would remove it, and it may be the user's own."""
+class _NotDamaged(CheckpointError):
+    """Raised for a checkpoint that can't be used, but may be right: it was signed with another key, or its
+    storage fails now. Never skipped: training would start over, or go back, without need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +131,24 @@ class CheckpointStore:
     Checkpoints are signed with `key`, and only those that were are read; None: this user's.
     """
 
-    def __init__(self, directory: str | Path, fit: int, keep: int = 2, key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        fit: int,
+        keep: int = 2,
+        key: bytes | None = None,
+        note: Path | None = None,
+    ) -> None:
+        """`note` is a file in another place, which says that a checkpoint was published here. If none is
+        found then, the storage is away."""
         if keep < 1:
             raise CheckpointError(f"keep must be at least 1. Received: {keep}")
         self._key = _read_user_key() if key is None else key
         self._folder = _open_folder(directory, f"fit-{fit:05d}")
         self._keep = keep
+        self._note = note
+        #: Checkpoints that were read and found damaged. Written by `load_latest`.
+        self._damaged: set[str] = set()
 
     @property
     def path(self) -> str:
@@ -144,7 +162,7 @@ class CheckpointStore:
     def publish(self, encoded: EncodedCheckpoint) -> str:
         """Write and publish a checkpoint, then remove the oldest beyond those to keep. Returns its path.
 
-        Newer checkpoints are removed too: training is here again because they were damaged.
+        Those that were found damaged are removed, too: they would be kept in the place of fresh ones.
         Raises StorageFull where no room is left: nothing half-written and all older checkpoints stay.
         """
         name = _name((encoded.epoch, encoded.step))
@@ -161,15 +179,22 @@ class CheckpointStore:
                 f"A checkpoint can't be written to {where}: {error}. The last published one stays. Check "
                 f"that disk or folder, or save elsewhere; `insitu resume` lets a job go on from the last one"
             ) from error
-        names = self._folder.names()
-        here = names.index(name) + 1
-        for other in (*names[here:], *names[: max(0, here - self._keep)]):
-            self._folder.remove(other)
+        self._damaged.discard(name)
+        with contextlib.suppress(OSError):
+            if self._note is not None and not self._is_noted():
+                self._note.parent.mkdir(exist_ok=True)
+                replace_file(self._note, self.path.encode())
+        with contextlib.suppress(OSError):
+            names = self._folder.names()
+            good = [each for each in names if each <= name and each not in self._damaged]
+            for other in (*self._damaged.intersection(names), *good[: -self._keep]):
+                self._folder.remove(other)
         return self._folder.path(name)
 
     def positions(self) -> list[tuple[int, int]]:
-        """Return the (epoch, step) of the published checkpoints, oldest first."""
-        found = (_NAME.fullmatch(name) for name in self._folder.names())
+        """Return the (epoch, step) of the published checkpoints, oldest first. Raises CheckpointError if the
+        storage fails."""
+        found = (_NAME.fullmatch(name) for name in self._list())
         return [(int(match[1]), int(match[2])) for match in found if match]
 
     def path_of(self, position: tuple[int, int]) -> str:
@@ -179,29 +204,73 @@ class CheckpointStore:
     def load(self, position: tuple[int, int]) -> Checkpoint | None:
         """Return the checkpoint of an (epoch, step), or None where it isn't there any more, or isn't whole,
         which a warning says. May be called while another process writes. Raises CheckpointError for one that
-        was signed with another key."""
+        was signed with another key, and if the storage fails."""
         name = _name(position)
         try:
-            return self._load(name)
-        except _OtherWriter:
+            return self._read(name)
+        except _NotDamaged:
             raise
         except CheckpointError as error:
-            if name in self._folder.names():
+            if name in self._list():
                 _LOG.warning("%s", error)
             return None
 
     def load_latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is whole, or None. One that is damaged or forged is named in a
-        warning and skipped. Raises CheckpointError for one that was signed with another key."""
+        warning and skipped. Raises CheckpointError for one that was signed with another key, and if the
+        storage fails or is away. Only while nobody writes."""
         self._folder.recover()
-        for name in reversed(self._folder.names()):
+        names = self._list()
+        if not names and self._is_noted():
+            raise _NotDamaged(
+                f"Training goes on from the newest checkpoint that was published in {self.path}. Received: "
+                f"none is there. Mount or bring back that folder, or remove {self._note} to start over"
+            )
+        for name in reversed(names):
             try:
-                return self._load(name)
-            except _OtherWriter:
+                return self._read(name)
+            except _NotDamaged:
                 raise
             except CheckpointError as error:
+                if name not in self._list():
+                    raise _NotDamaged(f"{error} It was there before, so its storage is away.") from error
+                self._damaged.add(name)
                 _LOG.warning("%s The one before is used.", error)
         return None
+
+    def _is_noted(self) -> bool:
+        """Return whether a checkpoint was published here before."""
+        try:
+            return self._note is not None and self._note.read_text(errors="replace") == self.path
+        except FileNotFoundError:
+            return False
+
+    def _list(self) -> list[str]:
+        """Return the names of checkpoints, oldest first. Raises CheckpointError if the storage fails."""
+        return self._try_again(self._folder.names, self.path)
+
+    def _read(self, name: str) -> Checkpoint:
+        """Return a checkpoint. Raises CheckpointError."""
+        return self._try_again(lambda: self._load(name), self._folder.path(name))
+
+    def _try_again(self, read: Callable[[], T], path: str) -> T:
+        """Return what `read` does, which is called again for a while if the storage fails. Raises
+        CheckpointError."""
+        pauses = iter(_PAUSES)
+        while True:
+            try:
+                return read()
+            except CheckpointError:
+                raise
+            except Exception as error:  # the packages of file systems raise errors of their own
+                pause = next(pauses, None)
+                if pause is None:
+                    raise _NotDamaged(
+                        f"Checkpoints must be readable before training goes on. Received: {error!r} for "
+                        f"{path}. Nothing was removed. Make that storage available, then run the script "
+                        f"again, or `insitu resume`"
+                    ) from error
+                time.sleep(pause)
 
     def _load(self, name: str) -> Checkpoint:
         path = self._folder.path(name)
@@ -221,28 +290,43 @@ class CheckpointStore:
             values, more = decode(state["tree"], arrays)
             return Checkpoint(state["epoch"], state["step"], values, more)
         except OtherKey as error:
-            raise _OtherWriter(
+            raise _NotDamaged(
                 f"Checkpoints are read back by the user, or the job, that wrote them. Received: {path}, "
                 f"which was signed with another key. If it is yours, copy the file of $INSITU_HOME/keys from "
                 f"where it was written; otherwise give another directory."
             ) from error
-        except _UNREADABLE as error:
+        except _DAMAGED as error:
             raise CheckpointError(f"The checkpoint {path} can't be read: {error}.") from error
 
 
 def find_fits(directory: str | Path) -> list[int]:
-    """Return the numbers of the fits that have a folder of checkpoints in `directory`, ascending."""
+    """Return the numbers of the fits that have a folder of checkpoints in `directory`, ascending. Raises
+    OSError."""
     text = os.fspath(directory).removeprefix("file://")
     if "://" not in text:
-        names = [entry.name for entry in os.scandir(text)] if os.path.isdir(text) else []
+        names = _list_folder(Path(text))
     else:
         import fsspec
 
-        system, root = fsspec.core.url_to_fs(text)
-        system.invalidate_cache()
-        listed = system.ls(root, detail=False) if system.isdir(root) else []
-        names = [path.rstrip("/").rpartition("/")[2] for path in listed]
+        names = _list_remote(*fsspec.core.url_to_fs(text))
     return sorted(int(match[1]) for name in names if (match := _FIT.fullmatch(name)))
+
+
+def _list_folder(folder: Path) -> list[str]:
+    """Return what lies in a folder; nothing if it isn't there. Raises OSError if the storage fails."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _list_remote(system: Any, root: str) -> list[str]:
+    """As `_list_folder`: fsspec's `isdir` and `exists` take each error for none."""
+    system.invalidate_cache()
+    try:
+        return [path.rstrip("/").rpartition("/")[2] for path in system.ls(root, detail=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _name(position: tuple[int, int]) -> str:
@@ -290,9 +374,7 @@ class _LocalFolder:
             recover_replaced(self._root)
 
     def names(self) -> list[str]:
-        if not self._root.is_dir():
-            return []
-        return sorted(p.name for p in self._root.iterdir() if _NAME.fullmatch(p.name))
+        return sorted(name for name in _list_folder(self._root) if _NAME.fullmatch(name))
 
     def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
         with published(self._root, name) as staging:
@@ -322,13 +404,15 @@ class _RemoteFolder:
         pass
 
     def names(self) -> list[str]:
-        self._system.invalidate_cache()
-        if not self._system.isdir(self._root):
-            return []
-        found = (path.rstrip("/").rpartition("/")[2] for path in self._system.ls(self._root, detail=False))
-        return sorted(
-            n for n in found if _NAME.fullmatch(n) and self._system.exists(f"{self._root}/{n}/state.json")
-        )
+        found = (name for name in _list_remote(self._system, self._root) if _NAME.fullmatch(name))
+        return sorted(name for name in found if self._is_whole(name))
+
+    def _is_whole(self, name: str) -> bool:
+        try:
+            self._system.info(f"{self._root}/{name}/state.json")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
         folder = f"{self._root}/{name}"

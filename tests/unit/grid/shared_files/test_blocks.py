@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
 from insitu.errors import InputError, StorageFull
-from insitu.grid.shared_files import BlockFolder, checksum_block
+from insitu.grid.shared_files import BlockFolder, blocks, checksum_block
 
+Room = namedtuple("Room", "total used free")
 KEYS = [f"{number:032x}" for number in range(8)]
 
 
@@ -117,3 +119,18 @@ def test_many_threads_keep_within_the_memory(store: Store) -> None:
         thread.join()
     memory, disk = store.blocks.measure()
     assert memory <= 200 and memory + disk == 800
+
+
+def test_some_of_the_disk_stays_free(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that are moved to the disk as an agent ends left no room for it to begin again."""
+    free = [1000]
+    monkeypatch.setattr(blocks.shutil, "disk_usage", lambda folder: Room(2000, 2000 - free[0], free[0]))
+    for number in range(2):
+        put(store, number)
+    free[0] = 2000 // blocks._RESERVE_SHARE + 99  # a block has 100 bytes
+    assert store.blocks.spill_all() == 2 and set(store.places().values()) == {"memory"}
+    with pytest.raises(OSError, match="leave 100 bytes of the disk") as caught:
+        store.blocks.put("v", KEYS[5], b"x" * 300)
+    assert caught.value.errno == errno.ENOSPC
+    free[0] += 1
+    assert store.blocks.spill_all() == 0 and set(store.places().values()) == {"disk"}

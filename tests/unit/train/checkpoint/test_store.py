@@ -250,3 +250,114 @@ def test_a_dtype_of_no_array_is_passed_over(tmp_path: Path, name: object):
     state["arrays"][0][0] = name
     (newest / "state.json").write_bytes(sign(state, b"k" * 32))
     assert store.load_latest() is None
+
+
+class Flaky:
+    """Has a function of a folder fail a number of times."""
+
+    def __init__(self, call, times: int, error: Exception):
+        self.call = call
+        self.left = times
+        self.error = error
+        self.failed = 0
+
+    def __call__(self, *arguments, **options):
+        if self.left:
+            self.left -= 1
+            self.failed += 1
+            raise self.error
+        return self.call(*arguments, **options)
+
+
+ERRORS = [
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.ESTALE, "Stale file handle"),
+    OSError(errno.EMFILE, "Too many open files"),
+    PermissionError(errno.EACCES, "Permission denied"),
+    TimeoutError("no answer"),
+    RuntimeError("an error of an object store's own"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__ + str(error.args[0]))
+@pytest.mark.parametrize("call", ["read", "names"])
+def test_a_storage_that_fails_for_a_moment_is_read_again(
+    tmp_path: Path, call: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "_PAUSES", (0.0, 0.0))
+    store = CheckpointStore(tmp_path, fit=0)
+    for epoch in (40, 41):
+        store.save(a_checkpoint(epoch, 0))
+    flaky = Flaky(getattr(store._folder, call), 2, error)
+    monkeypatch.setattr(store._folder, call, flaky)
+    assert store.load_latest().epoch == 41
+    assert flaky.failed == 2
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__ + str(error.args[0]))
+@pytest.mark.parametrize("call", ["read", "names"])
+def test_a_storage_that_goes_on_failing_is_an_error_and_loses_nothing(
+    tmp_path: Path, call: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "_PAUSES", (0.0, 0.0))
+    store = CheckpointStore(tmp_path, fit=0)
+    for epoch in (40, 41):
+        store.save(a_checkpoint(epoch, 0))
+    flaky = Flaky(getattr(store._folder, call), 3, error)
+    monkeypatch.setattr(store._folder, call, flaky)
+    with pytest.raises(CheckpointError, match=r"Nothing was removed.*insitu resume") as caught:
+        store.load_latest()
+    assert str(tmp_path) in str(caught.value) and flaky.failed == 3
+    with pytest.raises(CheckpointError, match="Nothing was removed"):
+        flaky.left = 3
+        store.load((41, 0)) if call == "read" else store.positions()
+    # Whoever begins anew all the same removes nothing that may be right.
+    store.save(a_checkpoint(0, 100))
+    assert store.positions() == [(0, 100), (40, 0), (41, 0)]
+
+
+def test_a_file_that_goes_away_with_its_storage_is_not_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = CheckpointStore(tmp_path / "mounted", fit=0)
+    store.save(a_checkpoint(40, 0))
+    read = store._folder.read
+
+    def unmount(name: str):
+        (tmp_path / "mounted").rename(tmp_path / "away")
+        return read(name)
+
+    monkeypatch.setattr(store._folder, "read", unmount)
+    with pytest.raises(CheckpointError, match="its storage is away"):
+        store.load_latest()
+
+
+def test_an_empty_folder_is_not_taken_for_a_beginning_once_something_was_published(tmp_path: Path):
+    note, place = tmp_path / "job" / "note", tmp_path / "mounted"
+    store = CheckpointStore(place, fit=0, note=note)
+    assert store.load_latest() is None
+    store.save(a_checkpoint(40, 0))
+    place.rename(tmp_path / "away")
+    with pytest.raises(CheckpointError, match=rf"Mount or bring back.*remove {note}"):
+        CheckpointStore(place, fit=0, note=note).load_latest()
+    place.mkdir()
+    with pytest.raises(CheckpointError, match="none is there"):
+        CheckpointStore(place, fit=0, note=note).load_latest()
+    assert CheckpointStore(tmp_path / "other", fit=0, note=note).load_latest() is None
+    note.unlink()
+    assert CheckpointStore(place, fit=0, note=note).load_latest() is None
+
+
+@pytest.mark.parametrize("call", ["ls", "info", "cat_file"])
+def test_an_object_store_that_fails_is_not_taken_for_an_empty_one(call: str, monkeypatch: pytest.MonkeyPatch):
+    import fsspec
+
+    monkeypatch.setattr(module, "_PAUSES", (0.0,))
+    store = CheckpointStore("memory://flaky/run", fit=0)
+    store.save(a_checkpoint(40, 0))
+    system = fsspec.core.url_to_fs("memory://flaky")[0]
+    flaky = Flaky(getattr(system, call), 2, ConnectionError("unreachable"))
+    monkeypatch.setattr(system, call, flaky)
+    with pytest.raises(CheckpointError, match=r"unreachable.*Nothing was removed"):
+        store.load_latest()
+    assert flaky.failed == 2 and store.load_latest().epoch == 40
