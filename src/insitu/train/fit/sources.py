@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import array_data_adapter
+from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetAdapter
@@ -24,11 +24,13 @@ from insitu.train.fit.arrays import (
     DrawnOrder,
     Shuffle,
     count_array_rows,
+    count_fit_of,
     default_batch_size,
     to_rows,
 )
 from insitu.train.fit.data_fingerprint import fingerprint_arrays, fingerprint_batch
 from insitu.train.fit.feed import DatasetFeed, Feed, StreamFeed, weigh_classes
+from insitu.train.fit.labels import check_labels
 from insitu.train.fit.streams import (
     OrderedBatches,
     PyDatasetSource,
@@ -37,6 +39,27 @@ from insitu.train.fit.streams import (
     TensorFlowSource,
     TorchSource,
 )
+
+
+def make_train_feed(model: Any, arguments: dict[str, Any], options: Mapping[str, Any]) -> Feed:
+    """Return a feed of the data in the `arguments` of `fit`, which are taken out; part of it goes to
+    validation. `options` are those of `make_feed` for this task's shards."""
+    split = arguments.pop("validation_split", 0.0)
+    data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
+    if split and arguments["validation_data"] is None:
+        data, arguments["validation_data"] = array_slicing.train_validation_split(
+            data, validation_split=split
+        )
+    check_labels(model, data[0], "fit")
+    return make_feed(
+        *data,
+        batch_size=arguments.pop("batch_size"),
+        steps=arguments["steps_per_epoch"],
+        shuffle=arguments.pop("shuffle"),
+        class_weight=arguments.pop("class_weight"),
+        fit=count_fit_of(model),
+        **options,
+    )
 
 
 def make_feed(

@@ -6,12 +6,11 @@ Keras' loop stays, and its train function is replaced: it calls `train_on`, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 import keras
-from keras.src.trainers.data_adapters import array_slicing
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
@@ -25,7 +24,7 @@ from insitu.train.elastic import (
     RetryStep,
 )
 from insitu.train.fit.adapter import FeedAdapter
-from insitu.train.fit.arrays import count_array_rows, count_fit_of
+from insitu.train.fit.arrays import count_array_rows
 from insitu.train.fit.batch_shapes import choose_example_rows
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
@@ -46,12 +45,13 @@ from insitu.train.fit.labels import check_labels
 from insitu.train.fit.loop_state import LoopState
 from insitu.train.fit.meetings import FitMeetings
 from insitu.train.fit.prediction import PredictionLoop
-from insitu.train.fit.sources import make_feed
+from insitu.train.fit.sources import make_feed, make_train_feed
 from insitu.train.fit.step_executors import StepExecutors
 from insitu.train.fit.step_functions import StepFunctions, needed_functions
 from insitu.train.replica import (
     Logs,
     ModelState,
+    ShardBatch,
     StepBatch,
     add_up_repeated_rows,
     build_to_predict,
@@ -174,7 +174,7 @@ class KerasTrainer:
         self.strategy.check_open(self.model)
         membership, loop = self.membership, self.loop
         batch_size, steps_per_epoch = arguments["batch_size"], arguments["steps_per_epoch"]
-        feed = self._make_train_feed(arguments)
+        feed = make_train_feed(self.model, arguments, membership.feed_options)
         adapter = FeedAdapter(
             feed,
             steps_per_epoch,
@@ -230,25 +230,6 @@ class KerasTrainer:
         elif (epoch, step) != (0, 0):
             self.loop.start_at(epoch, step)
 
-    def _make_train_feed(self, arguments: dict[str, Any]) -> Feed:
-        """Return a feed of the data in `arguments`, which are taken out; part of it goes to validation."""
-        split = arguments.pop("validation_split", 0.0)
-        data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
-        if split and arguments["validation_data"] is None:
-            data, arguments["validation_data"] = array_slicing.train_validation_split(
-                data, validation_split=split
-            )
-        check_labels(self.model, data[0], "fit")
-        return make_feed(
-            *data,
-            batch_size=arguments.pop("batch_size"),
-            steps=arguments["steps_per_epoch"],
-            shuffle=arguments.pop("shuffle"),
-            class_weight=arguments.pop("class_weight"),
-            fit=count_fit_of(self.model),
-            **self.membership.feed_options,
-        )
-
     def _make_validation_adapter(self, arguments: dict[str, Any], batch_size: int | None) -> FeedAdapter:
         data = arguments["validation_data"]
         parts = data if isinstance(data, tuple) else (data,)
@@ -287,15 +268,8 @@ class KerasTrainer:
         if loop.steps_since_check >= self.membership.check_every:
             loop.steps_since_check = 0
             self.membership.lockstep.check_before_next_unit()
-        while True:
-            if self._has_other_shards(batch):
-                batch = self._read_again(self._train_adapter, position.epoch, position.step)
-                self.bookkeeper.restore(position)
-            try:
-                logs = executor.train(position, batch.parts, self._report)
-                break
-            except RetryStep:
-                continue
+        place = self._train_adapter, position.epoch, position.step
+        batch, logs = self._do(batch, place, lambda parts: executor.train(position, parts, self._report))
         self.bookkeeper.record(batch, self.strategy.left_out(), logs)
         loop.position = position.next_step()
         loop.logs = logs
@@ -367,14 +341,8 @@ class KerasTrainer:
             position = position.at_test(position.test)
         if self.callbacks is not None:
             self._report("evaluation")
-        while True:
-            if self._has_other_shards(batch):
-                batch = self._read_again(self._test_adapter, 0, position.test)
-            try:
-                logs = executor.test(position, batch.parts)
-                break
-            except RetryStep:
-                continue
+        place = self._test_adapter, 0, position.test
+        _, logs = self._do(batch, place, lambda parts: executor.test(position, parts))
         loop.position = position.at_test(position.test + 1)
         loop.test_logs = logs
         return logs
@@ -411,13 +379,8 @@ class KerasTrainer:
     ) -> Any:
         """Predict for one step, again after each loss of another task, until it is done."""
         position = self.loop.position
-        while True:
-            if self._has_other_shards(batch):
-                batch = self._read_again(adapter, 0, position.step)
-            try:
-                return executor.predict(position, batch.parts, example)
-            except RetryStep:
-                continue
+        place = adapter, 0, position.step
+        return self._do(batch, place, lambda parts: executor.predict(position, parts, example))[1]
 
     # Shared by the calls
 
@@ -462,6 +425,22 @@ class KerasTrainer:
         self._train_adapter = self._test_adapter = None
         return next(feed.steps(0, 0))
 
+    def _do(
+        self,
+        batch: StepBatch,
+        place: tuple[FeedAdapter | None, int, int],
+        run: Callable[[Sequence[ShardBatch]], T],
+    ) -> tuple[StepBatch, T]:
+        """Do a step of the rows of `batch`, again after each loss of another task, until it is done. `place` tells
+        where they are read again for other shards. Return the rows that it was done with, and its result."""
+        while True:
+            if self._has_other_shards(batch):
+                batch = self._read_again(*place)
+            try:
+                return batch, run(batch.parts)
+            except RetryStep:
+                continue
+
     def _has_other_shards(self, batch: StepBatch) -> bool:
         """Return whether this task has other shards by now than when `batch` was read."""
         return self.membership.shards_move and batch.shards != self.membership.context.shards
@@ -475,6 +454,8 @@ class KerasTrainer:
                 f"{list(self.membership.context.shards)}, in its middle. Start the job again, or use fit()."
             )
         adapter.assign_shards(self.membership.context.shards)
+        if adapter is self._train_adapter:
+            self.bookkeeper.restore(self.loop.position.at_step(epoch, step))
         return adapter.step_at(epoch, step)
 
     # See Resumable
