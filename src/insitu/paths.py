@@ -92,17 +92,6 @@ def partition_file_name(index: int) -> str:
     return f"part-{index:05d}.arrow"
 
 
-def is_missing(path: Path) -> bool:
-    """Return True where nothing has this name. What can't be looked at for another reason isn't missing."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Paths:
     """Names below one $INSITU_HOME. Nothing here touches the disk."""
