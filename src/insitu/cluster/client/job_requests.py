@@ -27,7 +27,7 @@ from insitu.cluster.job_files import (
     signal_controller,
     take_lock,
 )
-from insitu.errors import ClusterError, InputError, JobEnded
+from insitu.errors import ClusterError, InputError, JobEnded, JobRunning
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
 from insitu.processes import is_stopped, open_process
@@ -53,14 +53,14 @@ def resume_job(job: JobPaths) -> int:
     """Let a job that has ended go on from its last checkpoint, with the same shards and seed.
 
     Returns how many bytes its merged output held before. Raises JobEnded for a job that has finished,
-    InputError for one that runs, UnknownCache where its version of the cache is gone, ClusterError.
+    JobRunning for one that runs, UnknownCache where its version of the cache is gone, ClusterError.
     """
     name = job.root.name
     if is_locked(job.controller):
-        raise InputError(f"{name} is running; `insitu attach {name}` follows it")
+        raise JobRunning(f"{name} is running; `insitu attach {name}` follows it")
     host = find_other_host(job.controller)
     if host and Journal(job.journal).state().phase not in ENDED:
-        raise InputError(_describe_other_host(job, host))
+        raise JobRunning(_describe_other_host(job, host))
     spec = read_spec(job)
     placement, _ = read_placement(job)
     lock = take_lock(job.controller)
