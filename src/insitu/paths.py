@@ -29,6 +29,7 @@
         part-00000.verified             the file's stat when its checksum was right; see grid/verification.py
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
         job.json  secret  code/         what to run; `secret` is readable by its owner alone
+        environment.json                the variables that its tasks find, but for secrets; mode 0600
         roster.json                     who trains with whom now; replaced by each new generation
         placement.json                  tasks, nodes and shards, and the cache as it was then
         journal.sqlite  controller.json controller.log
@@ -328,6 +329,10 @@ class JobPaths:
     @property
     def roster(self) -> Path:
         return self.root / "roster.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
 
     @property
     def requests(self) -> Path:
