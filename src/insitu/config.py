@@ -102,11 +102,6 @@ def read_settings(environ: Mapping[str, str]) -> DeviceSettings:
     return DeviceSettings(**{field: _parse(field, text) for field, text in given.items()})
 
 
-def drop_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without the variables of these settings."""
-    return {name: value for name, value in environ.items() if name not in _NAMES.values()}
-
-
 def settings() -> DeviceSettings:
     """Return the settings of this process, made by calls or by its environment."""
     return read_settings(os.environ)

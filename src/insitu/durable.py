@@ -40,6 +40,17 @@ _AT_ONCE = 16 << 20
 """Bytes per call of the system."""
 
 
+def is_missing(path: Path) -> bool:
+    """Return True where nothing has this name. What can't be looked at for another reason isn't missing."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

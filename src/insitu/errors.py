@@ -5,6 +5,7 @@
     │   ├── UnknownCache
     │   ├── UnknownJob
     │   ├── JobEnded            what was asked of a job makes sense only while it runs
+    │   ├── JobRunning          what was asked of a job makes sense only once it has ended
     │   ├── CacheExists
     │   ├── SourceError         a source is missing, empty, truncated or of mixed shapes
     │   ├── PlacementError      the job can't be laid out on the nodes as asked
@@ -94,6 +95,10 @@ class JobEnded(InputError):
     """What was asked of a job makes sense only while it runs."""
 
     exit_code = 3
+
+
+class JobRunning(InputError):
+    """What was asked of a job makes sense only once it has ended."""
 
 
 class CacheExists(InputError):

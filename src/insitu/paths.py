@@ -29,6 +29,7 @@
         part-00000.verified             the file's stat when its checksum was right; see grid/verification.py
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
         job.json  secret  code/         what to run; `secret` is readable by its owner alone
+        environment.json                the variables that its tasks find, but for secrets; mode 0600
         roster.json                     who trains with whom now; replaced by each new generation
         placement.json                  tasks, nodes and shards, and the cache as it was then
         journal.sqlite  controller.json controller.log
@@ -90,17 +91,6 @@ def cache_name_of_folder(folder: str) -> str:
 
 def partition_file_name(index: int) -> str:
     return f"part-{index:05d}.arrow"
-
-
-def is_missing(path: Path) -> bool:
-    """Return True where nothing has this name. What can't be looked at for another reason isn't missing."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +326,10 @@ class JobPaths:
     @property
     def roster(self) -> Path:
         return self.root / "roster.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
 
     @property
     def requests(self) -> Path:

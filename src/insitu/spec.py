@@ -251,10 +251,8 @@ class JobSpec:
     #: The nodes that tasks may run on; empty: all.
     nodes: tuple[NodeId, ...] = ()
     #: What is done about the job after another node has become the head's by itself: `resume` has it go on
-    #: there. Then tasks get no variables of the shell but `environment`.
+    #: there. Then tasks get no secrets of the shell, since no shell is there.
     on_take_over: Literal["wait", "resume"] = "wait"
-    #: Variables of the shell that are kept with the job.
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_simple_name("A job's id", self.job_id)
@@ -323,7 +321,8 @@ class JobSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
         lists = {"command": tuple(data["command"]), "nodes": tuple(data.get("nodes", ()))}
-        return cls(**{**data, **lists})
+        # Versions before kept variables here.
+        return cls(**{name: value for name, value in {**data, **lists}.items() if name != "environment"})
 
 
 @dataclass(frozen=True, slots=True, order=True)

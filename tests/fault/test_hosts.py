@@ -480,7 +480,7 @@ def test_the_host_of_head_and_supervisor_loses_its_power_and_the_job_goes_on_els
     jobs.let_go()
     taken = cluster.on(second, "up --take-over")
     assert taken.returncode == 0 and "2 of 3 agent(s) obey" in taken.stderr, taken.stderr
-    resumed = cluster.run_on(second, f"KERAS_BACKEND=jax {INSITU} resume {job}")
+    resumed = cluster.run_on(second, f"KERAS_BACKEND=tensorflow {INSITU} resume {job}")
     assert resumed.returncode == 0, (resumed.stdout, resumed.stderr)
     output = Paths(second.home).job(job).output.read_text()
     assert "Training continues from the checkpoint of epoch" in output

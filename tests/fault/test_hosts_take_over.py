@@ -20,7 +20,7 @@ from host_jobs import (
 from hosts_lab import Host
 
 from insitu.cluster.agents.records import read_agent, read_head
-from insitu.cluster.job_files import Journal, is_locked
+from insitu.cluster.job_files import Journal, is_locked, read_environment
 from insitu.paths import Paths
 from insitu.spec import NodeId
 
@@ -50,10 +50,10 @@ def start_job(cluster: Cluster, folder: Path) -> tuple[HostJobs, str]:
     imported = cluster.on(first, f"import images {make_images(folder / 'images')} {' '.join(IMPORT_OPTIONS)}")
     assert imported.returncode == 0, imported.stderr
     jobs = HostJobs(first.home, folder / "job")
-    options = "--detach --workers 3 --threads 1 --standby 0 --on-take-over resume --env RATE"
+    options = "--detach --workers 3 --threads 1 --standby 0 --on-take-over resume"
     started = cluster.run_on(
         first,
-        f"KERAS_BACKEND=jax NO_COLOR=1 RATE=3 OTHER=4 {INSITU} start {options} images {jobs.code} train.py "
+        f"KERAS_BACKEND=jax NO_COLOR=1 RATE=3 A_TOKEN=4 {INSITU} start {options} images {jobs.code} train.py "
         f"{jobs.meeting}",
     )
     assert started.returncode == 0, started.stderr
@@ -81,8 +81,9 @@ def assert_went_on(cluster: Cluster, host: Host, job: str, undisturbed: tuple[se
     report = cluster.on(host, f"describe {job} --ledger --json").stdout
     assert (weights, read_ledger(report)) == undisturbed
     assert json.loads(report)["attempt"] == 2
-    spec = json.loads(folder.spec.read_text())
-    assert spec["environment"] == {"KERAS_BACKEND": "jax", "RATE": "3"}
+    kept = read_environment(folder)
+    assert (kept.variables["KERAS_BACKEND"], kept.variables["RATE"]) == ("jax", "3")
+    assert kept.secrets == () and "A_TOKEN" not in kept.variables
 
 
 def has_taken_over(host: Host) -> bool:

@@ -88,10 +88,47 @@ def test_stop_leaves_nothing_and_resume_goes_on(hosts: LoopbackHosts, jobs: Host
     insitu(hosts.head, "stop", job)
     assert jobs.describe(job)["state"] == "stopped" and list_left(hosts, job) == []
     jobs.let_go()
-    insitu(hosts.head, "resume", "--detach", job, KERAS_BACKEND="jax")
+    said = insitu(hosts.head, "resume", "--detach", job, KERAS_BACKEND="tensorflow").stderr
+    assert "These of this shell don't count: KERAS_BACKEND" in " ".join(said.split())
     found, weights = jobs.finish(job)
     assert found["attempt"] == 2 and weights == run_undisturbed(tmp_path / "alone", 2)
     assert "continues from the checkpoint of epoch 1" in jobs.output(job)
+
+
+VARIABLES = """
+import os, sys, time
+from pathlib import Path
+names = ("KERAS_BACKEND", "RATE", "A_TOKEN", "HEAD_ONLY")
+print("VARIABLES", *(os.environ.get(name) for name in names), flush=True)
+while not (Path(sys.argv[1]) / "go").exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.long
+def test_a_job_goes_on_with_its_own_variables_through_the_head(
+    hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path
+) -> None:
+    """The head was started before, without them."""
+    (jobs.code / "train.py").write_text(VARIABLES)
+    fixed = ("--detach", "--workers", "1", "--standby", "0")
+    own = {"KERAS_BACKEND": "jax", "RATE": "0.5", "A_TOKEN": "geheim-1"}
+    job = insitu(hosts.head, "start", *fixed, "-", str(jobs.code), "train.py", str(jobs.meeting), **own)
+    name = job.stderr.split()[0]
+    wait_until(lambda: "VARIABLES" in jobs.output(name), "the first life")
+    head = read_head(Paths(hosts.head))
+    assert head is not None
+    elsewhere = {"INSITU_CLUSTER": head.address, "INSITU_TOKEN_FILE": str(Paths(hosts.head).token)}
+    insitu(tmp_path / "none", "stop", name, **elsewhere)
+    caller = {**elsewhere, "KERAS_BACKEND": "tensorflow", "RATE": "9", "A_TOKEN": "geheim-2"}
+    refused = insitu(tmp_path / "none", "resume", name, code=2, **caller).stderr
+    assert "a shell without A_TOKEN" in " ".join(refused.split())
+    unknown = insitu(tmp_path / "none", "resume", "--env", "RATE", name, code=2, **caller).stderr
+    assert "was started with: A_TOKEN. Received: RATE" in " ".join(unknown.split())
+    jobs.let_go()
+    done = insitu(tmp_path / "none", "resume", "--env", "A_TOKEN", name, **caller)
+    assert "VARIABLES jax 0.5 geheim-2 None" in done.stdout
+    assert "VARIABLES jax 0.5 geheim-1 None" in jobs.output(name)
 
 
 @pytest.mark.hosts
@@ -214,7 +251,7 @@ def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_mo
         assert "2 of 2 agent(s) obey" in said and f"`insitu resume {job}` goes on with it here" in said
         assert "Another home than that of the head" in insitu(here, "up", "--take-over", code=2).stderr
         jobs.let_go()
-        insitu(here, "resume", "--detach", job, KERAS_BACKEND="jax")
+        insitu(here, "resume", "--detach", job, KERAS_BACKEND="tensorflow")
         for pid in (supervisor.pid, controller.pid):
             os.kill(pid, signal.SIGCONT)
         taken = HostJobs(here, tmp_path / "taken")

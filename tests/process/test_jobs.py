@@ -480,6 +480,66 @@ def test_a_job_ends_with_its_supervisor_and_can_be_resumed(insitu: Insitu) -> No
     assert "has finished" in insitu.run("resume", job_id, code=3).stderr
 
 
+VARIABLES = """
+import os, time
+from pathlib import Path
+names = ("RATE", "A_TOKEN", "MORE", "TERM", "INSITU_VIRTUAL_DEVICES", "PYTHONPATH")
+print("VARIABLES", *(os.environ.get(name) for name in names), flush=True)
+while not (Path(os.environ["INSITU_HOME"]) / "go").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_a_job_goes_on_with_the_variables_that_it_was_started_with(
+    insitu: Insitu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insitu.script(VARIABLES)
+    shell = insitu.environment
+    own = {"RATE": "0.5", "A_TOKEN": "geheim-1", "TERM": "one", "PYTHONPATH": "/own"}
+    monkeypatch.setattr(insitu, "environment", {**shell, **own})
+    job_id = insitu.detach(*ONE)
+    wait_for_output(insitu, job_id, "VARIABLES")
+    insitu.run("stop", job_id)
+    other = {"RATE": "9.75", "MORE": "1", "TERM": "two", "INSITU_VIRTUAL_DEVICES": "cpu:3"}
+    monkeypatch.setattr(insitu, "environment", {**shell, **other})
+    refused = insitu.run("resume", "--detach", job_id, code=2).stderr
+    assert "a shell without A_TOKEN" in " ".join(refused.split()) and insitu.state(job_id) == "stopped"
+    monkeypatch.setattr(insitu, "environment", {**shell, **other, "A_TOKEN": "geheim-2"})
+    (insitu.folder / "train.py").write_text("print('another one')")
+    said = " ".join(insitu.run("resume", "--detach", job_id).stderr.split())
+    assert insitu.state(job_id) in ("pending", "running")
+    assert "it takes these from this shell: A_TOKEN" in said
+    assert "These of this shell don't count: INSITU_VIRTUAL_DEVICES, MORE, RATE." in said
+    assert f"differs from: {insitu.folder / 'train.py'}" in said
+    wait_for("both lives", lambda: insitu.output(job_id).count("VARIABLES") == 2)
+    (insitu.paths.home / "go").touch()
+    insitu.run("attach", job_id)
+    found = [line.partition("VARIABLES ")[2] for line in insitu.output(job_id).splitlines()]
+    assert [line for line in found if line] == [
+        "0.5 geheim-1 None one None /own",
+        "0.5 geheim-2 None two None /own",
+    ]
+    assert "(resumed; the job's folder has no checkpoint: " in insitu.output(job_id)
+    # Values are nowhere but in the file of the owner.
+    assert insitu.job(job_id).environment.stat().st_mode & 0o777 == 0o600
+    assert "geheim" not in insitu.job(job_id).environment.read_text()
+    for shown in (insitu.run("describe", job_id, "--json", "--events").stdout, said, refused):
+        assert "9.75" not in shown and "geheim" not in shown and "0.5" not in shown
+
+
+def test_a_user_gives_a_job_another_variable_by_name(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    insitu.script(VARIABLES)
+    shell = insitu.environment
+    monkeypatch.setattr(insitu, "environment", {**shell, "RATE": "0.5", "A_TOKEN": "geheim"})
+    job_id = insitu.detach(*ONE)
+    wait_for_output(insitu, job_id, "VARIABLES")
+    insitu.run("stop", job_id)
+    (insitu.paths.home / "go").touch()
+    monkeypatch.setattr(insitu, "environment", {**shell, "RATE": "0.25"})
+    said = insitu.run("resume", "--env", "RATE", "--env", "A_TOKEN", job_id)
+    assert "VARIABLES 0.25 None" in said.stdout, "A_TOKEN isn't set here"
+
+
 def test_tasks_that_cannot_come_and_go_are_not_scaled(insitu: Insitu) -> None:
     insitu.script(WAITS)
     job_id = insitu.detach(*TWO)

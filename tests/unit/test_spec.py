@@ -22,6 +22,7 @@ def test_caches_and_jobs_survive_json() -> None:
     assert not {"codec", "column_bytes"} & cache.to_json().keys()
     assert "raw_bytes" not in cache.to_json()["partitions"][0]
     assert JobSpec.from_json(json.loads(json.dumps(JOB.to_json()))) == JOB
+    assert JobSpec.from_json({**JOB.to_json(), "environment": {}}) == JOB, "of a version before"
     assert cache.rows == 5 and cache.bytes == 320
 
 

@@ -188,9 +188,18 @@ def stop(job_id: JobArgument) -> None:
     print_notice(f"{name} has ended: {state}")
 
 
-def resume(job_id: JobArgument) -> None:
+def resume(
+    job_id: JobArgument,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A secret that the job takes from this shell, set or not."),
+    ] = None,
+) -> None:
     """Let a job go on that has ended, from its last checkpoint. Doesn't stream its output."""
-    print_notice(_client().post("jobs", job_id, "resume")["job_id"])
+    given = {name: os.environ.get(name) for name in env or ()}
+    done = _client().post("jobs", job_id, "resume", env=given)
+    for line in (done["job_id"], *done["notices"]):
+        print_notice(line)
 
 
 def scale(job_id: JobArgument, workers: Annotated[int, typer.Argument(metavar="N", help="Workers.")]) -> None:

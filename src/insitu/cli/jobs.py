@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -40,6 +43,7 @@ from insitu.paths import Paths
 from insitu.service import find_incarnation, summarize_job
 
 if TYPE_CHECKING:
+    from insitu.cluster import Request
     from insitu.paths import JobPaths
 
 
@@ -139,7 +143,7 @@ def start(
     ] = "wait",
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="With --on-take-over resume: a variable to keep; may be repeated."),
+        typer.Option(metavar="NAME", help="A variable that is no secret, though it is named like one."),
     ] = None,
     allow_unauthenticated: Annotated[
         bool,
@@ -164,7 +168,7 @@ def start(
     mixed: Annotated[bool, typer.Option("--allow-mixed-processors", help="Hosts may differ.")] = False,
     prefix: PrefixOption = True,
 ) -> None:
-    from insitu.cluster import Request, find_inherited_settings, submit
+    from insitu.cluster import Request, submit
     from insitu.config import DeviceSettings, parse_virtual_devices
 
     every = find_refresh(refresh)
@@ -209,11 +213,23 @@ def start(
     paths = Paths.default()
     job_id = submit(paths, request)
     print_notice(job_id)
+    _tell_of_shell(request)
+    if not detach:
+        raise typer.Exit(stream(paths.job(job_id), prefix=prefix))
+
+
+def _tell_of_shell(request: Request) -> None:
+    """Print which settings of this shell the job has taken over, and which secrets it doesn't get."""
+    from insitu.cluster import find_inherited_settings, find_withheld_secrets
+
     if inherited := find_inherited_settings(request.settings):
         listed = " ".join(f"{name}={value}" for name, value in inherited.items())
         print_notice(f"Settings of this shell that the job has taken over: {listed}")
-    if not detach:
-        raise typer.Exit(stream(paths.job(job_id), prefix=prefix))
+    if withheld := find_withheld_secrets(request):
+        print_notice(
+            f"Secrets of this shell that the job doesn't get, since it may go on by itself: "
+            f"{', '.join(withheld)}. --env NAME keeps one that is none"
+        )
 
 
 def parse_server_tasks(text: str) -> int | None:
@@ -277,23 +293,35 @@ def attach(job_id: JobArgument, prefix: PrefixOption = True) -> None:
 def resume(
     job_id: JobArgument,
     detach: Annotated[bool, typer.Option("--detach", help="Don't stream the output.")] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A variable that the job takes from this shell, set or not."),
+    ] = None,
+    env_on_stdin: Annotated[bool, typer.Option("--env-on-stdin", hidden=True)] = False,
     prefix: PrefixOption = True,
 ) -> None:
     """Let a job that was stopped, has failed or lost its machine go on from its last checkpoint.
 
-    Shards and seed stay the same, so it ends with the weights of a job that was never interrupted. Where the
-    machine of the job is lost, its hosts keep copies: after `insitu up --take-over` the newest one is brought
-    to this machine. Exits with 3 if the job has finished, with 2 if it runs.
+    Shards, seed and variables stay the same, so it ends with the weights of a job that was never interrupted.
+    Secrets aren't kept with a job: it takes those of this shell. Where the machine of the job is lost, its
+    hosts keep copies: after `insitu up --take-over` the newest one is brought to this machine. Exits with 3
+    if the job has finished, with 2 if it runs.
 
     Examples:
 
         insitu resume digits-3fa9c1
     """
-    from insitu.cluster import find_or_bring_job, resume_job
+    from insitu.cluster import Shell, find_or_bring_job, resume_job
 
     job = find_or_bring_job(Paths.default(), job_id, print_notice)
-    start = resume_job(job)
+    shell = Shell(os.environ, tuple(env or ()))
+    if env_on_stdin:
+        shell = Shell.of_server(json.loads(sys.stdin.read() or "{}"))
+    lines: list[str] = []
+    start = resume_job(job, shell, lines.append)
     print_notice(job.root.name)
+    for line in lines if detach else ():  # they are in the output, too
+        print_notice(line)
     if not detach:
         raise typer.Exit(stream(job, prefix=prefix, start=start))
 

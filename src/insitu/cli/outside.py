@@ -5,6 +5,7 @@ The head runs them on its machine; what they say comes here.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -97,16 +98,24 @@ def _find_head(arguments: list[str]) -> str:
 def _run(address: str, token_file: str, arguments: list[str], follow_top: FollowTop) -> None:
     from insitu.cluster import read_token, read_token_file, run_at_head
 
+    given = _read_given(arguments) if arguments[0] == "resume" else {}
     token = read_token_file(Path(token_file)) if token_file else read_token(Paths.default())
 
     def ask(asked: list[str], write: Write) -> int:
-        return run_at_head(address, token, asked, shutil.get_terminal_size().columns, write)
+        return run_at_head(address, token, asked, shutil.get_terminal_size().columns, write, given)
 
     if arguments[0] == "top" and sys.stdout.isatty() and {"--json", "--once"}.isdisjoint(arguments):
         code = follow_top(arguments, ask, _write)
     else:
         code = ask(arguments, _write)
     click.get_current_context().exit(code)
+
+
+def _read_given(arguments: list[str]) -> dict[str, str | None]:
+    """Return the variables of this shell that --env names: nothing else of it leaves this machine."""
+    following = [name for option, name in itertools.pairwise(arguments) if option == "--env"]
+    names = [*following, *(each.partition("=")[2] for each in arguments if each.startswith("--env="))]
+    return {name: os.environ.get(name) for name in names}
 
 
 def _write(stream: str, data: bytes) -> None:

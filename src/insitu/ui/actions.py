@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster import Request, find_job, resume_job, scale_job, stop_job, submit
+from insitu.cluster import Request, Shell, find_job, resume_job, scale_job, stop_job, submit
 from insitu.errors import InputError
 from insitu.grid import Catalog
 from insitu.paths import JobPaths
@@ -113,11 +113,12 @@ def stop(state: UIState, job_id: str) -> dict[str, Any]:
     return {"job_id": job.root.name}
 
 
-def resume(state: UIState, job_id: str) -> dict[str, Any]:
-    """Let a job go on that has ended. Raises JobEnded, InputError, ClusterError."""
+def resume(state: UIState, job_id: str, given: Mapping[str, str | None]) -> dict[str, Any]:
+    """Let a job go on that has ended, with some variables of the caller. Raises InputError, ClusterError."""
     job = find(state, job_id)
-    resume_job(job)
-    return {"job_id": job.root.name}
+    notices: list[str] = []
+    resume_job(job, Shell.of_server(given), notices.append)
+    return {"job_id": job.root.name, "notices": notices}
 
 
 def scale(state: UIState, job_id: str, workers: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from insitu.ui import actions
 from insitu.ui.access import Session
 from insitu.ui.artifacts import find_artifact, list_artifacts
 from insitu.ui.events import encode_event, follow_changes
-from insitu.ui.forms import ImportForm, LinkForm, ScaleForm, StartForm
+from insitu.ui.forms import ImportForm, LinkForm, ResumeForm, ScaleForm, StartForm
 from insitu.ui.numbers_view import read_curve_points
 from insitu.ui.state import UIState, get_session, get_state, note_for_audit
 
@@ -91,9 +91,10 @@ async def stop_job(job_id: JobId, state: State, request: Request) -> Json:
 
 
 @router.post("/jobs/{job_id}/resume", summary="Let a job go on from its last checkpoint", status_code=202)
-async def resume_job(job_id: JobId, state: State, request: Request) -> Json:
-    note_for_audit(request, job=job_id)
-    return await anyio.to_thread.run_sync(actions.resume, state, job_id)
+async def resume_job(job_id: JobId, state: State, request: Request, form: ResumeForm | None = None) -> Json:
+    given = form.env if form is not None else {}
+    note_for_audit(request, job=job_id, env=sorted(given))
+    return await anyio.to_thread.run_sync(actions.resume, state, job_id, given)
 
 
 @router.post("/jobs/{job_id}/scale", summary="Give a job another number of workers", status_code=202)

@@ -115,6 +115,18 @@ class ScaleForm(BaseModel):
     workers: Annotated[int, Field(ge=1, le=100_000)]
 
 
+class ResumeForm(BaseModel):
+    """What a job that goes on takes of its caller's shell."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    env: dict[_Text, _Text | None] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="Secrets that the job was started with, by name; null: it goes on without.",
+    )
+
+
 class LinkForm(BaseModel):
     """A link to make."""
 

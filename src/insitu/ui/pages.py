@@ -236,7 +236,7 @@ async def stop_job(job_id: str, request: Request, state: State, session: Asking)
 
 @router.post("/jobs/{job_id}/resume")
 async def resume_job(job_id: str, request: Request, state: State, session: Asking) -> Response:
-    return await _change(request, session, job_id, lambda: actions.resume(state, job_id))
+    return await _change(request, session, job_id, lambda: actions.resume(state, job_id, {}))
 
 
 @router.post("/jobs/{job_id}/tensorboard")

@@ -14,7 +14,7 @@ from insitu.cli import build_app, delete
 from insitu.cluster import Request, list_job_ids, submit
 from insitu.cluster.client import deletion, submission
 from insitu.cluster.job_files import take_lock
-from insitu.errors import ClusterError, InputError, UnknownJob
+from insitu.errors import InputError, JobRunning, UnknownJob
 from insitu.grid import Catalog
 from insitu.paths import JobPaths
 
@@ -61,7 +61,7 @@ def test_a_job_that_runs_keeps_all(insitu: Insitu, job: JobPaths, monkeypatch: p
         run("data/train", "--yes")
     # One that is resumed between the look and the deletion.
     monkeypatch.setattr(deletion, "is_running", lambda job: False)
-    with pytest.raises(ClusterError, match="the job runs"):
+    with pytest.raises(JobRunning, match="the job runs"):
         deletion.delete_job(insitu.paths, job)
     assert lock and job.spec.exists() and Catalog(insitu.paths).get("data/train")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from job_runs import Insitu
 pytest.importorskip("fastapi")
 
 from insitu.cluster import Journal, Request, submit
-from insitu.cluster.client import submission
+from insitu.cluster.client import job_requests, submission
+from insitu.cluster.control import finalize_job
 from insitu.cluster.decide.events import SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
+from insitu.cluster.job_files import read_environment, take_lock, write_environment
 from insitu.paths import JobPaths
 from insitu.spec import TaskId
 from insitu.ui import events, guard
@@ -541,6 +545,37 @@ def test_a_job_that_has_ended_cannot_be_stopped_or_scaled(server: Server) -> Non
     assert server.browser().submit(f"/jobs/{job}/scale", {"workers": "x"}).status == 400
     page = server.browser().submit(f"/jobs/{job}/stop", {})
     assert page.status == 409 and "has ended already" in page.text
+
+
+def test_a_job_that_runs_cannot_be_resumed(server: Server) -> None:
+    job = make_job(server)
+    lock = take_lock(job.controller)
+    try:
+        answer = server.operator.post(f"/api/v1/jobs/{job.root.name}/resume", {})
+        page = server.browser().submit(f"/jobs/{job.root.name}/resume", {})
+    finally:
+        os.close(lock)
+    assert answer.status == 409 and answer.json()["error"]["kind"] == "JobRunning"
+    assert page.status == 409 and "is running" in page.text
+
+
+def test_a_job_that_is_resumed_is_given_its_secrets(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(server)
+    finalize_job(job)
+    write_environment(job, replace(read_environment(job), variables={"RATE": "0.1375"}, secrets=("A_TOKEN",)))
+    started: list[Any] = []
+    monkeypatch.setattr(job_requests, "start_supervisor", lambda job, lock, shell: started.append(shell))
+    path = f"/api/v1/jobs/{job.root.name}/resume"
+    lacks = server.operator.post(path, {})
+    assert lacks.status == 400 and "a shell without A_TOKEN" in lacks.text
+    assert server.operator.post(path, {"env": {"A_TOKEN": 1}}).status == 422
+    done = server.operator.post(path, {"env": {"A_TOKEN": "geheim"}})
+    assert done.status == 202 and "A_TOKEN" in done.json()["notices"][0]
+    assert started[0]["A_TOKEN"] == "geheim"
+    shown = server.operator.get(f"/api/v1/jobs/{job.root.name}?events=true").text
+    shown += server.browser().get(f"/jobs/{job.root.name}").text
+    for value in ("geheim", "0.1375"):
+        assert value not in shown and value not in server.audit.read_text()
 
 
 def test_the_form_is_filled_in_by_an_example_and_names_what_it_lacks(server: Server) -> None:

@@ -13,8 +13,9 @@ from insitu.doors import lazy_door
 if TYPE_CHECKING:
     from insitu.cluster.agents.agent import run_agent
     from insitu.cluster.agents.agent_files import make_file_view
+    from insitu.cluster.agents.facts import read_versions
     from insitu.cluster.agents.home import delete_store, stop_agents
-    from insitu.cluster.agents.host_environment import is_of_host
+    from insitu.cluster.agents.host_environment import is_of_host, is_of_session
     from insitu.cluster.agents.hosts import (
         DownReport,
         HostRequest,
@@ -55,7 +56,8 @@ __getattr__, __dir__ = lazy_door(
         "agent": ("run_agent",),
         "agent_files": ("make_file_view",),
         "home": ("delete_store", "stop_agents"),
-        "host_environment": ("is_of_host",),
+        "facts": ("read_versions",),
+        "host_environment": ("is_of_host", "is_of_session"),
         "hosts": (
             "DownReport",
             "HostRequest",
@@ -116,6 +118,7 @@ __all__ = [
     "find_stores",
     "identify_parent",
     "is_of_host",
+    "is_of_session",
     "make_file_view",
     "open_copy_reader",
     "open_hosts_engine",
@@ -127,6 +130,7 @@ __all__ = [
     "read_taking_over",
     "read_token",
     "read_token_file",
+    "read_versions",
     "run_agent",
     "run_at_head",
     "start_agent",

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_OF_HOST = frozenset(
+_OF_MACHINE = frozenset(
     {
-        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "TEMP", "TMP"),
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME"),
         *("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
         *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-        *("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"),
         *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
     }
 )
-_PREFIXES_OF_HOST = ("XDG_", "SLURM_", "RAY_", "KUBERNETES_", "SYSTEMD_")
+_OF_SESSION = frozenset(
+    {
+        *("_", "SHLVL", "PWD", "OLDPWD", "TERM", "COLUMNS", "LINES", "WINDOWID", "TMPDIR", "TEMP", "TMP"),
+        *("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY", "INVOCATION_ID", "JOURNAL_STREAM"),
+        *("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"),
+    }
+)
+_PREFIXES_OF_SESSION = ("XDG_", "SLURM_", "RAY_", "KUBERNETES_", "SYSTEMD_")
+
+
+def is_of_session(name: str) -> bool:
+    """Return whether a variable says something about a session on a host, so that another one has its own."""
+    return name in _OF_SESSION or name.startswith(_PREFIXES_OF_SESSION)
 
 
 def is_of_host(name: str) -> bool:
     """Return whether a variable says something about a host, so that another one has its own."""
-    return name in _OF_HOST or name.startswith(_PREFIXES_OF_HOST)
+    return name in _OF_MACHINE or is_of_session(name)
 
 
 def adapt_environment(given: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

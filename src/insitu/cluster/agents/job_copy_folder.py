@@ -1,7 +1,8 @@
 """The copy of a job that a host keeps while the job runs, for the day on which the job's machine is lost.
 
-It has what another supervisor needs: specification, placement, shards, JOB_DIR, the journal, and what tasks
-have written, such as checkpoints and the ledger, with the secret that signs these. It lacks the logs.
+It has what another supervisor needs: specification, environment, placement, shards, JOB_DIR, the journal, and
+what tasks have written, such as checkpoints and the ledger, with the secret that signs these. It lacks the
+logs, and variables that are secrets.
 Who goes on draws another secret that tasks prove to each other, so tasks of before can't join those of after.
 
 The supervisor sends it, see `job_copying.py`, a second late at most, and nothing waits for it: a job that
@@ -85,6 +86,7 @@ class JobCopyFolder:
         self._job, self._files = self._staged, FolderCopy(self._staged.root)
         replace_file(self._job.spec, str(message["spec"]).encode())
         replace_file(self._job.placement, str(message["placement"]).encode())
+        replace_file(self._job.environment, str(message["environment"]).encode(), mode=PRIVATE_FILE)
         write_term(self._job.term, parse_term(message.get("term")))
 
     def _publish(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from insitu.access import PRIVATE_FILE
 from insitu.cluster.agents.node_list import read_nodes
 from insitu.cluster.agents.records import read_token
 from insitu.cluster.decide import CopyVersion
@@ -76,7 +78,7 @@ class CopyReader:
         for name, size in _parse_files(answer.get("files")):
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("xb") as file:
+            with open(path, "xb", opener=_open_private) as file:
                 while file.tell() < size:
                     part = {"job": job_id, "path": name, "start": file.tell()}
                     _, data = peer.act("job_copy_part", part)
@@ -85,6 +87,10 @@ class CopyReader:
                             f"{node} has changed its copy of {job_id}: {name} ends early. Try again"
                         )
                     file.write(data)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_FILE)
 
 
 def _is_number(value: Any) -> bool:

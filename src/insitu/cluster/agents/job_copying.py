@@ -83,6 +83,7 @@ class _Holder:
             "of": "begin",
             "spec": self._job.spec.read_text(),
             "placement": self._job.placement.read_text(),
+            "environment": self._job.environment.read_text(),
             "term": encode_term(read_term(self._job.term)),
         }
         for message in read_job_files(self._job):

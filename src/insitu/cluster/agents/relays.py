@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ RELAYED: Mapping[str, frozenset[str]] = {
     "stop": frozenset(),
     "scale": frozenset(),
     "drain": frozenset({"--deadline", "--cancel"}),
-    "resume": frozenset({"--detach", *_PREFIX}),
+    "resume": frozenset({"--detach", "--env", *_PREFIX}),
 }
 """What may be asked from outside, and the options of each: what shows caches and jobs, and what controls
 jobs. Nothing that starts a program of the caller's choice, nothing that reads or writes files that the caller
@@ -35,8 +36,12 @@ names, on this machine or on the caller's, and nothing that deletes."""
 _HELP = frozenset({"--help", "-h"})
 CLUSTER_ENV = "INSITU_CLUSTER"
 TOKEN_FILE_ENV = "INSITU_TOKEN_FILE"
+ENV_ON_STDIN = "--env-on-stdin"
+"""With it `insitu resume` reads the variables of a caller elsewhere, {name: value or null}, as JSON."""
 MAX_RELAYS = 32
 _PART_BYTES = 1 << 16
+_MAX_GIVEN = 1 << 15
+"""Characters of a caller's variables, so that a pipe takes them at once."""
 _MAX_UNSENT_BYTES = 1 << 20
 """While so much waits to be read by the caller, the command's output isn't read."""
 
@@ -73,11 +78,13 @@ class Relay:
         environment = {
             name: value for name, value in os.environ.items() if name not in (CLUSTER_ENV, TOKEN_FILE_ENV)
         }
+        given = json.dumps(_parse_given(message.get("given"))).encode() if arguments[0] == "resume" else b""
+        command = [arguments[0], *([ENV_ON_STDIN] if given else []), *arguments[1:]]
         environment |= {HOME_ENV: str(paths.home), "COLUMNS": str(parse_columns(message.get("columns")))}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "insitu", *arguments],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-P", "-m", "insitu", *command],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment,
@@ -87,6 +94,9 @@ class Relay:
             raise ClusterError(
                 f"The head can't start a process: {error}. Check memory and ulimit -u"
             ) from error
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+                stdin.write(given)
         self._ended = os.pidfd_open(self._process.pid)
         #: The streams that may still say something, by descriptor.
         self._streams: dict[int, str] = {}
@@ -183,6 +193,21 @@ def parse_output(message: Message) -> tuple[str, bytes]:
         raise ClusterError("The output of a command must be base64. Received: something else") from None
 
 
-def make_request(arguments: list[str], columns: int) -> dict[str, Any]:
-    """Return the message that asks the head to run a command."""
-    return {"do": "run", "arguments": arguments, "columns": columns}
+def make_request(
+    arguments: list[str], columns: int, given: Mapping[str, str | None] | None = None
+) -> dict[str, Any]:
+    """Return the message that asks the head to run a command. `given`: variables of the caller."""
+    return {"do": "run", "arguments": arguments, "columns": columns, "given": dict(given or {})}
+
+
+def _parse_given(value: Any) -> dict[str, str | None]:
+    """Return the variables of a caller. Raises ClusterError for anything else."""
+    given = {} if value is None else value
+    if not isinstance(given, dict) or not all(
+        isinstance(name, str) and (text is None or isinstance(text, str)) and "\0" not in f"{name}{text}"
+        for name, text in given.items()
+    ):
+        raise ClusterError("Variables of a caller are texts by name. Received: something else")
+    if sum(len(name) + len(text or "") for name, text in given.items()) > _MAX_GIVEN:
+        raise ClusterError(f"Variables of a caller have {_MAX_GIVEN:,} characters at most. Received: more")
+    return given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from insitu.cluster.agents.connection import dial_head
 from insitu.cluster.agents.relays import make_request, parse_output
@@ -14,16 +14,24 @@ from insitu.errors import ClusterError
 Write = Callable[[str, bytes], None]
 
 
-def run_at_head(address: str, token: str, arguments: list[str], columns: int, write: Write) -> int:
+def run_at_head(
+    address: str,
+    token: str,
+    arguments: list[str],
+    columns: int,
+    write: Write,
+    given: Mapping[str, str | None] | None = None,
+) -> int:
     """Run a command of insitu on the machine of the head, as long as this process lives.
 
-    `write` is given the stream, "out" or "err", and the bytes that come there. Returns the exit code. Raises
+    `write` is given the stream, "out" or "err", and the bytes that come there. `given`: variables of this
+    shell for it. Returns the exit code. Raises
     ClusterError where the head can't be asked, or the connection to it is lost.
     """
     connection = dial_head(address, token, "client")
     with contextlib.closing(connection.channel) as channel:
         try:
-            channel.send(make_request(arguments, columns))
+            channel.send(make_request(arguments, columns, given))
             while True:
                 code = _receive(channel, write)
                 if code is not None:

@@ -25,7 +25,7 @@ from insitu.cluster.agents.host_server import LEASE_SECONDS
 from insitu.cluster.agents.job_copy_reading import CopyReader, open_copy_reader
 from insitu.cluster.agents.node_list import ask_for_nodes
 from insitu.cluster.agents.records import HeadRecord, read_head, read_token
-from insitu.cluster.agents.relays import CLUSTER_ENV, TOKEN_FILE_ENV
+from insitu.cluster.agents.relays import CLUSTER_ENV, ENV_ON_STDIN, TOKEN_FILE_ENV
 from insitu.cluster.decide import choose_newest_copy
 from insitu.errors import ClusterError, InputError, InsituError
 from insitu.paths import HOME_ENV, Paths
@@ -33,7 +33,7 @@ from insitu.processes import die_with_parent
 from insitu.spec import JobSpec, NodeId
 
 logger = logging.getLogger("insitu")
-RESUME_COMMAND = (sys.executable, "-P", "-m", "insitu", "resume", "--detach")
+RESUME_COMMAND = (sys.executable, "-P", "-m", "insitu", "resume", ENV_ON_STDIN, "--detach")
 _WAIT_SECONDS = LEASE_SECONDS + 30.0
 """Seconds in which the tasks of a lost supervisor end, and hosts that have promised to obey join."""
 _LOOK_SECONDS = 2.0
@@ -101,7 +101,7 @@ def _resume_ready(
 
 
 def _resume(paths: Paths, command: Sequence[str], job_id: str) -> None:
-    """Run `insitu resume` for a job. It has the variables that the job keeps; see `start_supervisor`."""
+    """Run `insitu resume` for a job. It has the variables that the job keeps, and nobody's shell."""
     environment = {
         name: value for name, value in os.environ.items() if name not in (CLUSTER_ENV, TOKEN_FILE_ENV)
     }

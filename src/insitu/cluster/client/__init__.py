@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from insitu.cluster.client.file_system import InsituFileSystem
     from insitu.cluster.client.job_bringing import find_or_bring_job, list_copied_jobs
     from insitu.cluster.client.job_code import pack_code
-    from insitu.cluster.client.job_requests import end_job, resume_job, scale_job, signal_task, stop_job
+    from insitu.cluster.client.job_requests import (
+        Shell,
+        end_job,
+        resume_job,
+        scale_job,
+        signal_task,
+        stop_job,
+    )
     from insitu.cluster.client.numbers import (
         CurvePoint,
         Goodput,
@@ -37,7 +44,12 @@ if TYPE_CHECKING:
         read_status,
     )
     from insitu.cluster.client.straggler_watch import watch_stragglers
-    from insitu.cluster.client.submission import Request, find_inherited_settings, submit
+    from insitu.cluster.client.submission import (
+        Request,
+        find_inherited_settings,
+        find_withheld_secrets,
+        submit,
+    )
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -47,7 +59,7 @@ __getattr__, __dir__ = lazy_door(
         "file_system": ("InsituFileSystem",),
         "job_bringing": ("find_or_bring_job", "list_copied_jobs"),
         "job_code": ("pack_code",),
-        "job_requests": ("end_job", "resume_job", "scale_job", "signal_task", "stop_job"),
+        "job_requests": ("Shell", "end_job", "resume_job", "scale_job", "signal_task", "stop_job"),
         "numbers": (
             "CurvePoint",
             "Goodput",
@@ -63,13 +75,14 @@ __getattr__, __dir__ = lazy_door(
             "JobStatus",
             "read_exit_code",
             "find_job",
+            "find_withheld_secrets",
             "is_running",
             "list_job_ids",
             "list_jobs",
             "read_status",
         ),
         "straggler_watch": ("watch_stragglers",),
-        "submission": ("Request", "find_inherited_settings", "submit"),
+        "submission": ("Request", "find_inherited_settings", "find_withheld_secrets", "submit"),
     },
 )
 
@@ -82,6 +95,7 @@ __all__ = [
     "JobStatus",
     "Rates",
     "Request",
+    "Shell",
     "copy_export",
     "delete_job",
     "end_job",
@@ -90,6 +104,7 @@ __all__ = [
     "find_job",
     "find_newest",
     "find_or_bring_job",
+    "find_withheld_secrets",
     "is_running",
     "list_copied_jobs",
     "list_job_ids",

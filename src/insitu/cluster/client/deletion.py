@@ -10,7 +10,7 @@ import shutil
 from insitu.cluster.client.status import is_running
 from insitu.cluster.control import finalize_job, staged_folder
 from insitu.cluster.job_files import take_lock
-from insitu.errors import ClusterError, InputError
+from insitu.errors import ClusterError, JobRunning
 from insitu.paths import JobPaths, Paths
 
 
@@ -18,12 +18,12 @@ def delete_job(paths: Paths, job: JobPaths) -> int:
     """Delete the folder of a job that has ended. Returns the bytes that lay in it.
 
     The folder is renamed first, so a job is there as a whole or not at all. What a killed process leaves, the
-    next `insitu start` removes. Raises InputError for a job that runs, ClusterError where one that died can't
+    next `insitu start` removes. Raises JobRunning for a job that runs, ClusterError where one that died can't
     be ended.
     """
     name = job.root.name
     if is_running(job):
-        raise InputError(
+        raise JobRunning(
             f"A job that runs can't be deleted. Received: {name}. Stop it with `insitu stop {name}` first"
         )
     lock = take_lock(job.controller)  # so that nobody resumes it meanwhile

@@ -18,7 +18,15 @@ from insitu.cluster.client.status import find_job
 from insitu.cluster.client.submission import SECRET_BYTES
 from insitu.cluster.control import staged_folder
 from insitu.cluster.decide import CopyVersion, choose_newest_copy
-from insitu.cluster.job_files import Journal, MergedLog, is_locked, read_placement, read_spec, take_lock
+from insitu.cluster.job_files import (
+    Journal,
+    MergedLog,
+    is_locked,
+    read_environment,
+    read_placement,
+    read_spec,
+    take_lock,
+)
 from insitu.durable import sync_folder, sync_tree, write_synced
 from insitu.errors import ClusterError, InsituError, UnknownJob
 from insitu.paths import JobPaths, Paths
@@ -93,13 +101,13 @@ def _complete(job: JobPaths, found: Mapping[NodeId, CopyVersion]) -> None:
     with job.code_archive.open("rb") as packed:
         unpack_code(packed, job.code)
     job.code_archive.unlink()
-    job.signing_secret.chmod(PRIVATE_FILE)
     write_synced(job.secret, secrets.token_bytes(SECRET_BYTES), PRIVATE_FILE)
     write_term(job.term, draw_term(max(version.term for version in found.values()) + 1))
     for folder in (job.checkpoints, job.ledger, job.tasks):
         folder.mkdir(exist_ok=True)
     job.output.touch(PRIVATE_FILE)
     read_spec(job)
+    read_environment(job)
     placement, _ = read_placement(job)
     for task in placement.tasks:
         job.task(task.task).mkdir(exist_ok=True)

@@ -8,29 +8,40 @@ import secrets
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from insitu.cluster.client.kept_environment import (
+    change_variables,
+    compose_environment,
+    name_differences,
+)
+from insitu.cluster.client.start_conditions import find_changes
 from insitu.cluster.client.status import read_status
-from insitu.cluster.client.submission import start_supervisor
+from insitu.cluster.client.submission import resolve_paths, start_supervisor
 from insitu.cluster.control import finalize_job
-from insitu.cluster.decide import ENDED, ControllerLostEvent, advance
+from insitu.cluster.decide import ENDED, ControllerLostEvent, ResumedEvent, advance
 from insitu.cluster.engines import Channel, ChannelClosed, Message, SignalName
 from insitu.cluster.job_files import (
+    JobEnvironment,
     Journal,
+    MergedLog,
     connect_for_requests,
     find_other_host,
     is_locked,
     read_controller,
+    read_environment,
     read_placement,
     read_spec,
     read_supervisor,
     signal_controller,
     take_lock,
+    write_environment,
 )
-from insitu.errors import ClusterError, InputError, JobEnded
+from insitu.errors import ClusterError, InputError, JobEnded, JobRunning, JobSpecError
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
-from insitu.processes import is_stopped, open_process
+from insitu.processes import is_stopped, open_process, read_host
 from insitu.spec import NO_CACHE, TaskId
 
 REPLY_TIMEOUT = 60.0
@@ -49,18 +60,39 @@ class NoReply(ClusterError):
 _RETRY_INTERVAL = 0.05
 
 
-def resume_job(job: JobPaths) -> int:
-    """Let a job that has ended go on from its last checkpoint, with the same shards and seed.
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """The variables of what has a job go on: a user's shell, or a server that is asked from elsewhere."""
 
-    Returns how many bytes its merged output held before. Raises JobEnded for a job that has finished,
-    InputError for one that runs, UnknownCache where its version of the cache is gone, ClusterError.
+    #: The variables of this process, or what stands for them.
+    variables: Mapping[str, str]
+    #: Those that the job is to take from here, set or not, though it has its own.
+    names: tuple[str, ...] = ()
+    #: Whether the user's own shell is another one, of which no more is known.
+    is_server: bool = False
+
+    @classmethod
+    def of_server(cls, given: Mapping[str, str | None]) -> Shell:
+        """Return what a server knows of a caller elsewhere: some variables, None for one that isn't set."""
+        here = {name: value for name, value in os.environ.items() if name not in given}
+        there = {name: value for name, value in given.items() if value is not None}
+        return cls(here | there, tuple(given), is_server=True)
+
+
+def resume_job(job: JobPaths, shell: Shell | None = None, notify: Notify = lambda text: None) -> int:
+    """Let a job that has ended go on from its last checkpoint, with the same shards, seed and variables.
+
+    `shell` is by default this process's. `notify` hears of what is other than at the job's start; it is
+    logged, too. Returns how many bytes the merged output held before. Raises JobEnded for a job that has
+    finished, JobRunning for one that runs, JobSpecError where secrets lack or `shell` gives what a job can't
+    take, UnknownCache where its version of the cache is gone, ClusterError.
     """
     name = job.root.name
     if is_locked(job.controller):
-        raise InputError(f"{name} is running; `insitu attach {name}` follows it")
+        raise JobRunning(f"{name} is running; `insitu attach {name}` follows it")
     host = find_other_host(job.controller)
     if host and Journal(job.journal).state().phase not in ENDED:
-        raise InputError(_describe_other_host(job, host))
+        raise JobRunning(_describe_other_host(job, host))
     spec = read_spec(job)
     placement, _ = read_placement(job)
     lock = take_lock(job.controller)
@@ -72,13 +104,41 @@ def resume_job(job: JobPaths) -> int:
             journal.record(now, ControllerLostEvent(), actions, state)
         if state.phase == "finished":
             raise JobEnded(f"{name} has finished: there is nothing to go on with")
+        shell = shell or Shell(os.environ)
+        kept, lines = _change_environment(job, shell)
         if spec.cache != NO_CACHE:
             Catalog(Paths(job.root.parent.parent)).pin(spec.cache, placement.shard_map.version, spec.job_id)
+        write_environment(job, kept)
         before = job.output.stat().st_size
-        start_supervisor(job, lock, resume=True)
+        for line in lines:
+            MergedLog(job).log(line)
+            notify(line)
+        resumed, _ = advance(state, ResumedEvent(), now)
+        journal.record(now, ResumedEvent(), [], resumed)
+        try:
+            start_supervisor(job, lock, shell.variables)
+        except ClusterError as error:
+            finalize_job(job, error.message)
+            raise
         return before
     finally:
         os.close(lock)
+
+
+def _change_environment(job: JobPaths, shell: Shell) -> tuple[JobEnvironment, list[str]]:
+    """Return what a job keeps from now on, and what the user should know. Raises InsituError."""
+    kept = read_environment(job)
+    if shell.is_server and (unknown := sorted(set(shell.names) - set(kept.secrets))):
+        raise JobSpecError(
+            f"From elsewhere --env gives secrets that the job was started with: "
+            f"{', '.join(kept.secrets) or 'none'}. Received: {', '.join(unknown)}. Resume it on its machine"
+        )
+    variables = resolve_paths(shell.variables)
+    changed = change_variables(kept, variables, shell.names, os.path.isfile)
+    environment = compose_environment(changed, variables, read_host())
+    shown = {} if shell.is_server else variables
+    lines = [*find_changes(job, kept, environment), *name_differences(changed, shown, environment)]
+    return changed, lines
 
 
 def scale_job(job: JobPaths, workers: int) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from insitu.access import make_sticky_folder
-from insitu.cluster.agents import HOSTS_ENGINE
+from insitu.cluster.agents import HOSTS_ENGINE, read_versions
 from insitu.cluster.client.host_nodes import (
     HostNodes,
     check_cores,
@@ -35,8 +35,9 @@ from insitu.cluster.client.host_nodes import (
     prefer_live_owners,
 )
 from insitu.cluster.client.job_code import copy_code
-from insitu.cluster.client.kept_environment import choose_environment, restrict_environment
+from insitu.cluster.client.kept_environment import choose_variables, compose_environment
 from insitu.cluster.client.roles import assign_roles, imports_insitu
+from insitu.cluster.client.start_conditions import read_keras_settings
 from insitu.cluster.control import clean_up, staged_folder
 from insitu.cluster.decide import (
     choose_thread_count,
@@ -47,15 +48,15 @@ from insitu.cluster.decide import (
     stand_in_for_cache,
 )
 from insitu.cluster.engines import count_free_gpus
-from insitu.cluster.job_files import Journal, read_spec, take_lock
+from insitu.cluster.job_files import JobEnvironment, Journal, read_environment, take_lock, write_environment
 from insitu.cluster.task import resolve_command
 from insitu.config import DeviceSettings, read_settings
 from insitu.context import ALLOW_MIXED_ENV
 from insitu.durable import sync_folder, sync_tree
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, check_here, load_topology
-from insitu.paths import JobPaths, Paths
-from insitu.processes import read_available_bytes
+from insitu.paths import HOME_ENV, JobPaths, Paths
+from insitu.processes import read_available_bytes, read_host
 from insitu.spec import (
     NO_CACHE,
     CacheSpec,
@@ -139,7 +140,7 @@ class Request:
     allow_unauthenticated: bool = False
     #: What is done about the job after another node has become the head's by itself.
     on_take_over: Literal["wait", "resume"] = "wait"
-    #: Names of variables of the shell that are kept with a job that goes on there.
+    #: Names of variables of the shell that are kept with the job, whatever their names say.
     env: tuple[str, ...] = ()
 
     @property
@@ -182,7 +183,7 @@ def submit(paths: Paths, request: Request) -> str:
             placement = place_tasks(spec, cache, topology)
             spec = _fit_to_hosts(paths, request, spec, placement, hosts)
             everywhere = topology.nodes if hosts is not None and not has_cache else ()
-            _write(staged, spec, placement, cache, everywhere, topology)
+            _write(staged, spec, placement, cache, everywhere, topology, _keep_environment(request))
             sync_tree(staged.root)
             if has_cache:
                 Catalog(paths).pin(cache.name, cache.version, spec.job_id)
@@ -316,19 +317,29 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: 
         refresh=request.refresh,
         nodes=topology.nodes if request.nodes else (),
         on_take_over=request.on_take_over,
-        environment=_keep_environment(request),
     )
 
 
-def _keep_environment(request: Request) -> dict[str, str]:
-    if request.on_take_over == "resume":
-        return choose_environment(os.environ, request.env)
-    if request.env:
-        raise JobSpecError(
-            f"--env goes with --on-take-over resume: all other jobs get each variable of the shell. "
-            f"Received: --env {request.env[0]} without it"
-        )
-    return {}
+def _keep_environment(request: Request) -> JobEnvironment:
+    """Return what is kept of this process and its machine. Raises JobSpecError for a wrong --env."""
+    shell = resolve_paths(os.environ)
+    variables, secrets = choose_variables(shell, request.env, os.path.isfile)
+    return JobEnvironment(
+        variables,
+        () if request.on_take_over == "resume" else secrets,
+        read_host(),
+        read_versions(),
+        read_keras_settings(shell),
+        str(request.job_dir.absolute()) if request.job_dir.is_dir() else "",
+    )
+
+
+def find_withheld_secrets(request: Request) -> tuple[str, ...]:
+    """Return the secrets of this process's environment that the job doesn't get, by their names: where it
+    goes on by itself, nobody could give them."""
+    if request.on_take_over != "resume":
+        return ()
+    return choose_variables(os.environ, os.environ.keys() & request.env, os.path.isfile)[1]
 
 
 def _count_cores() -> int:
@@ -380,12 +391,14 @@ def _write(
     cache: CacheSpec,
     everywhere: Sequence[NodeId],
     topology: Topology,
+    environment: JobEnvironment,
 ) -> None:
     """Write everything that the controller and the tasks read. `everywhere`: nodes on which any shard can
     run, since none has data. `topology`: the nodes that the job may use."""
     secret = os.open(job.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(secret, "wb") as file:
         file.write(secrets.token_bytes(SECRET_BYTES))
+    write_environment(job, environment)
     job.spec.write_text(json.dumps(spec.to_json(), indent=1))
     tasks = [{"task": str(t.task), "node": t.node, "shards": t.shards} for t in placement.tasks]
     job.placement.write_text(
@@ -426,17 +439,19 @@ def resolve_paths(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:
-    """Start the process that runs the job, and hand it the lock. Raises ClusterError."""
-    spec = read_spec(job)
-    environment = resolve_paths(os.environ)
-    if spec.on_take_over == "resume":  # another shell, or none, may have it go on
-        environment = restrict_environment(environment, spec.environment)
+def start_supervisor(job: JobPaths, lock: int, shell: Mapping[str, str] | None = None) -> None:
+    """Start the process that runs the job, and hand it the lock. Raises ClusterError.
+
+    Tasks find the variables that the job keeps. Others are those of `shell`, by default this process's.
+    """
+    shell = resolve_paths(os.environ if shell is None else shell)
+    environment = compose_environment(read_environment(job), shell, read_host())
+    environment[HOME_ENV] = str(job.root.parent.parent)
     command = [sys.executable, "-P", "-m", "insitu.cluster.control.supervisor", str(job.root), str(lock)]
     with job.controller_log.open("ab") as log:
         try:
             started = subprocess.Popen(
-                [*command, *(["resume"] if resume else [])],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -43,7 +43,6 @@ from insitu.cluster.decide import (
     ReadyEvent,
     RecoveredEvent,
     Reply,
-    ResumedEvent,
     ScaleRequestedEvent,
     Signal,
     StalledEvent,
@@ -65,15 +64,20 @@ from insitu.cluster.decide import (
     has_recovered,
 )
 from insitu.cluster.engines import Channel, Command, Wakeup
-from insitu.cluster.job_files import Journal, MergedLog, read_placement, read_spec, write_controller_pid
-from insitu.config import drop_settings
+from insitu.cluster.job_files import (
+    Journal,
+    MergedLog,
+    has_checkpoint,
+    read_placement,
+    read_spec,
+    write_controller_pid,
+)
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.processes import die_with_parent
 from insitu.progress import RESTING, Progress
 from insitu.roster import CONNECTING, RECOVERING, Member, Roster
 from insitu.spec import NodeId, TaskId, TaskSpec
-from insitu.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
 
 RETRY_INTERVAL = 1.0
 """Seconds between two tries to write to a journal that refused it."""
@@ -131,13 +135,14 @@ class Controller:
         """Return the time in seconds since 1970, but never going back."""
         return self._started + time.monotonic() - self._started_monotonic
 
-    def run(self, *, resume: bool = False) -> int:
+    def run(self) -> int:
         """Return the job's exit code."""
-        if resume:
-            self._feed(ResumedEvent(self._find_lost_nodes()))
-        elif self._state.phase != "pending":
+        if self._state.phase != "pending":
             self._take_over()
-        self._feed(SubmittedEvent())
+        elif self._state.attempts:
+            self._feed(SubmittedEvent(self._find_lost_nodes(), has_checkpoint(self._job)))
+        else:
+            self._feed(SubmittedEvent())
         while self._state.phase not in ENDED:
             for ended in self._tasks.wait(self._compute_timeout()):
                 self._handle_exit(ended)
@@ -299,10 +304,7 @@ class Controller:
                 # It gets its shards once it is ready. Until then it has those of a worker with its index.
                 layout = assign_contiguous_shards(self._state.target_workers, self._spec.shards)
                 task = replace(task, shards=layout[task.task.index])
-        # The job's own are in its specification: another shell may have resumed it.
-        inherited = drop_settings(os.environ)
-        inherited.pop(ALLOW_UNAUTHENTICATED_ENV, None)
-        environment = build_task_environment(self._spec, self._roster, task, address, self._home, inherited)
+        environment = build_task_environment(self._spec, self._roster, task, address, self._home, os.environ)
         arguments = (sys.executable, "-P", "-m", "insitu.cluster.task.entry", *self._spec.command)
         return Command(arguments, environment)
 
@@ -469,7 +471,7 @@ def _task_spec(task: TaskState) -> TaskSpec:
     return TaskSpec(task.task, task.node or NodeId(""), task.shards)
 
 
-def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket, *, resume: bool) -> int:
+def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket) -> int:
     """Run a controller in a process that the supervisor forked. Returns its exit code."""
     wakeup = Wakeup(signal.SIGTERM, signal.SIGINT)
     inbox = RequestInbox(listener, wakeup)
@@ -481,7 +483,7 @@ def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket,
         tasks = SupervisedTasks(channel, wakeup.fileno())
         code, reason = 1, ""
         try:
-            code = Controller(job, tasks, inbox).run(resume=resume)
+            code = Controller(job, tasks, inbox).run()
         except ClusterError as error:
             # What can't be done now can't be done by another controller either.
             reason = str(error)

@@ -1,6 +1,6 @@
 """Holds a job's tasks, so that they outlive its controller. One detached process for each job.
 
-`python -P -m insitu.cluster.control.supervisor JOB_FOLDER LOCK [resume]` is the parent of every task and of
+`python -P -m insitu.cluster.control.supervisor JOB_FOLDER LOCK` is the parent of every task and of
 the controller, which runs the job and tells it by messages what to do. It decides nothing: it starts
 processes, writes what they print into the logs, and keeps each end until the controller has written it down.
 A controller that dies is started again, at most `MAX_CONTROLLERS` times within `CONTROLLER_WINDOW` seconds,
@@ -172,7 +172,7 @@ class Supervisor:
         self._logs.finish()
 
 
-def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool) -> tuple[int, str]:
+def supervise(job: JobPaths, lock: int, listener: socket.socket) -> tuple[int, str]:
     """Run the job to its end. Returns its exit code, and why no controller could go on, if none could.
 
     `listener` takes the requests of users.
@@ -194,9 +194,8 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
                 controller = os.fork()
                 if not controller:
                     mine.close()
-                    os._exit(control(job, lock, its, listener, resume=resume))
+                    os._exit(control(job, lock, its, listener))
                 its.close()
-                resume = False
                 wakeup.watch(mine)
                 supervisor.connect(mine)
             supervisor.serve()
@@ -246,7 +245,7 @@ def describe_controller_deaths(job: JobPaths) -> str:
     return (
         f"the job's controller died {MAX_CONTROLLERS} times within {CONTROLLER_WINDOW:g} s: {last}. All that "
         f"controllers wrote is in {job.controller_log}; once the cause is gone, `insitu resume "
-        f"{job.root.name}` goes on from the last checkpoint"
+        f"{job.root.name}` has it go on"
     )
 
 
@@ -277,7 +276,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: None)
     try:
         with open_request_socket(job) as listener:
-            code, reason = supervise(job, lock, listener, resume="resume" in arguments[2:])
+            code, reason = supervise(job, lock, listener)
     except ClusterError as error:
         code, reason = GAVE_UP_CODE, str(error)
     if reason:

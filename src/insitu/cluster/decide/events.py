@@ -11,7 +11,12 @@ from insitu.spec import NodeId, TaskId
 
 @dataclass(frozen=True, slots=True)
 class SubmittedEvent:
-    """The job may begin."""
+    """The job may begin, or go on."""
+
+    #: Of a job that goes on: nodes that can't be reached now.
+    lost: tuple[NodeId, ...] = ()
+    #: Of a job that goes on: whether its folder has a checkpoint.
+    has_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +193,7 @@ class TakenOverEvent:
 
 @dataclass(frozen=True, slots=True)
 class ResumedEvent:
-    """A job that has ended without having finished is to go on."""
-
-    #: Nodes that can't be reached now.
-    lost: tuple[NodeId, ...] = ()
+    """A job that has ended without having finished is to go on, once a controller is there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Decides about a job, as a pure function: (state, event, now) -> (state, actions).
 
     pending ──> running ──> stopping ──> finished | failed | stopped
-                   ^            │                      │ resumed
-                   └─ restarting ┘ <───────────────────┘
+       ^           └─ restarting ┘                     │ resumed
+       └───────────────────────────────────────────────┘
 
 While `running`, a task that dies is replaced alone where the others can go on without it meanwhile (see
 `insitu.cluster.decide.recovery`). Otherwise its death puts the job into `stopping`: the rest gets SIGTERM,
@@ -95,6 +95,9 @@ STALL_CODE = 124
 SYSTEM_EXIT = "SystemExit"
 """Type of the failure of a script that has chosen its exit code: its own doing, like an exception."""
 STOPPED_CODE = 128 + signal.SIGTERM
+NO_CHECKPOINT = (
+    "the job's folder has no checkpoint: without one elsewhere its script starts from its beginning"
+)
 
 
 def new_job(
@@ -116,12 +119,12 @@ def new_job(
 def advance(state: JobState, event: Event, now: float) -> Result:
     """Return the state after `event`, and what to do. An event that no longer matters changes nothing."""
     if isinstance(event, ResumedEvent):
-        return _handle_resume(state, event, now)
+        return _handle_resume(state)
     if state.phase in ENDED:
         return state, []
     match event:
         case SubmittedEvent():
-            return _launch_all(state, now) if state.phase == "pending" else (state, [])
+            return _begin(state, event, now) if state.phase == "pending" else (state, [])
         case TaskExitedEvent():
             return _handle_task_exit(state, event, now)
         case LaunchFailedEvent():
@@ -193,15 +196,23 @@ def _launch_all(state: JobState, now: float, why: str = "") -> Result:
     return state, [*logs, Publish(generation), Launch(tuple(t.task for t in state.alive))]
 
 
-def _handle_resume(state: JobState, event: ResumedEvent, now: float) -> Result:
+def _begin(state: JobState, event: SubmittedEvent, now: float) -> Result:
+    if not state.attempts:
+        return _launch_all(state, now)
+    # Tasks say which checkpoint they have read.
+    why = "resumed" if event.has_checkpoint else f"resumed; {NO_CHECKPOINT}"
+    return _launch_all(replace(state, lost_nodes=event.lost), now, why)
+
+
+def _handle_resume(state: JobState) -> Result:
     if state.phase == "finished" or state.phase not in ENDED:
         return state, []
     tasks = tuple(replace(t, progress_at_death=None, failures_in_a_row=0) for t in state.tasks)
     state = replace(
-        state, exit_code=None, reason="", failures=0, failure_progress=None, evaluator_failures=0, bug=None,
-        tasks=tasks, lost_nodes=event.lost,
+        state, phase="pending", exit_code=None, reason="", failures=0, failure_progress=None,
+        evaluator_failures=0, bug=None, tasks=tasks,
     )  # fmt: skip
-    return _launch_all(state, now, "resumed from the last checkpoint")
+    return state, []
 
 
 def _handle_task_exit(state: JobState, event: TaskExitedEvent, now: float) -> Result:
@@ -375,8 +386,8 @@ def _handle_stop_request(state: JobState, now: float) -> Result:
 
 def _handle_controller_loss(state: JobState, event: ControllerLostEvent, now: float) -> Result:
     text = event.reason or (
-        "the job's processes were all ended from outside, its controller included; `insitu resume` goes on "
-        "from the last checkpoint"
+        "the job's processes were all ended from outside, its controller included; `insitu resume` has it "
+        "go on"
     )
     tasks = tuple(
         replace(t, alive=False, escalate_at=None, launch_at=None, move_to=None) for t in state.tasks

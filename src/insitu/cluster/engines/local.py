@@ -17,8 +17,9 @@ from insitu.cluster.engines.listeners import TaskListeners, with_listener
 from insitu.cluster.engines.standby import Standby, StandbyPool, start_process
 from insitu.cluster.engines.task_files import TaskFiles
 from insitu.cluster.task import PARENT_ENV
+from insitu.durable import is_missing
 from insitu.errors import ClusterError
-from insitu.paths import JobPaths, Paths, is_missing
+from insitu.paths import JobPaths, Paths
 from insitu.processes import (
     END_TIMEOUT,
     is_stopped,

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.job_files.logs import JobLogs, MergedLog, bound_controller_log
     from insitu.cluster.job_files.output import split_prefix
-    from insitu.cluster.job_files.records import read_placement, read_spec
+    from insitu.cluster.job_files.records import (
+        JobEnvironment,
+        has_checkpoint,
+        read_environment,
+        read_placement,
+        read_spec,
+        write_environment,
+    )
     from insitu.cluster.job_files.request_socket import (
         connect_for_requests,
         is_from_owner,
@@ -47,13 +54,21 @@ __getattr__, __dir__ = lazy_door(
         ),
         "logs": ("JobLogs", "MergedLog", "bound_controller_log"),
         "output": ("split_prefix",),
-        "records": ("read_placement", "read_spec"),
+        "records": (
+            "JobEnvironment",
+            "has_checkpoint",
+            "read_environment",
+            "read_placement",
+            "read_spec",
+            "write_environment",
+        ),
         "request_socket": ("connect_for_requests", "is_from_owner", "listen_for_requests"),
         "tail": ("follow", "rotated_path"),
     },
 )
 
 __all__ = [
+    "JobEnvironment",
     "JobLogs",
     "Journal",
     "MergedLog",
@@ -62,11 +77,13 @@ __all__ = [
     "connect_for_requests",
     "find_other_host",
     "follow",
+    "has_checkpoint",
     "is_from_owner",
     "is_locked",
     "listen_for_requests",
     "read_controller",
     "read_copies",
+    "read_environment",
     "read_placement",
     "read_spec",
     "read_supervisor",
@@ -75,4 +92,5 @@ __all__ = [
     "split_prefix",
     "take_lock",
     "write_controller_pid",
+    "write_environment",
 ]

@@ -19,8 +19,8 @@ from insitu.cluster.decide import (
     encode_event,
     encode_job,
 )
+from insitu.durable import is_missing
 from insitu.errors import ClusterError, InputError
-from insitu.paths import is_missing
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from insitu.errors import ClusterError
+from insitu.errors import ClusterError, JobRunning
 from insitu.processes import ProcessIdentity, identify_process, open_process, read_boot, read_host
 
 _PID_TIMEOUT = 10.0
@@ -22,7 +22,10 @@ _SHARED_LOCK_TIMEOUT = 1.0
 
 
 def take_lock(path: Path) -> int:
-    """Make `path` and lock it. Returns the descriptor; a process that inherits it holds the lock too."""
+    """Make `path` and lock it. Returns the descriptor; a process that inherits it holds the lock too.
+
+    Raises JobRunning where another process holds it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _SHARED_LOCK_TIMEOUT
     while True:
@@ -34,7 +37,7 @@ def take_lock(path: Path) -> int:
             # A process that only tests it (`is_locked`) holds it for a moment.
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise ClusterError(
+                raise JobRunning(
                     f"{path} is locked by another process: the job runs. Stop it with `insitu stop`, or wait "
                     "for "
                     "its end"

@@ -1,12 +1,57 @@
-"""Reads a job's specification and placement from its folder."""
+"""A job's specification, placement and environment in its folder."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
+from insitu.access import PRIVATE_FILE
+from insitu.durable import STAGING, replace_file
 from insitu.errors import ClusterError, InputError
 from insitu.paths import JobPaths
 from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnvironment:
+    """What a job was started in, so that it goes on in the same."""
+
+    #: Variables of the shell, but for secrets and those of its session.
+    variables: Mapping[str, str] = field(repr=False)
+    #: Names of the variables that are secrets: values come from the shell of each start.
+    secrets: tuple[str, ...] = ()
+    #: The machine, as `read_host` names it.
+    host: str = ""
+    #: Versions of Python, insitu, Keras and backends there.
+    versions: Mapping[str, str] = field(default_factory=dict)
+    #: The settings of Keras' file, keras.json.
+    keras: Mapping[str, str] = field(default_factory=dict)
+    #: The absolute path of JOB_DIR; empty where it is no folder that stays.
+    job_dir: str = ""
+
+
+def write_environment(job: JobPaths, environment: JobEnvironment) -> None:
+    """Write what a job was started in, for its owner alone."""
+    replace_file(job.environment, json.dumps(asdict(environment), indent=1).encode(), mode=PRIVATE_FILE)
+
+
+def read_environment(job: JobPaths) -> JobEnvironment:
+    """Return what the job was started in. Raises ClusterError where that can't be read."""
+    try:
+        data = json.loads(job.environment.read_text())
+        return JobEnvironment(**{**data, "secrets": tuple(data["secrets"])})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ClusterError(
+            f"The variables that the job was started with can't be read: {error}. Start a new job",
+            logs=str(job.environment),
+        ) from error
+
+
+def has_checkpoint(job: JobPaths) -> bool:
+    """Return whether a checkpoint lies in the job's folder, whole or not."""
+    found = job.checkpoints.rglob("state.json")
+    return any(not path.parent.name.startswith(STAGING) for path in found)
 
 
 def read_spec(job: JobPaths) -> JobSpec:

@@ -176,7 +176,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             return barrier_token(group)
 
         trainer.membership.lockstep.run_unit_until_done(trainer.calls.position(RESTORE), work)
-        if not received or received[0] is None:
+        if not received:
+            return
+        if received[0] is None:
+            self._tell_beginning(trainer, store)
             return
         (epoch, step), values, more = received[0]
         check_saved_vocabularies(more, self._vocabularies)
@@ -185,3 +188,11 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"[insitu] Training continues from the checkpoint of epoch {epoch}, step {step}\n"
             )
         trainer.loop.restore(epoch, step, values, more)
+
+    def _tell_beginning(self, trainer: KerasTrainer, store: CheckpointStore) -> None:
+        """Tell that a script that was started again has found nothing to go on from, here or on servers."""
+        begins = (trainer.position.epoch, trainer.position.step) == (0, 0)
+        if begins and trainer.membership.is_leader and trainer.membership.context.incarnation > 1:
+            sys.stderr.write(
+                f"[insitu] Training starts from its beginning: {store.path} has no checkpoint to read\n"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import time
@@ -19,6 +20,7 @@ from insitu.paths import Paths
 PROGRAM = """
 import os, sys, time
 print(os.environ["COLUMNS"], os.environ["INSITU_HOME"], os.environ.get("INSITU_CLUSTER"), sys.argv[1:])
+print(sys.stdin.read())
 print("a word", file=sys.stderr)
 if "waits" in sys.argv:
     sys.stdout.flush()
@@ -39,8 +41,9 @@ def start(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("INSITU_CLUSTER", "10.0.0.1:1")
     made: list[Relay] = []
 
-    def make(*arguments: str) -> Relay:
-        made.append(Relay(Paths(home), make_request(list(arguments), 77)))
+    def make(*arguments: str, given: Any = None) -> Relay:
+        message = {**make_request(list(arguments), 77), "given": given}
+        made.append(Relay(Paths(home), message))
         return made[-1]
 
     yield make
@@ -65,7 +68,23 @@ def read_all(relay: Relay, until: Callable[[dict[str, bytes]], bool] = lambda sa
 
 def test_a_command_runs_in_the_home_of_the_head(start: Callable[..., Relay], home: Path) -> None:
     said, code = read_all(start("describe", "x"))
-    assert said == {"out": f"77 {home} None ['describe', 'x']\n".encode(), "err": b"a word\n"} and code == 3
+    assert said == {"out": f"77 {home} None ['describe', 'x']\n\n".encode(), "err": b"a word\n"} and code == 3
+
+
+def test_a_job_that_is_resumed_is_given_what_its_caller_names(start: Callable[..., Relay]) -> None:
+    given = {"A_TOKEN": "geheim", "B_TOKEN": None}
+    said, _ = read_all(start("resume", "x", "--env", "A_TOKEN", given=given))
+    assert b"['resume', '--env-on-stdin', 'x', '--env', 'A_TOKEN']" in said["out"]
+    assert json.loads(said["out"].splitlines()[1]) == given
+    # Other commands are given nothing.
+    said, _ = read_all(start("describe", "x", given=given))
+    assert b"geheim" not in said["out"]
+
+
+@pytest.mark.parametrize("given", [[], {"A": 1}, {"A": "\0"}, {"A": "x" * (1 << 15)}])
+def test_variables_that_cannot_be_are_refused(start: Callable[..., Relay], given: Any) -> None:
+    with pytest.raises(ClusterError, match="Variables of a caller"):
+        start("resume", "x", given=given)
 
 
 def test_nothing_of_much_output_is_lost(start: Callable[..., Relay]) -> None:

@@ -24,7 +24,7 @@ from insitu.cluster.client import job_bringing, submission
 from insitu.cluster.client.job_bringing import find_or_bring_job, list_copied_jobs
 from insitu.cluster.decide import SubmittedEvent, advance
 from insitu.cluster.files import View
-from insitu.cluster.job_files import Journal
+from insitu.cluster.job_files import Journal, read_environment
 from insitu.errors import ClusterError, GridError, InputError, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.spec import NodeId
@@ -134,7 +134,9 @@ def test_a_copy_follows_the_job_and_has_neither_the_secret_of_its_tasks_nor_its_
         assert (copy.checkpoints / "fit-00000" / "state.json").read_text() == "22"
         assert list(copy.ledger.glob("*")) == [] and copy.root.stat().st_mode & 0o777 == 0o700
         assert not copy.secret.exists() and not copy.output.exists()
-        assert copy.signing_secret.stat().st_mode & 0o777 == 0o600
+        for private in (copy.signing_secret, copy.environment):
+            assert private.stat().st_mode & 0o777 == 0o600
+        assert read_environment(copy) == read_environment(job)
     assert links[0].parts.count("journal") == before + 1  # entries are sent once
     links[0].is_lost = True
     send(copying, *links)
@@ -160,7 +162,8 @@ def test_a_copy_that_is_begun_again_takes_the_place_of_the_old_one_when_it_is_wh
     copy = link.paths.job_copy(job.root.name)
     write(copy.checkpoints / "stale", "")
     again = JobCopyFolder(link.paths, job.root.name)
-    texts = {"spec": job.spec.read_text(), "placement": job.placement.read_text()}
+    files = {"spec": job.spec, "placement": job.placement, "environment": job.environment}
+    texts = {name: file.read_text() for name, file in files.items()}
     again.take({"of": "begin", **texts, "term": [0, ""]})
     assert describe_copies(link.paths) == [[job.root.name, 0, 1]]  # the old one, whatever comes now
     again.take({"of": "whole"})
@@ -183,7 +186,7 @@ def test_a_copy_that_is_begun_again_takes_the_place_of_the_old_one_when_it_is_wh
 def test_what_is_no_part_of_a_copy_is_refused(job: JobPaths, tmp_path: Path, message: dict[str, Any]) -> None:
     folder = JobCopyFolder(Paths(tmp_path / "a"), job.root.name)
     if message["of"] != "whole":
-        folder.take({"of": "begin", "spec": "{}", "placement": "{}", "term": None})
+        folder.take({"of": "begin", "spec": "{}", "placement": "{}", "environment": "{}", "term": None})
     with pytest.raises(ClusterError):
         folder.take(message)
 

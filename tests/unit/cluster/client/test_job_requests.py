@@ -9,18 +9,21 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, end_job, read_status, resume_job, scale_job, stop_job, submit
+from insitu.cluster import Request, Shell, end_job, read_status, resume_job, scale_job, stop_job, submit
 from insitu.cluster.client import job_requests, submission
+from insitu.cluster.decide import ControllerLostEvent, advance
+from insitu.cluster.job_files import Journal, read_environment, write_environment
 from insitu.cluster.job_files.lock import take_lock
 from insitu.cluster.job_files.request_socket import listen_for_requests
-from insitu.errors import ClusterError, InputError, JobEnded
+from insitu.errors import ClusterError, InputError, JobEnded, JobRunning, JobSpecError
 from insitu.paths import JobPaths
 from insitu.processes import ProcessIdentity, identify_process, read_host
 
@@ -174,6 +177,87 @@ def test_a_job_of_another_host_is_asked_there(job: JobPaths) -> None:
     job.controller.unlink()
     with pytest.raises(JobEnded):
         stop_job(job)
+
+
+@pytest.fixture
+def ended(job: JobPaths) -> JobPaths:
+    """A job that has failed. It was started with a rate and a token."""
+    journal = Journal(job.journal)
+    event = ControllerLostEvent("gone")
+    state, actions = advance(journal.state(), event, 1.0)
+    journal.record(1.0, event, actions, state)
+    kept = replace(read_environment(job), variables={"RATE": "0.5"}, secrets=("A_TOKEN",))
+    write_environment(job, kept)
+    return job
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
+    """The shells with which supervisors are started."""
+    found: list[Mapping[str, str]] = []
+    monkeypatch.setattr(job_requests, "start_supervisor", lambda job, lock, shell: found.append(shell))
+    return found
+
+
+def test_a_job_that_is_resumed_is_about_to_run_and_says_what_differs(
+    ended: JobPaths, started: list[Mapping[str, str]]
+) -> None:
+    said: list[str] = []
+    shell = Shell({"RATE": "9.75", "A_TOKEN": "geheim"})
+    with pytest.raises(JobSpecError, match="without A_TOKEN"):
+        resume_job(ended, Shell({}))
+    assert read_status(ended).state.phase == "failed" and not started
+    resume_job(ended, shell, said.append)
+    assert started == [shell.variables] and Journal(ended.journal).state().phase == "pending"
+    assert [line.partition(": ")[2] for line in said] == ["A_TOKEN", "RATE. --env NAME takes one"]
+    assert all(line in ended.output.read_text() for line in said)
+    for file in (path for path in ended.root.rglob("*") if path.is_file()):
+        assert b"geheim" not in file.read_bytes() and b"9.75" not in file.read_bytes(), file
+    assert ended.environment.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_the_user_names_becomes_the_job_s_own(ended: JobPaths, started: list[Mapping[str, str]]) -> None:
+    resume_job(ended, Shell({"RATE": "9"}, ("RATE", "A_TOKEN")))
+    kept = read_environment(ended)
+    assert kept.variables == {"RATE": "9"} and kept.secrets == ()
+
+
+def test_a_server_gives_a_job_the_secrets_of_its_caller_and_nothing_else(
+    ended: JobPaths, started: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATE", "9")
+    monkeypatch.setenv("A_TOKEN", "of the server")
+    said: list[str] = []
+    with pytest.raises(JobSpecError, match="From elsewhere --env gives secrets"):
+        resume_job(ended, Shell.of_server({"RATE": "8", "LD_PRELOAD": "x"}))
+    resume_job(ended, Shell.of_server({"A_TOKEN": "geheim"}), said.append)
+    (shell,) = started
+    assert shell["A_TOKEN"] == "geheim" and len(said) == 1 and said[0].endswith(": A_TOKEN")
+    assert read_environment(ended).variables == {"RATE": "0.5"}
+
+
+def test_a_caller_without_a_secret_has_the_job_go_on_without_it(
+    ended: JobPaths, started: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "of the server")
+    resume_job(ended, Shell.of_server({"A_TOKEN": None}))
+    assert "A_TOKEN" not in started[0] and read_environment(ended).secrets == ()
+
+
+def test_a_job_that_cannot_go_on_says_why(ended: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ClusterError("no process")
+
+    monkeypatch.setattr(job_requests, "start_supervisor", fail)
+    with pytest.raises(ClusterError, match="no process"):
+        resume_job(ended, Shell({"A_TOKEN": "geheim"}))
+    state = read_status(ended).state
+    assert (state.phase, state.reason) == ("failed", "no process")
+
+
+def test_a_job_that_runs_is_not_resumed(ended: JobPaths, lock: Lock) -> None:
+    with pytest.raises(JobRunning, match="is running"):
+        resume_job(ended)
 
 
 HOLDER = """

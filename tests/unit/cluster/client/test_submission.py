@@ -80,7 +80,7 @@ def test_what_was_not_asked_for_follows_from_the_rest(
             r"--cores-per-worker 3, and this machine has 5 for 2 task\(s\)",
         ),
         ({"on_take_over": "resume"}, "is for jobs on hosts.*Received: a job whose engine is local"),
-        ({"env": ("RATE",)}, "--env goes with --on-take-over resume"),
+        ({"env": ("NOT_SET",)}, "--env names a variable of this shell. Received: NOT_SET, which isn't set"),
     ],
 )
 def test_what_can_not_be_used_is_refused(

@@ -139,18 +139,6 @@ def events(job: JobPaths) -> list[str]:
     return [entry.event["event"] for entry in Journal(job.journal).entries()]
 
 
-def test_settings_of_a_shell_that_resumes_a_job_do_not_reach_it(
-    job: JobPaths, inbox: ScriptedInbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its bits would change. Those of the shell that started it are in its specification."""
-    monkeypatch.setenv("INSITU_VIRTUAL_DEVICES", "cpu:4")
-    monkeypatch.setenv("INSITU_ALLOW_UNAUTHENTICATED", "1")
-    tasks = ScriptedTasks(job, [TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)])
-    assert run(job, tasks, inbox) == 0
-    names = {name for environment in tasks.environments for name in environment}
-    assert tasks.environments and not names & {"INSITU_VIRTUAL_DEVICES", "INSITU_ALLOW_UNAUTHENTICATED"}
-
-
 def test_ends_become_a_journal_and_are_acknowledged(job: JobPaths, inbox: ScriptedInbox) -> None:
     tasks = ScriptedTasks(job, [TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)])
     assert run(job, tasks, inbox) == 0

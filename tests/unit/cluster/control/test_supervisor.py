@@ -79,7 +79,7 @@ def test_a_controller_that_says_nothing_is_killed_and_replaced(
     """It was never noticed: nobody watched for stalls, and `insitu stop` waited for ever."""
     mark = quiet.root / "first"
 
-    def control(job: JobPaths, lock: int, channel: Channel, listener: object, *, resume: bool) -> int:
+    def control(job: JobPaths, lock: int, channel: Channel, listener: object) -> int:
         if not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGSTOP) if not hangs else time.sleep(600)
@@ -87,7 +87,7 @@ def test_a_controller_that_says_nothing_is_killed_and_replaced(
         return 0
 
     monkeypatch.setattr(supervisor, "control", control)
-    assert supervisor.supervise(quiet, -1, None, resume=False) == (7, "")  # type: ignore[arg-type]
+    assert supervisor.supervise(quiet, -1, None) == (7, "")  # type: ignore[arg-type]
     how = "hangs" if hangs else "is suspended"
     assert f"controller {how}: it said nothing for 0.3 s. It is killed" in quiet.output.read_text()
 
@@ -104,7 +104,7 @@ def test_the_engine_learns_which_shards_a_task_reads_before_it_launches_it(
             launched.append(task)
             return os.getpid()
 
-    def control(job: JobPaths, lock: int, channel: Channel, listener: object, *, resume: bool) -> int:
+    def control(job: JobPaths, lock: int, channel: Channel, listener: object) -> int:
         tasks = SupervisedTasks(channel, os.pipe()[0])
         tasks.launch(task, 2, Command(("python",), {}))
         tasks.finish(7)
@@ -112,7 +112,7 @@ def test_the_engine_learns_which_shards_a_task_reads_before_it_launches_it(
 
     monkeypatch.setattr(supervisor, "open_engine", lambda *_: Engine())
     monkeypatch.setattr(supervisor, "control", control)
-    assert supervisor.supervise(quiet, -1, None, resume=False) == (7, "")  # type: ignore[arg-type]
+    assert supervisor.supervise(quiet, -1, None) == (7, "")  # type: ignore[arg-type]
     assert launched == [task]
 
 
@@ -120,7 +120,7 @@ def test_a_controller_that_goes_on_is_left_alone(quiet: JobPaths, monkeypatch: p
     monkeypatch.setattr("insitu.cluster.control.supervised_tasks.BEAT_INTERVAL", 0.02)
     monkeypatch.setattr(supervisor, "CONTROLLER_TIMEOUT", 1.0)
 
-    def control(job: JobPaths, lock: int, channel: Channel, listener: object, *, resume: bool) -> int:
+    def control(job: JobPaths, lock: int, channel: Channel, listener: object) -> int:
         tasks = SupervisedTasks(channel, os.pipe()[0])
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
@@ -129,7 +129,7 @@ def test_a_controller_that_goes_on_is_left_alone(quiet: JobPaths, monkeypatch: p
         return 0
 
     monkeypatch.setattr(supervisor, "control", control)
-    assert supervisor.supervise(quiet, -1, None, resume=False) == (7, "")  # type: ignore[arg-type]
+    assert supervisor.supervise(quiet, -1, None) == (7, "")  # type: ignore[arg-type]
     assert not quiet.output.exists() or "killed" not in quiet.output.read_text()
 
 

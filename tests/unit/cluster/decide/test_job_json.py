@@ -49,6 +49,6 @@ def test_events_and_actions_are_stored_under_their_names() -> None:
         "progress": None,
         "elastic": [],
     }
-    assert encode_event(events.SubmittedEvent()) == {"event": "Submitted"}
+    assert encode_event(events.TickEvent()) == {"event": "Tick"}
     assert encode_action(Log("text")) == {"action": "Say", "text": "text"}
     assert encode_action(Publish(2)) == {"action": "Publish", "generation": 2}

@@ -26,6 +26,7 @@ from insitu.cluster.decide import job as machine
 from insitu.cluster.decide import recovery
 from insitu.cluster.decide.events import (
     Action,
+    ControllerLostEvent,
     Finish,
     Launch,
     LaunchFailedEvent,
@@ -36,6 +37,7 @@ from insitu.cluster.decide.events import (
     ResumedEvent,
     ScaleRequestedEvent,
     StalledEvent,
+    SubmittedEvent,
     TickEvent,
 )
 from insitu.spec import NodeId, TaskId
@@ -324,9 +326,33 @@ def test_a_failed_job_goes_on_when_it_is_resumed_and_a_finished_one_does_not() -
     run = running(W0, max_restarts=0)
     run.exits(W0, KILLED)
     assert run.state.phase == "failed"
-    assert run.feed(ResumedEvent())[-2:] == [Publish(2), Launch((W0,))]
+    assert run.feed(ResumedEvent()) == []
+    assert (run.state.phase, run.state.exit_code, run.state.reason) == ("pending", None, "")
+    assert run.feed(SubmittedEvent())[-2:] == [Publish(2), Launch((W0,))]
     run.exits(W0)
     assert run.feed(ResumedEvent()) == [] and run.state.phase == "finished"
+
+
+def test_no_checkpoint_is_claimed_that_is_not_there() -> None:
+    for has_checkpoint, said in (
+        (True, "(resumed)"),
+        (False, "(resumed; the job's folder has no checkpoint: "),
+    ):
+        run = running(W0, max_restarts=0)
+        run.exits(W0, KILLED)
+        run.feed(ResumedEvent())
+        actions = run.feed(SubmittedEvent(has_checkpoint=has_checkpoint))
+        assert f"attempt 2 starts {said}" in logged(actions)
+
+
+def test_a_job_that_ends_before_it_goes_on_can_be_resumed_again() -> None:
+    run = running(W0, max_restarts=0)
+    run.exits(W0, KILLED)
+    run.feed(ResumedEvent())
+    run.feed(ControllerLostEvent("no process"))
+    assert (run.state.phase, run.state.reason) == ("failed", "no process")
+    run.feed(ResumedEvent())
+    assert run.feed(SubmittedEvent())[-1] == Launch((W0,))
 
 
 def test_a_job_that_is_resumed_starts_where_nodes_can_be_reached_at_the_first_try() -> None:
@@ -336,7 +362,8 @@ def test_a_job_that_is_resumed_starts_where_nodes_can_be_reached_at_the_first_tr
     run.exits(W0, KILLED)
     run.exits(W1, KILLED)
     assert run.state.phase == "failed"
-    assert run.feed(ResumedEvent((NODE,)))[-1] == Launch((W0, W1))
+    run.feed(ResumedEvent())
+    assert run.feed(SubmittedEvent((NODE,)))[-1] == Launch((W0, W1))
     assert [task.node for task in run.state.tasks] == [other, other]
     assert (run.state.lost_nodes, run.state.failures) == ((NODE,), 0)
 

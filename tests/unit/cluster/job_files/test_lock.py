@@ -20,7 +20,7 @@ from insitu.cluster.job_files.lock import (
     take_lock,
     write_controller_pid,
 )
-from insitu.errors import ClusterError
+from insitu.errors import ClusterError, JobRunning
 from insitu.spec import TaskId
 
 W0 = TaskId("worker", 0)
@@ -31,7 +31,7 @@ def test_the_lock_is_held_until_its_last_holder_lets_go(tmp_path: Path) -> None:
     assert not is_locked(path)
     lock = take_lock(path)
     assert is_locked(path)
-    with pytest.raises(ClusterError, match="locked"):
+    with pytest.raises(JobRunning, match="locked"):
         take_lock(path)
     inherited = os.dup(lock)
     os.close(lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from job_runs import Insitu
 
 from insitu.cluster import Request, submit
 from insitu.cluster.client import submission
-from insitu.cluster.job_files.records import read_placement, read_spec
+from insitu.cluster.job_files.records import has_checkpoint, read_environment, read_placement, read_spec
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
+from insitu.processes import read_host
 from insitu.spec import NodeId, TaskId
 
 
@@ -39,6 +41,28 @@ def test_what_start_wrote_is_read_back(job: JobPaths) -> None:
     ]
     assert placement.home_nodes == (NodeId("node-0"),) * 2
     assert (cache.name, len(cache.partitions)) == ("data/train", 4)
+
+
+def test_what_a_job_was_started_in_is_its_owner_s_alone(
+    job: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = read_environment(job)
+    assert kept.variables["PATH"] == os.environ["PATH"] and kept.host == read_host()
+    assert kept.versions["python"] and kept.keras["floatx"] and kept.job_dir.endswith("job")
+    assert job.environment.stat().st_mode & 0o777 == 0o600
+    for text in ("{", "[]", "{}"):
+        job.environment.write_text(text)
+        with pytest.raises(ClusterError, match="variables that the job was started with can't be read"):
+            read_environment(job)
+
+
+def test_a_checkpoint_that_is_half_written_is_none(job: JobPaths) -> None:
+    assert not has_checkpoint(job)
+    for name in (".staging-1-0", "epoch-00001.step-00000000"):
+        folder = job.checkpoints / "fit-00000" / name
+        folder.mkdir(parents=True)
+        (folder / "state.json").touch()
+        assert has_checkpoint(job) == (not name.startswith("."))
 
 
 @pytest.mark.parametrize("change", ["missing", "no JSON", "no job", "a task of no role", "a list", "nested"])

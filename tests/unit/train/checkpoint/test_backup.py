@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ def test_a_second_run_ends_like_an_undisturbed_one(
     assert resumed == history
     steps_done = fail_at[0] * 7 + fail_at[1] + 1
     assert len(again.heard) <= 21 - (steps_done if save_freq == 1 else 0) + (1 if save_freq == 1 else 0)
+
+
+def test_a_script_that_is_started_again_says_from_where_it_goes_on(
+    tmp_path: Path, rows: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(incarnation: int) -> str:
+        context = replace(in_shards((0, 1), 2), incarnation=incarnation)
+        strategy = MultiWorkerMirroredStrategy(context=context)
+        run(strategy, rows, BackupAndRestore(tmp_path / "saved"), epochs=1)
+        return capsys.readouterr().err
+
+    assert "[insitu]" not in train(1), "nobody expects a checkpoint"
+    assert "continues from the checkpoint of epoch 1, step 0" in train(2)
+    for state in (tmp_path / "saved").rglob("state.json"):
+        state.write_text("{")
+    assert f"starts from its beginning: {tmp_path / 'saved'}" in train(2)
 
 
 def test_a_second_run_waits_for_what_the_first_still_writes(
