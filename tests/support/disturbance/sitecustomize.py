@@ -119,13 +119,19 @@ def _install_trainer(module: Any) -> None:
         return result
 
     module.KerasTrainer.call = call_and_fire
-    predict = module.KerasTrainer._predict_step
 
-    def predict_and_fire(self: Any, *args: Any) -> Any:
-        fire_at("predict", batch=self.loop.position.step)
-        return predict(self, *args)
 
-    module.KerasTrainer._predict_step = predict_and_fire
+def _install_prediction(module: Any) -> None:
+    run = module.PredictionLoop.run
+
+    def run_and_fire(self: Any, read_steps: Any, outputs: Any, predict: Any) -> Any:
+        def predict_and_fire(index: int, batch: Any) -> Any:
+            fire_at("predict", batch=index)
+            return predict(index, batch)
+
+        return run(self, read_steps, outputs, predict_and_fire)
+
+    module.PredictionLoop.run = run_and_fire
 
 
 def _install_store(module: Any) -> None:
@@ -160,6 +166,7 @@ def _calls(what: str) -> int:
 
 _PATCHES = {
     "insitu.train.fit.callbacks": _install_callbacks,
+    "insitu.train.fit.prediction": _install_prediction,
     "insitu.train.fit.trainer": _install_trainer,
     "insitu.train.checkpoint.store": _install_store,
     "insitu.train.elastic.roster_rendezvous": _install_rendezvous,

@@ -9,7 +9,8 @@ from insitu.train.collectives import barrier_token
 from insitu.train.elastic import RESTORE, LoopPosition, Membership, SynchronousMembership
 from insitu.train.fit.chief_state import send_restored
 from insitu.train.fit.entry import Key
-from insitu.train.fit.fit_records import FitRecords
+from insitu.train.fit.epoch_lengths import EpochLengths
+from insitu.train.fit.fit_records import FitRecords, find_place
 from insitu.train.fit.loop_state import LoopState
 
 
@@ -34,6 +35,15 @@ class FitMeetings:
             if context.job is not None and not is_synchronous
             else None
         )
+
+    def start_at(self, epoch: int, step: int, lengths: EpochLengths) -> None:
+        """Start the fit at a step: those before were done by another process of this task."""
+        record = self.records.find(epoch, step) if self.records is not None and (epoch or step) else None
+        if record is not None:
+            place, entry = find_place(record, epoch, step, lengths)
+            self._loop.take_record(place, entry, record.state)
+        elif (epoch, step) != (0, 0):
+            self._loop.start_at(epoch, step)
 
     def share_restored(self) -> None:
         """Send all tasks what a callback of the chief's has restored. Called as the training begins."""

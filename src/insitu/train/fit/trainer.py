@@ -30,9 +30,7 @@ from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.fit.callbacks import EpochCallbacks, check_callbacks, flatten_callbacks, own_callbacks
 from insitu.train.fit.delegation import check_delegated, needs_insitu
-from insitu.train.fit.epoch_lengths import EpochLengths
 from insitu.train.fit.feed import Feed
-from insitu.train.fit.fit_records import FitRecords, find_place
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.keras_patch import (
     TRAINER_ATTRIBUTE,
@@ -196,7 +194,7 @@ class KerasTrainer:
         epochs, steps = arguments["epochs"], steps_per_epoch or feed.num_steps
         start = self.strategy.begin_fit(self.model, self.fit_index, epochs, adapter.epoch_lengths)
         meetings = FitMeetings(membership, self.model, loop, self.fit_index, self.end_fit)
-        self._start_at(*start, adapter.epoch_lengths, meetings.records)
+        meetings.start_at(*start, adapter.epoch_lengths)
         if arguments["validation_data"] is not None:
             arguments["validation_data"] = self._make_validation_adapter(arguments, batch_size)
         verbose, is_chief = membership.verbosity(arguments["verbose"]), membership.context.is_chief
@@ -220,15 +218,6 @@ class KerasTrainer:
             loop.close()
             callbacks.restore_initial_epoch()
             self.bookkeeper.end()
-
-    def _start_at(self, epoch: int, step: int, lengths: EpochLengths, records: FitRecords | None) -> None:
-        """Start the fit at a step: those before were done by another process of this task."""
-        record = records.find(epoch, step) if records is not None and (epoch or step) else None
-        if record is not None:
-            place, entry = find_place(record, epoch, step, lengths)
-            self.loop.take_record(place, entry, record.state)
-        elif (epoch, step) != (0, 0):
-            self.loop.start_at(epoch, step)
 
     def _make_validation_adapter(self, arguments: dict[str, Any], batch_size: int | None) -> FeedAdapter:
         data = arguments["validation_data"]
@@ -368,19 +357,12 @@ class KerasTrainer:
             self.loop.stage(*staged)
 
         def predict(index: int, batch: StepBatch) -> Any:
-            self.loop.position = self.loop.position.at_prediction(index)
-            return self._predict_step(executor, adapter, batch, output)
+            self.loop.position = position = self.loop.position.at_prediction(index)
+            place = adapter, 0, position.step
+            return self._do(batch, place, lambda parts: executor.predict(position, parts, output))[1]
 
         with self.bookkeeper.evaluating():
             return loop.run(lambda start: adapter.steps(0, start), self.loop.outputs, predict)
-
-    def _predict_step(
-        self, executor: StepExecutor, adapter: FeedAdapter, batch: StepBatch, example: Any
-    ) -> Any:
-        """Predict for one step, again after each loss of another task, until it is done."""
-        position = self.loop.position
-        place = adapter, 0, position.step
-        return self._do(batch, place, lambda parts: executor.predict(position, parts, example))[1]
 
     # Shared by the calls
 
@@ -431,19 +413,15 @@ class KerasTrainer:
         place: tuple[FeedAdapter | None, int, int],
         run: Callable[[Sequence[ShardBatch]], T],
     ) -> tuple[StepBatch, T]:
-        """Do a step of the rows of `batch`, again after each loss of another task, until it is done. `place` tells
+        """Do a step of the rows of `batch`, again after each loss, until it is done. `place` tells
         where they are read again for other shards. Return the rows that it was done with, and its result."""
         while True:
-            if self._has_other_shards(batch):
+            if self.membership.shards_move and batch.shards != self.membership.context.shards:
                 batch = self._read_again(*place)
             try:
                 return batch, run(batch.parts)
             except RetryStep:
                 continue
-
-    def _has_other_shards(self, batch: StepBatch) -> bool:
-        """Return whether this task has other shards by now than when `batch` was read."""
-        return self.membership.shards_move and batch.shards != self.membership.context.shards
 
     def _read_again(self, adapter: FeedAdapter | None, epoch: int, step: int) -> StepBatch:
         """Return a step of the shards that this task has now."""
