@@ -21,6 +21,7 @@ from insitu.train.fit.entry import (
 )
 from insitu.train.fit.fit_strategy import FitStrategy
 from insitu.train.fit.gap import Gap, load_random_states, read_random_states
+from insitu.train.fit.seed_record import SeedRecord
 from insitu.train.replica import Logs, ModelState, load_snapshot, read_state, to_numpy
 
 _RECORDED = frozenset({"logs", "epoch_logs", "memory", "random", "data", "validation"})
@@ -57,6 +58,8 @@ class LoopState:
         self.metrics_before_tests: dict[str, Any] = {}
         #: Outputs of the steps of a `predict`. Written by `KerasTrainer`.
         self.outputs: list[Any] = []
+        #: Where the seeds of a fit on servers are.
+        self.seeds = SeedRecord()
         #: What has changed since the last unit, by callbacks.
         self.gap = Gap(model)
         #: Where this process enters the fit. Written by `stage` and `restore`.
@@ -293,7 +296,9 @@ class LoopState:
     def record_state(self) -> dict[str, Any]:
         """Return what a record holds of a fit on servers."""
         metrics = self.metrics_before_tests or self.metrics()
-        return {"metrics": metrics, **{n: v for n, v in self.checkpoint_extras().items() if n in _RECORDED}}
+        extras = {name: value for name, value in self.checkpoint_extras().items() if name in _RECORDED}
+        seeds = self.seeds.record(self.model_state, self.position.epoch, self.position.step)
+        return {"metrics": metrics, "seeds": seeds, **extras}
 
     def take_record(self, place: tuple[int, int], entry: Entry, state: dict[str, Any]) -> None:
         """Go on at this (epoch, step) by what an earlier process of this task has recorded."""
@@ -302,6 +307,7 @@ class LoopState:
         self._load_data_state(state["data"])
         self._load_validation_state(state["validation"])
         self.start_at(*place)
+        self.seeds.restore(self.model_state, state["seeds"], *place)
         self.entry = entry
         self._metrics_to_restore = state["metrics"]
 
