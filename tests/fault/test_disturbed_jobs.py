@@ -182,3 +182,21 @@ def test_other_policies(home: Path, undisturbed: Undisturbed, tmp_path: Path, on
 @pytest.mark.slow
 def test_two_devices_a_worker(home: Path, undisturbed: Undisturbed, tmp_path: Path) -> None:
     check(home, tmp_path, undisturbed, FEW, "--workers", "2", INSITU_VIRTUAL_DEVICES="cpu:2")
+
+
+AT_EPOCHS = [
+    at(CHIEF, "epoch_end", 0),
+    at(OTHER, "epoch_end", 1, when="first"),
+    at(CHIEF, "epoch_begin", 2),
+    at(CHIEF, "test_batch_end", 2, 1),
+    at(CHIEF, "epoch_end", EPOCHS - 1),
+    at(CHIEF, "train_end"),
+]
+"""What holds where each worker trains on servers, and nobody has another's state: not between batches."""
+
+
+@pytest.mark.long
+def test_workers_on_servers_die_at_the_ends_of_epochs(
+    home: Path, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    check(home, tmp_path, undisturbed, AT_EPOCHS, "--workers", "2", "--ps", "1", STRATEGY="servers")

@@ -304,7 +304,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         self._listener.record(event)
         if self._state.entry.was_heard(event):
             self._on_begin()
-            self._set_up("on_test_begin", logs)
+            if not self._state.entry.was_heard(key_of_test_end(self._state.position.epoch)):
+                self._set_up("on_test_begin", logs)
             return
         with self._calling(event):
             super().on_test_begin(logs)
@@ -323,7 +324,11 @@ class EpochCallbacks(keras.callbacks.CallbackList):
                 super().on_test_batch_end(batch, logs)
 
     def on_test_end(self, logs: Any = None) -> None:
-        with self._calling(key_of_test_end(self._state.position.epoch)):
+        event = key_of_test_end(self._state.position.epoch)
+        if self._state.entry.was_heard(event):
+            self._on_end()
+            return
+        with self._calling(event):
             super().on_test_end(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
