@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 from insitu.cluster.decide.job_state import Cause, JobState, TaskState
-from insitu.cluster.decide.recovery import describe_exit
 
 
 def find_cause(state: JobState) -> Cause:
@@ -43,3 +42,20 @@ def _ended_by_our_signal(task: TaskState) -> bool:
 def to_exit_code(code: int) -> int:
     """Return an exit code as the shell has it: 128 + the signal's number for a task that a signal ended."""
     return 128 - code if code < 0 else code
+
+
+def describe_exit(task: TaskState) -> str:
+    """Return such as `worker:1 was killed by SIGKILL`."""
+    if task.code is None:
+        return f"{task.task} did not run"
+    if task.code < 0:
+        return f"{task.task} was killed by {_name_signal(-task.code)}"
+    why = [task.failure.type, task.failure.message] if task.failure else []
+    return ": ".join([f"{task.task} ended with exit code {task.code}", *filter(None, why)])
+
+
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

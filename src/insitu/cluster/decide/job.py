@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from insitu.cluster.decide import moves, recovery
-from insitu.cluster.decide.causes import find_cause
+from insitu.cluster.decide.causes import describe_exit, find_cause
 from insitu.cluster.decide.evaluator import (
     bound_evaluation,
     finish_training,
@@ -76,7 +76,6 @@ from insitu.cluster.decide.job_state import (
     TaskState,
 )
 from insitu.cluster.decide.layout import ShardHolders, assign_contiguous_shards, choose_node
-from insitu.cluster.decide.recovery import describe_exit
 from insitu.cluster.decide.restart_budget import count_failure, count_fruitless_attempts, forget_outlived
 from insitu.spec import TaskId, TaskSpec
 

@@ -220,6 +220,11 @@ class JobState:
     def alive(self) -> tuple[TaskState, ...]:
         return tuple(t for t in self.tasks if t.alive)
 
+    def is_chief(self, task: TaskId) -> bool:
+        """Return whether `task` is the chief: the task of that role, else worker 0."""
+        has_chief = any(t.task.role == "chief" for t in self.tasks)
+        return task.role == "chief" or (not has_chief and task == TaskId("worker", 0))
+
     @property
     def members(self) -> tuple[TaskState, ...]:
         """The workers that the roster names, by rank."""

@@ -22,10 +22,10 @@ A member whose script ends well isn't lost. Those that wait for it later, since 
 from __future__ import annotations
 
 import itertools
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
+from insitu.cluster.decide.causes import describe_exit
 from insitu.cluster.decide.events import (
     Action,
     Launch,
@@ -253,13 +253,7 @@ def find_adopters(state: JobState) -> list[TaskState]:
 def can_adopt(state: JobState) -> bool:
     """Return whether members can run the shards of those that are dead: of others than the chief."""
     dead = [t for t in state.members if not t.alive]
-    return bool(find_adopters(state)) and not any(is_chief(state, t.task) for t in dead)
-
-
-def is_chief(state: JobState, task: TaskId) -> bool:
-    """Return whether `task` is the chief: the task of that role, else worker 0."""
-    has_chief = any(t.task.role == "chief" for t in state.tasks)
-    return task.role == "chief" or (not has_chief and task == TaskId("worker", 0))
+    return bool(find_adopters(state)) and not any(state.is_chief(t.task) for t in dead)
 
 
 def adopt(state: JobState, why: str, progress: EpochStep | None, now: float) -> Result:
@@ -492,20 +486,3 @@ def _grow(state: JobState, now: float) -> Result:
 def _sort_by_role(tasks: Sequence[TaskState]) -> tuple[TaskState, ...]:
     order = ("chief", "worker", "ps", "evaluator")
     return tuple(sorted(tasks, key=lambda t: (order.index(t.task.role), t.task.index)))
-
-
-def describe_exit(task: TaskState) -> str:
-    """Return such as `worker:1 was killed by SIGKILL`."""
-    if task.code is None:
-        return f"{task.task} did not run"
-    if task.code < 0:
-        return f"{task.task} was killed by {_name_signal(-task.code)}"
-    why = [task.failure.type, task.failure.message] if task.failure else []
-    return ": ".join([f"{task.task} ended with exit code {task.code}", *filter(None, why)])
-
-
-def _name_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -19,23 +19,23 @@ class SeedRecord:
 
     def __init__(self) -> None:
         #: The seeds at the last record, and its epoch; None before.
-        self._last: tuple[NDArray[np.int64], int] | None = None
+        self._noted: tuple[NDArray[np.int64], int] | None = None
         #: By how much a step moves them; None until that is known.
         self._stride: NDArray[np.int64] | None = None
 
     def record(self, state: ModelState, epoch: int, step: int) -> dict[str, Any]:
         """Return the seeds, before step `step` of `epoch` or behind all its steps, and what a step moves."""
         now = _read(state)
-        if step and self._last is not None and self._last[1] == epoch:
-            self._stride = (now - self._last[0]) // step
+        if step and self._noted is not None and self._noted[1] == epoch:
+            self._stride = (now - self._noted[0]) // step
         if step == 0:
-            self._last = now, epoch
+            self._noted = now, epoch
         return {"seeds": now, "epoch": epoch, "step": step, "stride": self._stride}
 
-    def restore(self, state: ModelState, recorded: dict[str, Any], epoch: int, step: int) -> None:
+    def restore(self, state: ModelState, found: dict[str, Any], epoch: int, step: int) -> None:
         """Set the seeds to what they are at this step, as far as the record shows that."""
-        seeds, self._stride = np.array(recorded["seeds"]), recorded["stride"]
-        steps = step - recorded["step"] if epoch == recorded["epoch"] else step
+        seeds, self._stride = np.array(found["seeds"]), found["stride"]
+        steps = step - found["step"] if epoch == found["epoch"] else step
         if steps > 0 and self._stride is not None:
             seeds = seeds + steps * self._stride
         for variable, value in zip(state.seeds, seeds, strict=True):
