@@ -37,9 +37,9 @@ class LoopAggregation(Protocol):
     replicas: int
     """Replicas whose gradients are summed; 1 where each replica's gradient is a mean of its own."""
 
-    def count_step_rows(self, rows: Sequence[int]) -> list[int]:
+    def count_step_rows(self, rows: Sequence[int]) -> tuple[list[int], int]:
         """Return the number of rows that the step is about, for each replica of this task, which has
-        `rows[i]` rows itself. Collective."""
+        `rows[i]` rows itself, and the number of replicas that have rows. Collective."""
 
     def synchronize(self, variables: Sequence[Any]) -> None:
         """Give all replicas the values of rank 0. Collective."""
@@ -166,16 +166,17 @@ class _Arguments:
             return [1] * replicas
         return [int(value.shape[0]) for value in self._columns[candidates[0]]]
 
-    def arrays(self, replica: int, shard: int, global_rows: int) -> list[Any]:
-        """Return the arguments of the compiled step for one replica, which is number `shard` of all."""
-        share = np.empty((self.rows[replica], 2), np.float32)
-        share[:] = global_rows, shard
+    def arrays(self, replica: int, shard: int, global_rows: int, active: int) -> list[Any]:
+        """Return the arguments of the compiled step for one replica, which is number `shard` of all, of which
+        `active` have rows."""
+        share = np.empty((self.rows[replica], 3), np.float32)
+        share[:] = global_rows, shard, active
         return [share, *(column[replica] for column in self._columns)]
 
     def example(self) -> list[Any]:
         """Return arrays of one row, with the right shapes and dtypes."""
         like = [_numpy_like(column[0]) for column in self._columns]
-        return [np.array([[1, 0]], np.float32), *like]
+        return [np.array([[1, 0, 1]], np.float32), *like]
 
 
 def _is_array(leaf: Any) -> bool:
@@ -269,9 +270,11 @@ class _CompiledStep:
 
     def run(self, arguments: _Arguments) -> Any:
         own, changes = arguments.rows, self.model.changes_anything
-        rows_of_step = self._aggregation.count_step_rows(own) if changes else [sum(own)] * len(own)
+        rows_of_step, active = [sum(own)] * len(own), 1
+        if changes:
+            rows_of_step, active = self._aggregation.count_step_rows(own)
         parts = []
         for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
-            data = arguments.arrays(index, shard, rows_of_step[index]) if rows else None
+            data = arguments.arrays(index, shard, rows_of_step[index], active) if rows else None
             parts.append(ShardBatch(shard, rows, data))
         return merge_per_replica([self._result.rebuild(outputs) for outputs in self._step.run(parts)])
