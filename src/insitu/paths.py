@@ -493,6 +493,11 @@ class JobPaths:
     def fits(self, task: TaskId) -> Path:
         return self.task(task) / "fits.json"
 
+    @property
+    def loop_epochs(self) -> Path:
+        """Return the file to which worker 0 writes how far custom loops have come in their data."""
+        return self.task(TaskId("worker", 0)) / "loop-epochs.jsonl"
+
     def strategy(self, task: TaskId) -> Path:
         return self.task(task) / "strategy.json"
 

@@ -74,6 +74,8 @@ class LoopRunner:
         self._aggregation = strategy.loop_aggregation()
         self._programs: dict[Any, _CompiledStep] = {}
         self._synchronized: set[int] = set()
+        #: Runs that have updated variables by an optimizer.
+        self.updates = 0
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Strategy.run`."""
@@ -98,7 +100,9 @@ class LoopRunner:
             program = _CompiledStep(self._strategy, self._aggregation, arguments)
             self._programs[arguments.key] = program
             self._synchronize(program.model)
-        return program.run(arguments)
+        result = program.run(arguments)
+        self.updates += bool(program.model.optimizer.groups)
+        return result
 
     def _synchronize(self, model: StepModel) -> None:
         """Give all replicas the variables of rank 0 that a step uses for the first time. Collective."""
