@@ -38,9 +38,13 @@ class DataPosition:
 
     def begin(self) -> object:
         """Begin an iteration at the position. One under way, which was left in its middle, is over."""
-        self.end(self._iteration)
+        self.leave()
         self.is_said, self.has_begun, self._iteration = False, True, object()
         return self._iteration
+
+    def leave(self) -> None:
+        """End the iteration under way, if there is one."""
+        self.end(self._iteration)
 
     def advance(self, iteration: object) -> None:
         """Count a step that an iteration gives out."""

@@ -123,6 +123,7 @@ class DistributedDataset(PositionedData):
 
     def _begin(self) -> tuple[int, int]:
         """Return the epoch and the step at which the next iteration begins, having prepared both."""
+        self._position.leave()
         self._find_place()
         epoch, start = self._position.epoch, self._position.step
         self._bookkeeper.begin(FeedAdapter(self._feed))  # type: ignore[arg-type]
