@@ -140,3 +140,37 @@ def test_a_loop_that_comes_further_between_its_failures_goes_on(loops: Loops) ->
     job = assert_same(loops, "weights", kills)
     assert job["attempt"] == 5
     assert_every_row_once(job, EPOCHS)
+
+
+KILL_AFTER_THE_THIRD_SAVE = """
+import os, signal
+import tensorflow as tf
+save = tf.train.CheckpointManager.save
+
+
+def save_and_die(manager):
+    path = save(manager)
+    if path.endswith("-3") and os.environ.get("KILL") and not os.path.exists("injected"):
+        open("injected", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+tf.train.CheckpointManager.save = save_and_die
+"""
+
+
+def test_the_loop_of_the_documents_survives_a_kill_within_an_epoch(loops: Loops, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    printed = []
+    for kill in ("", "1"):
+        folder = tmp_path / f"job{kill}"
+        folder.mkdir()
+        (folder / "loop.py").write_text(KILL_AFTER_THE_THIRD_SAVE + script)
+        arguments = ["start", "--workers", "2", "rows", str(folder), "loop.py"]
+        done = loops.insitu(*arguments, KERAS_BACKEND="tensorflow", KILL=kill)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        assert ("restarting every task" in done.stdout + done.stderr) is bool(kill)
+        printed.append(set(re.findall(r"\] (update .*|weights .*)", done.stdout + done.stderr)))
+    assert len(printed[0]) == EPOCHS * STEPS + 1
+    assert printed[0] == printed[1]
