@@ -9,7 +9,8 @@
     │   ├── CacheExists
     │   ├── SourceError         a source is missing, empty, truncated or of mixed shapes
     │   ├── PlacementError      the job can't be laid out on the nodes as asked
-    │   └── JobSpecError        the job's folder, command or options can't be used
+    │   ├── JobSpecError        the job's folder, command or options can't be used
+    │   └── UnknownPosition     a restarted loop must say where its data stands
     ├── GridError               what is stored is not as it must be
     │   ├── CorruptPartition
     │   │   └── UnreadablePartition   the system can't read a copy, whose bytes may be right
@@ -115,6 +116,12 @@ class PlacementError(InputError):
 
 class JobSpecError(InputError):
     """The job's folder, command or options can't be used."""
+
+
+class UnknownPosition(InputError):
+    """A restarted loop goes on from a checkpoint of its own, and nothing says where its data stands."""
+
+    is_final = True
 
 
 class GridError(InsituError):

@@ -23,8 +23,7 @@
       nodes/NODE/CACHE/vVERSION/        the store of one node
         part-00000.arrow                a link if the partition lies on the second path
         last-read                       changed whenever a dataset opens the version here
-        part-00000.partial              what has arrived of a copy from another node
-        part-00000.fetched              marks a copy that was fetched for jobs, and that no owner has
+        part-00000.partial  .fetched    what has arrived of a copy; marks one that was fetched for jobs
         manifest.json                   what this store holds of the version; see grid/manifests.py
         part-00000.verified             the file's stat when its checksum was right; see grid/verification.py
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
@@ -41,13 +40,13 @@
         tasks/ROLE-INDEX/               one task
           attempt-1.log  progress  reads.json  failure.json
           samples.jsonl                 what the task has done, measured while it trains
-          fits.json                     of workers with servers: the fits that ended
+          fits.json  callbacks/         of workers with servers: fits that ended; what callbacks remember
+          loop-epochs.jsonl             of worker 0: how far custom loops have come in their data
           servers.json                  of parameter servers: what they hold and have done
         checkpoints/                    of the chief; fit-N.elsewhere: where they are; servers/: of servers
         evaluations.jsonl               what the evaluator has found, by checkpoint; trainings.jsonl: of whom
         copies.jsonl                    of jobs on hosts: when partitions were brought to those that read them
-        export/NAME/                    models that an exporter has published
-        summaries/ROLE-INDEX/           event files for TensorBoard
+        export/NAME/  summaries/ROLE-INDEX/   published models; event files for TensorBoard
         ledger/                         rows that have entered the model, by epoch and shard
       job-copies/JOB/                   what another machine goes on from, if that of the job is lost
         code.tar                        JOB_DIR, packed; beside JOB/, JOB.term has the highest term seen here
@@ -489,6 +488,10 @@ class JobPaths:
 
     def callbacks(self, task: TaskId) -> Path:
         return self.task(task) / "callbacks"
+
+    @property
+    def loop_epochs(self) -> Path:
+        return self.task(TaskId("worker", 0)) / "loop-epochs.jsonl"
 
     def strategy(self, task: TaskId) -> Path:
         return self.task(task) / "strategy.json"

@@ -66,6 +66,8 @@ def test_calls_in_a_loop_give_the_numbers_of_one_device(tmp_path: Path, backend:
         assert (trained["seen"], own["seen"]) == (2 * ROWS, ROWS)
         np.testing.assert_allclose(own["losses"][0], (Y[:BATCH] ** 2).mean(), rtol=1e-4)
         assert own["steps"] == len(own["losses"]) == 3
+        accumulated = np.array([*(X[:5].T @ Y[:5])[:, 0], float(Y[:5].sum())]) * 2 / 5 * RATE
+        np.testing.assert_allclose(task["accumulated"]["weights"], accumulated, rtol=1e-4)
         assert places["outside"] == [True, True, True, True]
         assert places["inside"] == [True, False, True, 2]
         assert places["reduced"] == [13.0, 6.5] and places["gathered"] == [1.0, 12.0]

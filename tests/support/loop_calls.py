@@ -93,6 +93,29 @@ def trained_on_own_data(strategy: Any) -> dict[str, Any]:
     return {"losses": losses, "seen": loop.seen.result(), "steps": loop.optimizer.iterations.value}
 
 
+def accumulated(strategy: Any) -> dict[str, Any]:
+    """Gradients that one step adds up and another applies, of 5 rows that replicas share unequally."""
+    loop = Loop(strategy)
+    with strategy.scope():
+        sums = [keras.Variable(keras.ops.zeros(v.shape), trainable=False) for v in loop.model.weights]
+
+    def accumulate(x: Any, y: Any) -> None:
+        def forward() -> Any:
+            return insitu.get_strategy().compute_average_loss(keras.ops.sum((loop.model(x) - y) ** 2, 1))
+
+        for total, gradient in zip(sums, value_and_gradients(forward, loop.model)[1], strict=True):
+            total.assign_add(gradient)
+
+    def apply() -> None:
+        loop.optimizer.apply([keras.ops.convert_to_tensor(v) for v in sums], loop.model.trainable_variables)
+
+    for step in strategy.experimental_distribute_dataset(Batches(5)):
+        strategy.run(accumulate, args=step)
+        break
+    strategy.run(apply)
+    return {"weights": np.concatenate([weight.ravel() for weight in loop.model.get_weights()])}
+
+
 def places(strategy: Any) -> dict[str, Any]:
     def where() -> list[Any]:
         return [insitu.has_strategy(), insitu.in_cross_replica_context(), insitu.get_strategy() is strategy]
@@ -174,12 +197,15 @@ def coordinated() -> dict[str, Any]:
     return {"losses": coordinator.fetch(values), "weights": weights, "seen": loop.seen.result()}
 
 
+CASES = (trained, trained_on_own_data, accumulated, places, refused)
+
+
 def main(way: str, out: Path) -> None:
     if way == "servers":
         found = {"coordinated": coordinated()}
     else:
         strategy = insitu.MirroredStrategy() if way == "mirrored" else insitu.MultiWorkerMirroredStrategy()
-        found = {case.__name__: case(strategy) for case in (trained, trained_on_own_data, places, refused)}
+        found = {case.__name__: case(strategy) for case in CASES}
         found["work_of_the_chief"] = work_of_the_chief(strategy, out, way == "workers")
     listed = {
         case: {name: np.asarray(to_numpy(value)).tolist() for name, value in values.items()}

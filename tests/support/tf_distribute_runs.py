@@ -119,6 +119,31 @@ def trained_by_hand(strategy: Any, of: Any) -> Any:
     return losses, [weight.tolist() for weight in model.get_weights()]
 
 
+def accumulated_by_hand(strategy: Any, of: Any) -> Any:
+    """Gradients that one step adds to a variable and another applies; replicas of unequal rows, and without
+    any."""
+
+    def train(**declared: Any) -> float:
+        with strategy.scope():
+            weight = keras.Variable([[0.0]])
+            total = keras.Variable([[0.0]], trainable=False, **declared)
+            optimizer = keras.optimizers.SGD(0.5)
+            optimizer.build([weight])
+        data = tf.data.Dataset.from_tensor_slices(np.arange(1, 7, dtype="float32")[:, None]).batch(5)
+
+        def accumulate(rows: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.nn.compute_average_loss(tf.reduce_sum(rows * weight, 1), global_batch_size=5)
+            total.assign_add(tape.gradient(loss, [weight.value])[0])
+
+        for rows in strategy.experimental_distribute_dataset(data):
+            strategy.run(accumulate, args=(rows,))
+        strategy.run(lambda: optimizer.apply([tf.convert_to_tensor(total)], [weight]))
+        return float(np.asarray(weight)[0, 0])
+
+    return train(), train(aggregation="mean")
+
+
 CASES: list[Callable[[Any, Any], Any]] = [
     distributed_batches,
     batches_from_a_function,
@@ -127,6 +152,7 @@ CASES: list[Callable[[Any, Any], Any]] = [
     reduced_and_gathered,
     places,
     trained_by_hand,
+    accumulated_by_hand,
 ]
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from insitu.grid.conversion import register_converter
     from insitu.grid.copies_here import check_here, find_missing_here
+    from insitu.grid.data_position import DataPosition, PositionedData
     from insitu.grid.dataset_opening import dataset
     from insitu.grid.datasets import Batch, Dataset
     from insitu.grid.deletion import delete_cache
@@ -90,6 +91,7 @@ __getattr__, __dir__ = lazy_door(
         ),
         "copies_here": ("check_here", "find_missing_here"),
         "conversion": ("register_converter",),
+        "data_position": ("DataPosition", "PositionedData"),
         "dataset_opening": ("dataset",),
         "datasets": ("Batch", "Dataset"),
         "row_samples": ("RowSample", "sample_rows"),
@@ -156,11 +158,13 @@ __all__ = [
     "Catalog",
     "CatalogWatch",
     "CopyCheck",
+    "DataPosition",
     "Dataset",
     "EpochAudit",
     "EpochVersions",
     "KeyReader",
     "PartitionAudit",
+    "PositionedData",
     "RebalanceReport",
     "Refresh",
     "RepairReport",

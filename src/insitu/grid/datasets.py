@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -14,6 +13,7 @@ from insitu.context import Context
 from insitu.errors import InputError
 from insitu.grid.cache_reader import CacheReader
 from insitu.grid.conversion import convert_to_tensorflow
+from insitu.grid.data_position import PositionedData
 from insitu.grid.dataset_chain import Chain, describe_chain, describe_columns_of
 from insitu.grid.layout import (
     BatchPlan,
@@ -59,7 +59,7 @@ _ORIGIN_ROWS = 1 << 26
 """Rows of a shuffled shard whose origins are given at once."""
 
 
-class Dataset:
+class Dataset(PositionedData):
     """The rows of one version of a cache, in the shards of a job. Made by `insitu.dataset`.
 
     Immutable: `shuffle`, `batch`, `map`, `filter`, `take` and `repeat` return new ones. Iterating gives the
@@ -75,11 +75,11 @@ class Dataset:
         chain: Chain | None = None,
         selection: Selection | None = None,
     ) -> None:
+        super().__init__()
         self._reader = reader
         self._selection = selection or Selection(reader)
         self._context = context
         self._chain = chain or Chain()
-        self._epochs = itertools.count()
         self._element_spec: Structure = None
         self._has_lists = False
         #: This dataset over the rows of the epoch that was asked for last. Written by `at_epoch`.
@@ -473,18 +473,16 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Structure]:
         """Yield this task's batches of one epoch: each step's rows of its shards, in their order."""
-        epoch = next(self._epochs) if self.batch_size else 0
-        passes = self.passes
-        numbers = itertools.count() if passes is None else range(epoch * passes, (epoch + 1) * passes)
-        for number in numbers:
-            yield from self._pass(number)
+        if self.seed is not None:
+            self._position.warn_of_restart(self._context.incarnation, self)
+        return self._position.read_epoch(self._pass, self.passes, self.num_steps)
 
-    def _pass(self, epoch: int) -> Iterator[Structure]:
-        streams = [self.shard_batches(shard, epoch) for shard in self.shards]
+    def _pass(self, epoch: int, start_step: int) -> Iterator[Structure | None]:
+        """Yield the batches of a pass, None for one without rows here."""
+        streams = [self.shard_batches(shard, epoch, start_step) for shard in self.shards]
         for batches in zip(*streams, strict=True):
             parts = [batch.data for batch in batches if batch.rows]
-            if parts:
-                yield concatenate(parts)
+            yield concatenate(parts) if parts else None
 
     def __repr__(self) -> str:
         cache, chain = self.cache, self._chain

@@ -6,10 +6,12 @@ Begin reading with `runner.py`. There is a replica for each backend: `tensorflow
 from insitu.train.custom_loop.aggregation import ExchangeAggregation
 from insitu.train.custom_loop.averaging import average_loss, scale_by_share
 from insitu.train.custom_loop.distributed_dataset import DistributedDataset, DistributedIterator
+from insitu.train.custom_loop.epoch_log import EpochLog
 from insitu.train.custom_loop.factory import (
     leave_graph,
     make_loop_replica,
     make_multi_device_loop_replica,
+    make_trackable,
     out_of_range_error,
     prepare_backend,
 )
@@ -24,7 +26,7 @@ from insitu.train.custom_loop.input_context import (
 from insitu.train.custom_loop.loop_replica import LoopReplica
 from insitu.train.custom_loop.per_replica import PerReplica, local_values, make_values
 from insitu.train.custom_loop.reduction import AnyReduceOp, ReduceOp, gather_values, reduce_values
-from insitu.train.custom_loop.replica_check import LOOP_CHECK_INTERVAL, check_weights
+from insitu.train.custom_loop.replica_check import LOOP_CHECK_INTERVAL, check_same_place, check_weights
 from insitu.train.custom_loop.replica_context import (
     ReplicaContext,
     find_strategy,
@@ -56,6 +58,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "EpochLog",
     "ExchangeAggregation",
     "ExchangeStep",
     "InputContext",
@@ -77,6 +80,7 @@ __all__ = [
     "ValueContext",
     "WorkerFeed",
     "average_loss",
+    "check_same_place",
     "check_weights",
     "cut_for_replicas",
     "find_strategy",
@@ -89,6 +93,7 @@ __all__ = [
     "local_values",
     "make_loop_replica",
     "make_multi_device_loop_replica",
+    "make_trackable",
     "make_values",
     "open_scope",
     "out_of_range_error",

@@ -18,9 +18,10 @@ class ExchangeAggregation:
         self._membership = membership
         self.replicas = membership.num_shards
 
-    def count_step_rows(self, rows: Sequence[int]) -> list[int]:
+    def count_step_rows(self, rows: Sequence[int]) -> tuple[list[int], int]:
         group = self._membership.group()
-        return [sum(rows if group.size == 1 else gather_counts(group, rows))] * len(rows)
+        counts = rows if group.size == 1 else gather_counts(group, rows)
+        return [sum(counts)] * len(rows), sum(count > 0 for count in counts)
 
     def synchronize(self, variables: Sequence[Any]) -> None:
         nothing = ModelState((), (), (), (), (), (), ())

@@ -9,7 +9,9 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
+from insitu.grid import PositionedData
 from insitu.missing_names import missing_name
+from insitu.train.custom_loop.epoch_log import EpochLog
 from insitu.train.custom_loop.factory import as_batch, leave_graph, make_spec, out_of_range_error
 from insitu.train.custom_loop.per_replica import merge_per_replica, note_batch
 from insitu.train.custom_loop.replica_check import LOOP_CHECK_INTERVAL
@@ -25,31 +27,41 @@ _LARGEST = 1 << 52
 """Above all fingerprints: what a float64 holds."""
 
 
-class DistributedDataset:
+class DistributedDataset(PositionedData):
     """Each iteration is the next epoch; each item is one step: a structure of arrays, with PerReplica leaves
     where this process has several replicas. A replica that has no rows in a step gets arrays of zero rows.
     `element_spec` has the structure of one replica's rows: `tf.TensorSpec`s on TensorFlow, else KerasTensors.
 
     `len()` is the number of steps, where it is known. Raises InputError where it isn't.
+
+    A loop that is restarted goes on in the epoch whose rows its checkpoint hasn't seen. `state_dict()` says
+    where it stands; on TensorFlow the dataset may also be a part of a `tf.train.Checkpoint`.
     """
 
     def __init__(
         self,
         feed: LoopFeed,
         bookkeeper: Bookkeeper,
-        after_step: Callable[[int, bool], None],
+        after_step: Callable[[LoopPosition, bool, bool], None],
         left_out: Callable[[], Collection[int]],
         check_data: Callable[[int, LoopPosition], None] | None = None,
+        log: EpochLog | None = None,
     ) -> None:
-        """`check_data` compares a fingerprint of all batches so far among the tasks, which must be the
-        same."""
+        """`after_step` is called after each step, and once more at the end, with the position, whether the
+        step is the first of the iteration, and whether this is the end. `check_data` compares a fingerprint
+        of all batches so far among the tasks, which must be the same. `log` finds where a restarted loop
+        stands."""
+        super().__init__()
         self._feed = feed
         self._bookkeeper = bookkeeper
         self._after_step = after_step
         self._left_out = left_out
         self._check_data = check_data
         self._example = feed.example()
-        self._epoch = 0
+        self._log = log
+        self._number = log.add(self._position) if log is not None else 0
+        #: The epoch that follows the last one.
+        self._next_epoch = 0
 
     def __len__(self) -> int:
         if self._feed.num_steps is None:
@@ -74,29 +86,61 @@ class DistributedDataset:
     def __getattr__(self, name: str) -> Any:
         raise missing_name("DistributedDataset", name)
 
+    def state_dict(self) -> dict[str, int]:
+        if not self._position.has_begun:
+            self._find_place()
+        return super().state_dict()
+
     def _steps(self) -> Iterator[Any]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        self._bookkeeper.begin(FeedAdapter(self._feed))  # type: ignore[arg-type]
-        index, seen = -1, 0
-        position = LoopPosition(0, LOOP, epoch=epoch)
+        epoch, start = self._begin()
+        iteration = self._position.begin()
+        index, seen = start - 1, 0
+        position = LoopPosition(0, LOOP, epoch=epoch, step=start)
         try:
-            for index, step in enumerate(self._feed.steps(epoch, 0)):
+            for index, step in enumerate(self._feed.steps(epoch, start), start):
                 position = LoopPosition(0, LOOP, epoch=epoch, step=index)
                 self._bookkeeper.reporter.report(position, "custom loop")
                 seen = (seen * 31 + sum({part.fingerprint for part in step.parts})) % _LARGEST
-                if self._check_data is not None and index % LOOP_CHECK_INTERVAL == 0:
+                if self._check_data is not None and (index - start) % LOOP_CHECK_INTERVAL == 0:
                     self._check_data(seen, position)
+                self._position.advance(iteration)
                 yield merge_per_replica([note_batch(self._data(part)) for part in step.parts])
                 # The caller asks for the next step, so it has used this one.
                 self._bookkeeper.record(step, self._left_out())
-                self._after_step(index, False)
+                self._after_step(position, index == start, False)
             if self._check_data is not None:
                 self._check_data(seen, position)
-            self._after_step(index, True)
+            self._position.end(iteration)
+            if self._log is not None:
+                # Before the tasks meet: none has saved a checkpoint yet.
+                self._log.note()
+            self._after_step(position, False, True)
         finally:
             # One that is left in its middle may be closed when the interpreter has torn down the rest.
             if not sys.is_finalizing():
+                self._position.end(iteration)
                 self._bookkeeper.end()
+
+    def _begin(self) -> tuple[int, int]:
+        """Return the epoch and the step at which the next iteration begins, having prepared both."""
+        self._position.leave()
+        self._find_place()
+        epoch, start = self._position.epoch, self._position.step
+        self._bookkeeper.begin(FeedAdapter(self._feed))  # type: ignore[arg-type]
+        if (epoch, start) != (self._next_epoch, 0):
+            self._feed.skip_epochs(epoch - self._next_epoch)
+            if self._log is not None and self._log.is_restarted:
+                self._bookkeeper.restore(LoopPosition(0, LOOP, epoch=epoch, step=start))
+        elif self._log is not None:
+            self._log.note(self._number)
+        self._next_epoch = epoch + 1
+        return epoch, start
+
+    def _find_place(self) -> None:
+        """Find where a restarted loop stands. Raises UnknownPosition."""
+        if self._log is not None:
+            matters = self._feed.follows_epochs or self._bookkeeper.keeps_ledger_of(self._feed.cache)
+            self._log.find(self._number, repr(self._feed), matters=matters)
 
     def _data(self, part: ShardBatch) -> Any:
         data = part.data

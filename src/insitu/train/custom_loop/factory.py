@@ -58,6 +58,12 @@ def make_spec(shape: Sequence[int | None], dtype: str) -> Any:
     return _backend().make_spec(shape, dtype) if _is_tensorflow() else keras.KerasTensor(shape, dtype)
 
 
+def make_trackable(data: type[Any]) -> type[Any]:
+    """Return a class of positioned data of which the backend takes objects into its own checkpoints."""
+    found: type[Any] = _backend().make_trackable(data) if _is_tensorflow() else data
+    return found
+
+
 def as_batch(leaf: Any) -> Any:
     """Return an array of a batch as scripts for the backend expect it: a tensor on TensorFlow."""
     return _backend().as_batch(leaf) if _is_tensorflow() else leaf

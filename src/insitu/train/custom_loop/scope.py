@@ -17,8 +17,10 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.trainer import Trainer
 
 from insitu.errors import TrainingError
+from insitu.train.custom_loop.replica_check import hash_values
 
 _MADE_IN = "_insitu_made_in"
+_FIRST_VALUE = "_insitu_first_value"
 _numbers = itertools.count()
 
 
@@ -26,7 +28,10 @@ class CreationTracker:
     """Records what is created while it is open, by weak references."""
 
     def __init__(self) -> None:
-        self._number = next(_numbers)
+        #: The number of the strategy among those of this process.
+        self.number = next(_numbers)
+        #: Whether to remember the first values of variables that are made from now on.
+        self.keeps_first_values = False
         self._optimizers: list[weakref.ref[Any]] = []
         self._variables: list[weakref.ref[Any]] = []
         self._layers: list[weakref.ref[Any]] = []
@@ -43,7 +48,7 @@ class CreationTracker:
         """Raise TrainingError where one was created in the scope of another strategy, which has placed it."""
         for variable in variables:
             maker = getattr(variable, _MADE_IN, None)
-            if maker is not None and maker != self._number:
+            if maker is not None and maker != self.number:
                 raise TrainingError(
                     "A model is made, compiled and trained in the scope of one strategy. Received: the "
                     f"variable {variable.path!r}, made in another strategy's scope. Make a new model in "
@@ -52,7 +57,14 @@ class CreationTracker:
 
     def _note(self, variable: Any) -> None:
         self._variables.append(weakref.ref(variable))
-        object.__setattr__(variable, _MADE_IN, self._number)
+        object.__setattr__(variable, _MADE_IN, self.number)
+        if self.keeps_first_values and variable._value is not None:
+            object.__setattr__(variable, _FIRST_VALUE, hash_values([variable]))
+
+    def are_weights_as_made(self) -> bool:
+        """Return whether each weight still has its first value, as far as these were kept."""
+        weights = self.weights()
+        return bool(weights) and all(getattr(v, _FIRST_VALUE, None) == hash_values([v]) for v in weights)
 
     def weights(self) -> list[Any]:
         """Return the trainable variables, in the order of their creation."""

@@ -14,6 +14,7 @@ from insitu.train.collectives import pack_leaves
 from insitu.train.custom_loop.averaging import Share, share_scope
 from insitu.train.custom_loop.summaries import record_summaries
 from insitu.train.custom_loop.tracing import DeferredUpdates, VariableTracer, defer_apply
+from insitu.train.replica import is_floating
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,8 @@ def _stateless(
 
 class StepModel:
     """The parts of a model's interface that a replica needs. Its batches are lists of arrays. The first
-    has a row (rows of the step over all replicas, number of this replica) for each row of this replica; the
-    arrays of the call follow.
+    has a row (rows of the step over all replicas, number of this replica, replicas with rows) for each row of
+    this replica; the arrays of the call follow.
 
     `trace` fills in the variables and optimizers that the step touches.
     """
@@ -131,6 +132,8 @@ class StepModel:
         self.metrics_variables: list[Any] = []
         self.unmoved_variables: list[Any] = []
         """Variables that the step only reads. They stay out of the exchange."""
+        self.plain_means: list[Any] = []
+        """Moved variables of no layer, of which each replica counts the same, whatever rows it has."""
         self.without_gradient: frozenset[int] = frozenset()
         """Indices of the trainable variables on which the loss doesn't depend."""
         self.training = True
@@ -182,6 +185,15 @@ class StepModel:
                 self.non_trainable_variables.append(variable)
             if not moved:
                 self.unmoved_variables.append(variable)
+        self._choose_plain_means([v for v in self.non_trainable_variables if id(v) in written])
+
+    def _choose_plain_means(self, moved: Sequence[Any]) -> None:
+        """Choose the moved variables that are averaged over replicas as tf.distribute does it. Averages that
+        layers keep, such as BatchNorm's, are of rows."""
+        if self._replicas > 1 and self._strategy is not None:
+            own = {id(v) for layer in self._strategy.created_in_scope.layers for v in layer.variables}
+            averaged = [v for v in moved if is_floating(v) and v.aggregation in ("mean", "none")]
+            self.plain_means = [v for v in averaged if id(v) not in own]
 
     def call(self, arrays: Sequence[Any], deferred: DeferredUpdates) -> DeferredUpdates:
         """Run the user's step. Its updates are recorded in `deferred` instead of applied."""
@@ -190,10 +202,21 @@ class StepModel:
         share = Share(rows, arrays[0][0, 0], replica_id, self._strategy)
         shards = () if self._strategy is None else self._strategy.membership.context.shards
         first = next(iter(shards), 0)
+        before = [keras.ops.copy(keras.ops.convert_to_tensor(v)) for v in self.plain_means]
         with share_scope(share), defer_apply(self._known, deferred), record_summaries(replica_id, first):
             self.result = StepResult(self._call(arrays[1:]))
+        self._weigh_plain_means(before, rows, arrays[0][0])
         self.outputs = self.result.tensors
         return deferred
+
+    def _weigh_plain_means(self, before: Sequence[Any], rows: Any, share: Any) -> None:
+        """Scale what the step has made of these variables so that the mean over replicas by rows is the mean
+        over all replicas. Those without rows leave a variable as it was `before`."""
+        for variable, old in zip(self.plain_means, before, strict=True):
+            step_rows, _, active = (keras.ops.cast(share[i], variable.dtype) for i in range(3))
+            scale = step_rows / (keras.ops.cast(rows, variable.dtype) * self._replicas)
+            idle = (self._replicas - active) / active
+            variable.assign((keras.ops.convert_to_tensor(variable) + old * idle) * scale)
 
     def apply_in_turn(self, deferred: DeferredUpdates, arrays: Sequence[Any]) -> None:
         """Give the gradients to the optimizer of this model, scaled so that their mean over replicas by rows

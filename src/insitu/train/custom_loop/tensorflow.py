@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +23,20 @@ leave_graph = tf_function.leave_graph
 def make_spec(shape: Sequence[int | None], dtype: str) -> tf.TensorSpec:
     """See `insitu.train.custom_loop.factory.make_spec`."""
     return tf.TensorSpec(shape, dtype)
+
+
+@functools.cache
+def make_trackable(data: type[Any]) -> type[Any]:
+    """See `insitu.train.custom_loop.factory.make_trackable`."""
+
+    def serialize(self: Any) -> str:
+        return json.dumps(self.state_dict())
+
+    def deserialize(self: Any, text: Any) -> None:
+        self.load_state_dict(json.loads(text))
+
+    methods = {"serialize": serialize, "deserialize": deserialize, "__module__": data.__module__}
+    return type(data.__name__, (data, tf.train.experimental.PythonState), methods)
 
 
 def as_batch(leaf: Any) -> Any:

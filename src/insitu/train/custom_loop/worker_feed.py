@@ -6,8 +6,9 @@ datasets with `AutoShardPolicy.OFF`, whose batches are global ones.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import itemgetter
 from typing import Any
 
@@ -43,6 +44,10 @@ class WorkerFeed:
         self._cut = cut
         self.source = feeds[0].source
         self.part_rows: int | None = None
+        self.follows_epochs = any(feed.follows_epochs for feed in feeds)
+
+    def __repr__(self) -> str:
+        return repr(self._feeds[0])
 
     @property
     def num_steps(self) -> int | None:
@@ -53,8 +58,13 @@ class WorkerFeed:
         return self._feeds[0].example(rows)
 
     def steps(self, epoch: int, start_step: int) -> Iterator[StepBatch]:
-        read = [self._batches(feed, epoch) for feed in self._feeds]
+        # Replicas of one feed take its batches in turn.
+        each = 1 if len(self._feeds) > 1 else len(self._shards)
+        skipped = 0 if self._cut is not None else start_step * each
+        read = [self._batches(feed, epoch, skipped) for feed in self._feeds]
         of_replicas = read if len(read) > 1 else read * len(self._shards)
+        for batches in of_replicas if self._cut is not None else ():
+            deque(islice(batches, start_step), maxlen=0)
         while True:
             parts = [next(batches, None) for batches in of_replicas]
             if not self._count_left(sum(part is not None for part in parts)):
@@ -67,8 +77,12 @@ class WorkerFeed:
                 ),
             )
 
-    def _batches(self, feed: Feed, epoch: int) -> Iterator[ShardBatch]:
-        for step in feed.steps(epoch, 0):
+    def skip_epochs(self, count: int) -> None:
+        for feed in self._feeds:
+            feed.skip_epochs(count)
+
+    def _batches(self, feed: Feed, epoch: int, start: int) -> Iterator[ShardBatch]:
+        for step in feed.steps(epoch, start):
             (part,) = step.parts
             yield from (part,) if self._cut is None else self._cut(part)
 

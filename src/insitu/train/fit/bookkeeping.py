@@ -45,12 +45,15 @@ class Bookkeeper:
         read_updates: Callable[[LoopPosition], int | None] = lambda position: None,
     ) -> None:
         """Begin a fit over the adapter's feed. `read_updates` returns the updates of its model, if known."""
-        context = self._membership.context
         self._ledgers = {}
         self._adapter = adapter
-        cache = adapter.feed.cache
-        self._keeps_ledger = context.job is not None and cache is not None and cache == context.cache
+        self._keeps_ledger = self.keeps_ledger_of(adapter.feed.cache)
         self.reporter.begin_training(read_updates)
+
+    def keeps_ledger_of(self, cache: str | None) -> bool:
+        """Return whether rows of a cache are counted, given its name; None for rows of no cache."""
+        context = self._membership.context
+        return context.job is not None and cache is not None and cache == context.cache
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Count the time while open as evaluation."""

@@ -45,6 +45,10 @@ class Feed(Protocol):
         where it has no end."""
 
     @property
+    def follows_epochs(self) -> bool:
+        """Whether each epoch has rows, or an order of them, that follow from its number alone."""
+
+    @property
     def is_refreshed(self) -> bool:
         """Whether epochs may have different rows, and so different numbers of steps."""
 
@@ -64,6 +68,10 @@ class Feed(Protocol):
 
     def steps(self, epoch: int, start_step: int) -> Iterator[StepBatch]:
         """Yield the steps of `epoch` from `start_step` on, in an iteration of their own."""
+
+    def skip_epochs(self, count: int) -> None:
+        """Let the next iteration be `count` epochs later than it would be. Raises InputError for data that
+        can't go back."""
 
     def step_at(self, epoch: int, step: int) -> StepBatch:
         """Return one step, of the shards that are assigned now: the one that was read last, or any where the
@@ -108,6 +116,16 @@ class DatasetFeed:
         self.part_rows: int | None = -(-dataset.batch_size // num_shards)
         # No ledger accounts for rows that are left out on purpose.
         self.cache: str | None = None if dataset.is_selected else dataset.cache.name
+
+    def __repr__(self) -> str:
+        return repr(self._dataset)
+
+    @property
+    def follows_epochs(self) -> bool:
+        return self._dataset.seed is not None or self._dataset.passes is None
+
+    def skip_epochs(self, count: int) -> None:
+        """Do nothing: each epoch is read by its number."""
 
     @property
     def num_steps(self) -> int | None:
@@ -192,6 +210,7 @@ class StreamFeed:
     """
 
     cache: str | None = None
+    follows_epochs = False
 
     def __init__(
         self,
@@ -261,6 +280,16 @@ class StreamFeed:
                 [_slice(batch, rows, shard, count, shard, fingerprint=fingerprint) for shard in self._shards]
             ),
         )
+
+    def skip_epochs(self, count: int) -> None:
+        if count < 0 and not self.source.restartable:
+            raise InputError(
+                f"Data that is read in order goes forward only. Received: a position {-count} epochs back. "
+                "Use an insitu.Dataset or arrays, or distribute the data again."
+            )
+        if count > 0:
+            self.source.replay_epochs(count)
+            self.source.skip(count)
 
     def step_at(self, epoch: int, step: int) -> StepBatch:
         for kept_epoch, kept_step, batch in self._recent:

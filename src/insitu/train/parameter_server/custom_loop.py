@@ -27,8 +27,8 @@ class ServerAggregation:
         self._summed = None if members is None else ExchangeAggregation(members)
         self.replicas = 1 if self._summed is None else self._summed.replicas
 
-    def count_step_rows(self, rows: Sequence[int]) -> list[int]:
-        return list(rows) if self._summed is None else self._summed.count_step_rows(rows)
+    def count_step_rows(self, rows: Sequence[int]) -> tuple[list[int], int]:
+        return (list(rows), 1) if self._summed is None else self._summed.count_step_rows(rows)
 
     def synchronize(self, variables: Sequence[Any]) -> None:
         """Do nothing: trained variables get their values from the servers, and the rest is each worker's

@@ -20,6 +20,7 @@ from insitu.train.custom_loop import (
     AnyReduceOp,
     CreationTracker,
     DistributedDataset,
+    EpochLog,
     InputContext,
     LoopAggregation,
     LoopRunner,
@@ -29,6 +30,7 @@ from insitu.train.custom_loop import (
     ValueContext,
     WorkerFeed,
     average_loss,
+    check_same_place,
     check_weights,
     cut_for_replicas,
     find_strategy,
@@ -36,6 +38,7 @@ from insitu.train.custom_loop import (
     is_per_replica,
     leave_graph,
     local_values,
+    make_trackable,
     make_values,
     open_scope,
     prepare_backend,
@@ -78,6 +81,12 @@ class Strategy:
             seed_unseeded(membership.context.seed)
         self.created_in_scope = CreationTracker()
         self._loop_runner: LoopRunner | None = None
+        self._epoch_log = self._open_epoch_log()
+
+    def _open_epoch_log(self) -> EpochLog | None:
+        """Return what finds where restarted loops stand in their data. None here: a worker that dies runs
+        its loop again, without the others."""
+        return None
 
     @property
     def membership(self) -> Membership:
@@ -248,8 +257,9 @@ class Strategy:
         over all replicas of all tasks before they update; state that the forward pass moves is combined as
         in `fit` (BatchNorm by rows, metrics summed). On JAX, variables may be read, differentiated and
         assigned in it as if it ran by itself. Arrays are traced; Python integers, strings and the like are
-        constants, for each of which `fn` is compiled again. It runs once more, without effect, to learn what
-        it touches.
+        constants, for each of which `fn` is compiled again, as for other values or objects of the globals,
+        enclosed variables and attributes that its code names. It runs once more, without effect, to learn
+        what it touches.
 
         Returns what `fn` returns: tensors of the backend, with PerReplica leaves where this process has
         several replicas. A replica without rows has arrays of zero rows, or None in place of tensors without
@@ -381,7 +391,8 @@ class Strategy:
         self, feed: Any, check_data: Callable[[int, LoopPosition], None] | None = None
     ) -> DistributedDataset:
         bookkeeper = Bookkeeper(self._membership)
-        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out, check_data)
+        make: type[DistributedDataset] = make_trackable(DistributedDataset)
+        return make(feed, bookkeeper, self._after_step, self.left_out, check_data, self._epoch_log)
 
     def _count_left(self, own: int) -> int:
         """Return the sum of a number over all tasks. Collective."""
@@ -397,9 +408,15 @@ class Strategy:
         with self._membership.explain_loss("check_replicas"):
             check_weights(self._membership.group(), self.created_in_scope.weights(), where)
 
-    def _after_step(self, index: int, last: bool) -> None:
-        if last or (index + 1) % LOOP_CHECK_INTERVAL == 0 or index == 0:
+    def _after_step(self, position: LoopPosition, first: bool, last: bool) -> None:
+        index = position.step
+        if first and self._compares_data:
+            check_same_place(self._membership.group(), position)
+        if last or (index + 1) % LOOP_CHECK_INTERVAL == 0 or first:
             self.check_replicas("after an epoch" if last else f"after step {index}")
+
+    def _count_loop_updates(self) -> int:
+        return self._loop_runner.updates if self._loop_runner is not None else 0
 
 
 def tell_unchecked(plan: CombinationPlan, model: Any, membership: Membership) -> None:

@@ -26,6 +26,7 @@ from insitu.train.custom_loop import (
     make_loop_replica,
     reduce_values,
 )
+from insitu.train.elastic import LoopPosition
 from insitu.train.fit import EpochLengths, StepExecutor
 from insitu.train.parameter_server import (
     AssignmentGuard,
@@ -282,7 +283,7 @@ class ParameterServerStrategy(Strategy):
         # Others don't wait for each other.
         return self._waits_for_all and not self._coordinated and super()._compares_data
 
-    def _after_step(self, index: int, last: bool) -> None:
+    def _after_step(self, position: LoopPosition, first: bool, last: bool) -> None:
         """Skip the check of equal replicas: workers' weights differ."""
 
     def _count_left(self, own: int) -> int:

@@ -11,6 +11,7 @@ from insitu.context import context as read_context
 from insitu.exchange import Group
 from insitu.train.collectives import barrier_token
 from insitu.train.custom_loop import (
+    EpochLog,
     ExchangeAggregation,
     ExchangeStep,
     LoopAggregation,
@@ -41,6 +42,9 @@ class SynchronousStrategy(Strategy):
     ) -> None:
         context = (context or read_context()).for_strategy()
         super().__init__(SynchronousMembership(context, transport, compression))
+
+    def _open_epoch_log(self) -> EpochLog:
+        return EpochLog(self._membership.context, self.created_in_scope, self._count_loop_updates)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         """Return the step of `model`. The first time, all replicas get the state of rank 0."""

@@ -31,7 +31,7 @@ def in_group(work: Any) -> list[Any]:
 def test_rows_of_a_step_are_those_of_all_tasks() -> None:
     rows = [[3, 0], [4]]
     counted = in_group(lambda aggregation, group: aggregation.count_step_rows(rows[group.rank]))
-    assert counted == [[7, 7], [7]]
+    assert counted == [([7, 7], 2), ([7], 2)]
 
 
 def test_a_task_that_is_alone_asks_nobody() -> None:
@@ -39,7 +39,7 @@ def test_a_task_that_is_alone_asks_nobody() -> None:
         membership: Any = SimpleNamespace(num_shards=2, group=lambda: group)
         aggregation = ExchangeAggregation(membership)
         before = group.last_completed
-        assert aggregation.replicas == 2 and aggregation.count_step_rows([3, 2]) == [5, 5]
+        assert aggregation.replicas == 2 and aggregation.count_step_rows([3, 2]) == ([5, 5], 2)
         assert group.last_completed == before
 
 

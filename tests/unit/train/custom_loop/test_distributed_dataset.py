@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from exchange_ranks import in_threads
 from models import in_shards
 
+import insitu.exchange
 from insitu.errors import InputError
 from insitu.train import MultiWorkerMirroredStrategy
+from insitu.train.custom_loop import DistributedDataset, check_same_place
+from insitu.train.elastic import LOOP, LoopPosition
 
 
 def test_a_custom_loop_iterates_this_replicas_part(strategy_over):
@@ -75,3 +79,69 @@ def test_processes_compare_the_batches_of_a_loop(strategy_over, monkeypatch):
     with pytest.raises(InputError, match=r"must be given the same data.*another batch than that of shard 0"):
         seen.extend(strategy.distribute_dataset(data))
     assert checked[0] != checked[1]
+
+
+def shuffled() -> tf.data.Dataset:
+    return tf.data.Dataset.range(10).shuffle(10, seed=1).batch(4)
+
+
+def parts_of(step) -> list[list[int]]:
+    return [np.asarray(value).tolist() for value in step.values]
+
+
+def test_a_loop_goes_on_in_the_middle_of_an_epoch(strategy_over):
+    tf.random.set_seed(1)
+    first = strategy_over(2).distribute_dataset(shuffled())
+    epochs = [[parts_of(step) for step in first] for _ in range(4)]
+    assert len({str(epoch) for epoch in epochs}) == 4
+    assert first.state_dict() == {"epoch": 4, "step": 0}
+
+    second = strategy_over(2).distribute_dataset(shuffled())
+    second.load_state_dict({"epoch": 1, "step": 2})
+    iterator = iter(second)
+    assert parts_of(next(iterator)) == epochs[1][2]
+    assert second.state_dict() == {"epoch": 1, "step": 3}
+    # An iterator that the script keeps is over once the next one begins.
+    again = iter(second)
+    assert parts_of(next(again)) == epochs[2][0]
+    assert second.state_dict() == {"epoch": 2, "step": 1}
+    del iterator
+    assert second.state_dict() == {"epoch": 2, "step": 1}
+    second.set_epoch(3)
+    assert [parts_of(step) for step in second] == epochs[3]
+    second.set_epoch(0)
+    with pytest.raises(InputError, match=r"goes forward only.*4 epochs back"):
+        next(iter(second))
+
+
+def test_arrays_are_read_at_any_epoch(strategy_over):
+    data = strategy_over(2).distribute_dataset(np.arange(40))
+    for epoch in (2, 0):
+        data.load_state_dict({"epoch": epoch, "step": 1})
+        assert [parts_of(step) for (step,) in data] == [[[32, 33, 34, 35], [36, 37, 38, 39]]]
+
+
+def test_data_is_a_part_of_tensorflows_checkpoints(strategy_over, tmp_path):
+    first = strategy_over(2).distribute_dataset(shuffled())
+    assert isinstance(first, DistributedDataset) and type(first).__name__ == "DistributedDataset"
+    list(first)
+    next(iterator := iter(first))
+    path = tf.train.Checkpoint(data=first).save(str(tmp_path / "loop"))
+    del iterator
+    second = strategy_over(2).distribute_dataset(shuffled())
+    checkpoint = tf.train.Checkpoint(data=second)
+    checkpoint.restore(path).assert_consumed()
+    assert second.state_dict() == {"epoch": 1, "step": 1}
+    assert len(list(second)) == 2
+
+
+def test_tasks_at_different_places_are_named():
+    def task(index, addresses):
+        with insitu.exchange.join(index, addresses, shards=(index,), num_shards=2, timeout=40.0) as group:
+            check_same_place(group, LoopPosition(0, LOOP, epoch=2, step=5))
+            with pytest.raises(InputError, match="in each task") as raised:
+                check_same_place(group, LoopPosition(0, LOOP, epoch=2 * index, step=index))
+            return str(raised.value)
+
+    for told in in_threads(2, task):
+        assert "epoch 0, step 0 in shard 0; epoch 2, step 1 in shard 1" in told

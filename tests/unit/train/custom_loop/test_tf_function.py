@@ -45,7 +45,7 @@ def test_a_function_around_the_loop_of_an_epoch_sees_each_batch_of_each_epoch(st
         return epoch(batches)
 
     assert [float(epoch(dataset)), float(nested(dataset))] == [66, 66]
-    assert dataset._epoch == 2
+    assert dataset.state_dict() == {"epoch": 2, "step": 0}
 
 
 def test_a_function_over_an_iterator_takes_no_batch_that_it_does_not_use(strategy_over) -> None:

@@ -12,7 +12,7 @@ from models import in_shards
 import insitu
 from insitu.errors import InputError
 from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.custom_loop import cut_for_replicas
+from insitu.train.custom_loop import WorkerFeed, cut_for_replicas
 from insitu.train.replica import ShardBatch
 
 
@@ -60,6 +60,27 @@ def test_a_worker_tells_the_function_which_part_is_its_own(monkeypatch) -> None:
     made = []
     strategy.distribute_datasets_from_function(lambda c: made.append(c) or tf.data.Dataset.range(3).batch(1))
     assert made == [insitu.InputContext(2, 1, 2)]
+
+
+def test_a_loop_goes_on_in_the_middle_of_a_workers_own_data(strategy_over) -> None:
+    def make(_: Any) -> Any:
+        return tf.data.Dataset.range(7).batch(2)
+
+    options = insitu.InputOptions(experimental_replication_mode=insitu.InputReplicationMode.PER_REPLICA)
+    strategy = strategy_over(2)
+    for data in (
+        strategy.distribute_datasets_from_function(make),
+        strategy.distribute_datasets_from_function(make, options),
+    ):
+        whole = [rows_of(step) for step in data]
+        data.load_state_dict({"epoch": 3, "step": 1})
+        assert [rows_of(step) for step in data] == whole[1:]
+    feed = strategy.distribute_datasets_from_function(make)._feed
+    cut = WorkerFeed([feed._feeds[0]], (0, 1), lambda own: own, cut_for_replicas(2, 2, 0))
+    steps = [[part.data.tolist() for part in step.parts if part.rows] for step in cut.steps(0, 0)]
+    cut = WorkerFeed([feed._feeds[0]], (0, 1), lambda own: own, cut_for_replicas(2, 2, 0))
+    later = [[part.data.tolist() for part in step.parts if part.rows] for step in cut.steps(0, 2)]
+    assert later == steps[2:]
 
 
 @pytest.mark.parametrize(("rows", "replicas"), [(8, 4), (7, 4), (3, 4), (6, 2)])

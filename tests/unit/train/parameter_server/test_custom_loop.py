@@ -16,12 +16,12 @@ from insitu.train.replica import ShardBatch
 
 def test_each_replica_is_a_step_of_its_own_unless_servers_wait_for_all() -> None:
     alone = ServerAggregation(None)
-    assert alone.replicas == 1 and alone.count_step_rows([3, 0]) == [3, 0]
+    assert alone.replicas == 1 and alone.count_step_rows([3, 0]) == ([3, 0], 1)
     alone.synchronize([object()])  # the servers have the values
     with insitu.exchange.join(0, ["127.0.0.1:1"], shards=[0, 1], num_shards=2) as group:
         members: Any = SimpleNamespace(num_shards=2, group=lambda: group)
         summed = ServerAggregation(members)
-        assert summed.replicas == 2 and summed.count_step_rows([3, 0]) == [3, 3]
+        assert summed.replicas == 2 and summed.count_step_rows([3, 0]) == ([3, 3], 1)
 
 
 class Replica:
