@@ -15,7 +15,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-launchers demo demo-ignite test test-long test-torch test-slow test-tls test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-launchers demo demo-ignite test test-long test-torch test-slow test-tls test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -46,6 +46,10 @@ test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the defaul
 
 test-slow: $(STAMP) ## Run the tests that take long
 	$(BIN)/python -m pytest -m "slow and not torch" --timeout 1800
+
+KILLS ?= 200
+nightly: $(STAMP) ## Run every suite and mark that exists, with one table at the end (hours; KILLS=200 on each backend)
+	$(BIN)/python tools/nightly.py --kills $(KILLS)
 
 TLS_TESTS := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.py tests/fault/test_exchange_trust.py \
   tests/fault/test_exchange_loss.py tests/fault/test_exchange_network.py tests/fault/test_parameter_servers.py \

@@ -36,9 +36,12 @@ def run(
     options: Sequence[str],
     faults: Sequence[Fault] = (),
     variables: Mapping[str, str] | None = None,
+    *,
+    kills: str = "",
 ) -> tuple[dict[str, Any], str]:
     """Run the script in a job; return what it has left behind, by file, and what the job has printed. Fails
-    where a fault hasn't fired, or the job has another exit code than 0."""
+    where a fault hasn't fired, or the job has another exit code than 0. `kills` are random ones; see
+    `disturbance/sitecustomize.py`."""
     fired = folder / "fired"
     job = folder / "job"
     fired.mkdir(parents=True)
@@ -49,6 +52,7 @@ def run(
         **(variables or {}),
         "INSITU_TEST_FAULTS": json.dumps(named),
         "INSITU_TEST_FIRED": str(fired),
+        "INSITU_TEST_KILLS": kills,
         "PYTHONPATH": str(FOLDER / "disturbance"),
         "OUT": str(folder / "out"),
     }

@@ -5,6 +5,9 @@ module as a process starts whose PYTHONPATH names its folder.
 "last", "epoch": 1, "batch": 0, "signal": "KILL", "name": ...}. A fault fires once in all of a job: before the
 user's callbacks hear of the event ("first"), or behind them ("last"). It leaves a file of its name in the
 folder `INSITU_TEST_FIRED`.
+
+`INSITU_TEST_KILLS` is "SEED,COUNT,SECONDS": each process of a task kills itself after a random time of so
+many seconds on average, until COUNT of the job have.
 """
 
 from __future__ import annotations
@@ -194,5 +197,25 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def _kill_at_random() -> None:
+    import random
+    import threading
+    import time
+
+    seed, count, mean = os.environ["INSITU_TEST_KILLS"].split(",")
+    drawn = random.Random(f"{seed} {os.getpid()}").expovariate(1 / float(mean))
+
+    def kill() -> None:
+        time.sleep(drawn)
+        # A standby process isn't a task yet, or has become one since.
+        if "INSITU_TASK" in os.environ:
+            for number in range(int(count)):
+                _fire({"name": f"kill-{number}"})
+
+    threading.Thread(target=kill, daemon=True).start()
+
+
+if os.environ.get("INSITU_TEST_KILLS"):
+    _kill_at_random()
 if os.environ.get("INSITU_TEST_FAULTS"):
     sys.meta_path.insert(0, _Finder())

@@ -82,6 +82,11 @@ class TensorBoard(keras.callbacks.Callback):
         return self._update_freq != "epoch"
 
     @property
+    def event_folders(self) -> list[Path | str]:
+        """The folder in which a training begins its event file. Read by `fit`."""
+        return [self._choose_folder()]
+
+    @property
     def appended_files(self) -> list[Path]:
         """The event files of the training under way on this machine. Read by `fit`: what a task has written
         that is lost, and is written again, is taken out of them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -46,6 +46,9 @@ class FitListener(Protocol):
 
     def share_restored(self) -> None:
         """Give all tasks what a callback that the chief alone runs has restored."""
+
+    def begin_files(self, callbacks: Iterable[Any]) -> None:
+        """Take out of files what earlier processes of this task have written of a fit that begins again."""
 
     def meet(self, position: LoopPosition) -> None:
         """Wait for all tasks: their callbacks have heard of what comes before `position`."""
@@ -139,6 +142,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
             model=model,
             **params,
         )
+        #: How many of the callbacks restore a training; they are the first ones.
+        self._restoring = sum(hasattr(callback, "restores_training") for callback in own)
         self._step_listeners = [callback for callback in own if hasattr(callback, "end_step")]
         #: Callbacks that may remember something of each batch. Written at each epoch's beginning.
         self._batch_callbacks: list[Any] = []
@@ -215,11 +220,13 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         state = self._state
         before = self.model._initial_epoch
         self._on_begin()
-        called = []
+        called: list[Any] = []
         with self._calling(TRAIN_BEGIN):
             for callback in self.callbacks:
                 # The first ones may find out where the fit is taken up.
                 if not state.entry.was_heard(TRAIN_BEGIN):
+                    if len(called) == self._restoring:
+                        self._listener.begin_files(self.callbacks[len(called) :])
                     called.append(callback)
                     callback.on_train_begin(logs)
             self.memory.note_uncopied("on_train_begin")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from insitu.train.collectives import barrier_token
@@ -12,6 +12,7 @@ from insitu.train.fit.entry import Key
 from insitu.train.fit.epoch_lengths import EpochLengths
 from insitu.train.fit.fit_records import FitRecords, find_place
 from insitu.train.fit.loop_state import LoopState
+from insitu.train.fit.writer_files import begin_files
 
 
 class FitMeetings:
@@ -25,6 +26,7 @@ class FitMeetings:
         self._membership = membership
         self._model = model
         self._loop = loop
+        self._fit = fit
         self.end_fit = end_fit
         is_synchronous = isinstance(membership, SynchronousMembership)
         #: Whether another can take this task's place while the others go on.
@@ -49,6 +51,13 @@ class FitMeetings:
         """Send all tasks what a callback of the chief's has restored. Called as the training begins."""
         send_restored(self._membership, self._membership.calls.position(RESTORE), self._model)
         self._loop.gap.rebase()
+
+    def begin_files(self, callbacks: Iterable[Any]) -> None:
+        """Take out of the chief's files what its earlier processes have written of a fit that begins again
+        from its beginning."""
+        context = self._membership.context
+        if context.job is not None and context.is_chief:
+            begin_files(callbacks, context.job.callbacks(context.task) / f"files-{self._fit}.json")
 
     def meet(self, position: LoopPosition) -> None:
         """Wait for all tasks: their callbacks have heard of what comes before `position`."""

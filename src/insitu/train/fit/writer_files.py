@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import keras
+
+from insitu.grid import publish_file
 
 _EVENTS = "events.out.tfevents."
 
@@ -58,6 +61,25 @@ def appending(callbacks: Iterable[Any]) -> Iterator[None]:
             callback.append = False
 
 
+def begin_files(callbacks: Iterable[Any], record: Path) -> None:
+    """Take what earlier processes of this task have written of a fit, which begins again from its beginning,
+    out of the files of callbacks. `record` keeps what was there when it began for the first time, and who has
+    written since."""
+    folders = sorted({str(folder) for callback in callbacks for folder in _folders(callback)})
+    files = [path for folder in folders for path in _event_files(Path(folder))]
+    known: dict[str, Any] = {"sizes": {}, "writers": []}
+    if record.exists():
+        known = json.loads(record.read_text())
+        for path in files:
+            if str(path) in known["sizes"]:
+                _cut(path, known["sizes"][str(path)])
+            elif _writer_of(path) in known["writers"]:
+                path.unlink(missing_ok=True)
+    else:
+        known["sizes"] = _mark(files)["sizes"]
+    publish_file(record, json.dumps({**known, "writers": [*known["writers"], _writer()]}).encode())
+
+
 def _mark(paths: Iterable[Any]) -> Marks:
     sizes = {str(path): path.stat().st_size for path in map(Path, paths) if path.is_file()}
     return {"sizes": sizes, "writer": _writer()}
@@ -73,10 +95,20 @@ def _cut(path: Path, size: int) -> None:
 
 def _summaries(callback: Any) -> list[Path]:
     """Return the event files in the folders of Keras' TensorBoard."""
-    if "://" in callback.log_dir:
-        return []
-    folders = (Path(callback.log_dir, part) for part in ("train", "validation"))
-    return [path for folder in folders for path in sorted(folder.glob(f"{_EVENTS}*"))]
+    return [path for folder in _folders(callback) for path in _event_files(folder)]
+
+
+def _folders(callback: Any) -> list[Path]:
+    """Return the folders on this machine in which a callback begins event files."""
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        names = [f"{callback.log_dir}/{part}" for part in ("train", "validation")]
+    else:
+        names = [str(name) for name in getattr(callback, "event_folders", ())]
+    return [Path(name) for name in names if "://" not in name]
+
+
+def _event_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{_EVENTS}*"))
 
 
 def _writer() -> str:
@@ -85,5 +117,7 @@ def _writer() -> str:
 
 def _writer_of(path: Path) -> str:
     """Return the host and the process in the name of an event file."""
-    # events.out.tfevents.SECONDS.HOST.PID.NUMBER.v2
-    return ".".join(path.name.removeprefix(_EVENTS).split(".")[1:-2])
+    # events.out.tfevents.SECONDS.HOST.PID.NUMBER.v2; insitu's own have no number.
+    parts = path.name.removeprefix(_EVENTS).split(".")[1:-1]
+    has_number = all(part.isdecimal() for part in parts[-2:])
+    return ".".join(parts[:-1] if has_number else parts)
