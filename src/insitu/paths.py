@@ -41,6 +41,7 @@
           attempt-1.log  progress  reads.json  failure.json
           samples.jsonl                 what the task has done, measured while it trains
           fits.json                     of workers with servers: the fits that ended
+          loop-epochs.jsonl             of worker 0: how far custom loops have come in their data
           servers.json                  of parameter servers: what they hold and have done
         checkpoints/                    written by the chief; servers/ by parameter servers
         evaluations.jsonl               what the evaluator has found, by checkpoint; trainings.jsonl: of whom
@@ -202,14 +203,12 @@ class Paths:
         return self.node(node) / "store.json"
 
     def agent(self, node: str) -> Path:
-        """Return the file that says which agent serves the store."""
         return self.node(node) / "agent.json"
 
     def agent_lock(self, node: str) -> Path:
         return self.node(node) / "agent.lock"
 
     def agent_log(self, node: str) -> Path:
-        """Return the log of an agent, which outlives an attempt to join."""
         return self.home / f"agent-{self.node(node).name}.log"
 
     def cache_store(self, node: str, cache: str) -> Path:
@@ -229,15 +228,12 @@ class Paths:
         return self.version(node, cache, version) / "last-read"
 
     def partial(self, node: str, cache: str, version: int, index: int) -> Path:
-        """Return where a copy of the partition arrives from another node."""
         return self.partition(node, cache, version, index).with_suffix(".partial")
 
     def fetched(self, node: str, cache: str, version: int, index: int) -> Path:
-        """Return the mark of a copy that was fetched for jobs, and goes when none needs it."""
         return self.partition(node, cache, version, index).with_suffix(".fetched")
 
     def verified(self, node: str, cache: str, version: int, index: int) -> Path:
-        """Return the record that this copy of the partition has been verified."""
         return self.partition(node, cache, version, index).with_suffix(".verified")
 
     def files(self, node: str) -> Path:
@@ -495,7 +491,6 @@ class JobPaths:
 
     @property
     def loop_epochs(self) -> Path:
-        """Return the file to which worker 0 writes how far custom loops have come in their data."""
         return self.task(TaskId("worker", 0)) / "loop-epochs.jsonl"
 
     def strategy(self, task: TaskId) -> Path:

@@ -3,7 +3,7 @@
 A loop restores a checkpoint of its own, of which insitu knows nothing. But its weights tell which one it was:
 while a loop runs, the chief notes a hash of them when an epoch of the data begins and when it ends. A loop of
 a later attempt that begins with such weights goes on at that epoch. One whose weights are those that its
-script has made begins anew. Nothing else can be told, and is refused if it would change the rows.
+script has made starts from scratch. Nothing else is known, and refused if it would change the rows.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class EpochLog:
     def find(self, number: int, data: str, *, matters: bool) -> None:
         """Move all datasets to where they stand in the loop that dataset `number` begins to be iterated by.
 
-        Raises UnknownPosition where that `matters` and can't be told. `data` describes the dataset.
+        Raises UnknownPosition if that `matters` and isn't known. `data` describes the dataset.
         """
         position, restored = self._positions[number], self._count_optimizers_updates() - self._count_updates()
         goes_on = self._restored_updates is not None and restored <= self._restored_updates
@@ -93,7 +93,7 @@ class EpochLog:
             if matters and restored > 0 and not (goes_on or self._earlier or self._has_fits()):
                 self._warn_of_updates(restored, data)
             return
-        if self._is_anew(number) or self._look_up(number) or goes_on or not matters:
+        if self._starts_over(number) or self._look_up(number) or goes_on or not matters:
             return
         raise UnknownPosition(
             "A restarted loop that goes on from its own checkpoint must know where its data stands. "
@@ -122,7 +122,7 @@ class EpochLog:
                 position.move(epoch)
         return True
 
-    def _is_anew(self, number: int) -> bool:
+    def _starts_over(self, number: int) -> bool:
         """Return whether the loop begins with the weights that the script has made, before any update."""
         if self._count_optimizers_updates() or not self._tracker.are_weights_as_made():
             return False

@@ -30,10 +30,10 @@ def check_same_place(group: Group, position: LoopPosition) -> None:
     """Raise InputError, in every task, unless all tasks are at this step of their data. Collective."""
     places = gather_sizes(group, position.epoch << 32 | position.step)
     if len(set(places)) > 1:
-        told = [f"epoch {place >> 32}, step {place % 2**32} in shard {i}" for i, place in enumerate(places)]
+        found = [f"epoch {place >> 32}, step {place % 2**32} in shard {i}" for i, place in enumerate(places)]
         raise InputError(
             "All tasks of a loop iterate the same step of the same epoch. Received: "
-            f"{'; '.join(told)}. Restore checkpoints, and call set_epoch and load_state_dict, in each task."
+            f"{'; '.join(found)}. Restore checkpoints, and call set_epoch and load_state_dict, in each task."
         )
 
 

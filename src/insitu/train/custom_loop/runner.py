@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from insitu.train.custom_loop.per_replica import (
     values_per_replica,
 )
 from insitu.train.custom_loop.scope import CreationTracker
+from insitu.train.custom_loop.step_identity import identify_constant, identify_step
 from insitu.train.custom_loop.step_model import BoundCall, StepModel
 from insitu.train.custom_loop.steps import LoopStep
 from insitu.train.devices import log_variables
@@ -28,7 +28,7 @@ from insitu.train.elastic import Membership
 from insitu.train.replica import ShardBatch
 
 MAX_COMPILED_STEPS = 64
-"""More different steps and shapes of arguments mean that something differs in each call."""
+"""Compiled steps that are kept. So many calls in a row that each need another one are an error."""
 
 
 class LoopAggregation(Protocol):
@@ -72,7 +72,9 @@ class LoopRunner:
     def __init__(self, strategy: LoopStrategy) -> None:
         self._strategy = strategy
         self._aggregation = strategy.loop_aggregation()
+        #: By the key of their calls, the one that was used last at the end.
         self._programs: dict[Any, _CompiledStep] = {}
+        self._compiled_in_a_row = 0
         self._synchronized: set[int] = set()
         #: Runs that have updated variables by an optimizer.
         self.updates = 0
@@ -88,18 +90,22 @@ class LoopRunner:
         fn = getattr(fn, "python_function", fn)
         shards = self._strategy.membership.context.shards
         arguments = _Arguments(fn, tuple(args), dict(kwargs), len(shards))
-        program = self._programs.get(arguments.key)
+        program = self._programs.pop(arguments.key, None)
+        self._compiled_in_a_row = self._compiled_in_a_row + 1 if program is None else 0
         if program is None:
-            if len(self._programs) == MAX_COMPILED_STEPS:
+            if self._compiled_in_a_row > MAX_COMPILED_STEPS:
                 raise TrainingError(
-                    "A step is compiled for each structure and shape of its arguments, at most "
-                    f"{MAX_COMPILED_STEPS} times. Received: {len(self._programs) + 1} kinds of calls. Give "
-                    "run() the same function each time, which uses the same objects; numbers that change as "
-                    "arguments that are NumPy scalars; arrays that differ in their first axis only."
+                    "A step is compiled for each structure and shape of its arguments, and for each value of "
+                    f"Python that it reads. Received: {self._compiled_in_a_row} calls in a row that differ. "
+                    "Give run() the same function each time, which uses the same objects; numbers that "
+                    "change as arguments that are NumPy scalars; arrays that differ in their first axis only."
                 )
             program = _CompiledStep(self._strategy, self._aggregation, arguments)
-            self._programs[arguments.key] = program
             self._synchronize(program.model)
+            if len(self._programs) == MAX_COMPILED_STEPS:
+                self._programs.pop(next(iter(self._programs)))
+        # At the end: the one that is dropped is the one that was used longest ago.
+        self._programs[arguments.key] = program
         result = program.run(arguments)
         self.updates += bool(program.model.optimizer.groups)
         return result
@@ -150,10 +156,11 @@ class _Arguments:
         )
         specs = tuple((tuple(c[0].shape[1:]), str(c[0].dtype)) for c in self._columns)
         structure = str(keras.tree.map_structure(lambda leaf: 0, (args, kwargs)))
+        step, self.objects = identify_step(fn)
         self.key = (
-            _identity_of_code(fn),
+            step,
             structure,
-            tuple(map(_identity, constants)),
+            tuple(map(identify_constant, constants)),
             is_array,
             scalars,
             specs,
@@ -223,27 +230,6 @@ def _is_text(dtype: Any) -> bool:
     )
 
 
-def _identity_of_code(fn: Any) -> Any:
-    """Return a key for a function: the same for one that is made again with the same code, over the same
-    objects."""
-    if not isinstance(fn, types.FunctionType):
-        return fn
-    try:
-        enclosed = [cell.cell_contents for cell in fn.__closure__ or ()]
-    except ValueError:  # a name that has no value yet
-        return fn
-    enclosed += [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-    return fn.__code__, id(fn.__globals__), tuple(map(_identity, enclosed))
-
-
-def _identity(constant: Any) -> Any:
-    """Return a key for a constant: its value where that can't change, otherwise the identity of the
-    object."""
-    return (
-        constant if isinstance(constant, str | bytes | bool | int | None) else (type(constant), id(constant))
-    )
-
-
 def _refuse_results(metrics: Sequence[Any]) -> None:
     """Raise TrainingError where a step returns the result of a metric that it updates."""
     if metrics:
@@ -261,6 +247,8 @@ class _CompiledStep:
     def __init__(self, strategy: LoopStrategy, aggregation: LoopAggregation, arguments: _Arguments) -> None:
         self._shards = strategy.membership.context.shards
         self._aggregation = aggregation
+        # Others may not get their identities while the step may be asked for.
+        self._objects = arguments.objects
         optimizers = strategy.created_in_scope.optimizers
         self.model = StepModel(arguments.call, optimizers, aggregation.replicas, strategy)
         example = arguments.example()

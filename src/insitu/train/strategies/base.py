@@ -257,8 +257,9 @@ class Strategy:
         over all replicas of all tasks before they update; state that the forward pass moves is combined as
         in `fit` (BatchNorm by rows, metrics summed). On JAX, variables may be read, differentiated and
         assigned in it as if it ran by itself. Arrays are traced; Python integers, strings and the like are
-        constants, for each of which `fn` is compiled again. It runs once more, without effect, to learn what
-        it touches.
+        constants, for each of which `fn` is compiled again, as for other values or objects of the globals,
+        enclosed variables and attributes that its code names. It runs once more, without effect, to learn
+        what it touches.
 
         Returns what `fn` returns: tensors of the backend, with PerReplica leaves where this process has
         several replicas. A replica without rows has arrays of zero rows, or None in place of tensors without

@@ -86,7 +86,7 @@ def test_a_loop_goes_on_at_the_epoch_of_its_weights(tmp_path: Path) -> None:
         assert restarted.begin() == epoch + 1
 
 
-def test_a_loop_with_the_weights_that_were_made_begins_anew(tmp_path: Path) -> None:
+def test_a_loop_with_the_weights_that_were_made_starts_from_scratch(tmp_path: Path) -> None:
     Attempt(tmp_path, 1).run(3)
     anew = Attempt(tmp_path, 2, weight=9.0)
     assert [anew.begin(), anew.train(), anew.begin()] == [0, None, 1]
@@ -106,7 +106,7 @@ def test_a_loop_that_looks_at_a_batch_first_goes_on_with_the_same_epoch(tmp_path
     assert [restarted.begin(), restarted.begin()] == [3, 3]
 
 
-def test_what_cannot_be_told_is_refused_if_it_matters(tmp_path: Path) -> None:
+def test_what_is_not_known_is_refused_if_it_matters(tmp_path: Path) -> None:
     Attempt(tmp_path, 1).run(3)
     within = Attempt(tmp_path, 2)
     within.restore(1.234, 3)

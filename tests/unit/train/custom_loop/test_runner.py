@@ -275,8 +275,46 @@ def test_a_function_made_anew_is_the_same_step_while_it_uses_the_same_objects(st
         return float(strategy.run(lambda x: x + number, (one,)))
 
     assert [add(1), add(2), add(1)] == [2, 3, 2]
-    with pytest.raises(TrainingError, match="the same function each time"):
-        add(3)
+    # As long as some are asked for again, the one that was used longest ago makes room.
+    assert [add(n) for n in (3, 4, 4, 5, 6, 1, 1)] == [4, 5, 5, 6, 7, 2, 2]
+    with pytest.raises(TrainingError, match=r"4 calls in a row that differ.*the same function each time"):
+        [add(n) for n in range(10, 20)]
+
+
+def test_a_step_that_is_defined_again_trains_the_model_of_now(strategy_over):
+    """As a loop over folds at the top of a script, whose names are globals."""
+    script: dict[str, Any] = {"tf": tf, "strategy": strategy_over(2)}
+    for _ in range(2):
+        with script["strategy"].scope():
+            script["weight"], script["optimizer"] = keras.Variable([[0.0]]), keras.optimizers.SGD(0.1)
+        exec(STEP_OF_GLOBALS, script)
+        (rows,) = script["strategy"].distribute_dataset(
+            tf.data.Dataset.from_tensors(np.ones((3, 1), "float32"))
+        )
+        script["strategy"].run(script["step"], (rows,))
+        assert float(script["weight"].numpy()[0, 0]) == pytest.approx(-0.1)
+
+
+STEP_OF_GLOBALS = """
+def step(rows):
+    with tf.GradientTape() as tape:
+        loss = strategy.compute_average_loss(tf.reduce_sum(rows * weight, 1))
+    optimizer.apply(tape.gradient(loss, [weight.value]), [weight])
+"""
+
+
+def test_a_number_that_a_step_reads_is_that_of_now(strategy_over):
+    settings = {"beta": 0.5}
+    strategy = strategy_over(1)
+
+    def step(x: Any) -> Any:
+        return x * settings["beta"]
+
+    results = []
+    for beta in (0.5, 0.75, 0.5):
+        settings["beta"] = beta
+        results.append(float(strategy.run(step, (np.float32(2),))))
+    assert results == [1.0, 1.5, 1.0]
 
 
 def test_regularization_losses_of_a_model_enter_a_step(strategy_over):
