@@ -1,4 +1,4 @@
-"""Kills tasks at random moments of the script of `disturbed_jobs.py`, and compares all that jobs leave behind.
+"""Kills tasks at random moments of the script of `disturbed_jobs.py`, and compares what jobs leave behind.
 
 python tests/support/random_kills.py --kills 2000 --seed 1 --backend tensorflow
 """

@@ -73,8 +73,10 @@ class CallbackMemory:
         self._callbacks = _named([*given, history])
         self._is_chief = is_chief
         self._before = {name: _InitialAttributes(callback) for name, callback in self._callbacks.items()}
-        #: What the chief last sent, by name. Written by `take_sent`.
+        #: What the chief last sent, by name; behind the last unit that was done. Written by `release`.
         self._of_chief: StateDict = {}
+        #: What it has sent in the unit under way; None for what is the same here. Written by `take_sent`.
+        self._sent: dict[str, dict[str, Any] | None] = {}
         #: Attributes as they were when callbacks were first called since the last unit. Written by `keep`.
         self._kept: dict[str, dict[str, Any]] = {}
         #: Attributes that can't be copied, with the event at whose end they were there, by callback's name.
@@ -100,8 +102,14 @@ class CallbackMemory:
                 self._kept[name] = _copy_attributes(callback) | {_FILES: self._mark_files(callback)}
 
     def release(self) -> None:
-        """Forget what `keep` has kept: a unit was done."""
+        """Forget what `keep` has kept, and take over what the chief has sent: a unit was done."""
         self._kept = {}
+        for name, state in self._sent.items():
+            if state is None:
+                self._of_chief.pop(name, None)
+            else:
+                self._of_chief[name] = state
+        self._sent = {}
 
     def _mark_files(self, callback: Any) -> Marks:
         return mark_files(callback) if self._is_chief else {}
@@ -122,18 +130,19 @@ class CallbackMemory:
         return states
 
     def take_sent(self, sent: StateDict) -> list[str]:
-        """Keep what the chief has sent; return the names of callbacks whose state is another one there."""
+        """Keep what the chief has sent, which counts once the unit under way is done: until then callbacks
+        may be called again. Return the names of callbacks whose state is another one there."""
         missing = []
         for name, state in sent.items():
             if _HASH not in state:
-                self._of_chief[name] = state
+                self._sent[name] = state
             elif (
                 name not in self._callbacks
                 or _hash(self._read(name, vars(self._callbacks[name]), {})) != (state[_HASH])
             ):
                 missing.append(name)
             else:
-                self._of_chief.pop(name, None)
+                self._sent[name] = None
         return missing
 
     @staticmethod
