@@ -73,8 +73,12 @@ class CallbackMemory:
         self._callbacks = _named([*given, history])
         self._is_chief = is_chief
         self._before = {name: _InitialAttributes(callback) for name, callback in self._callbacks.items()}
-        #: What the chief last sent, by name. Written by `take_sent`.
+        #: What the chief sent before the last unit that was done, by name. Written by `release`.
         self._of_chief: StateDict = {}
+        #: What it has sent since, with None for what it has like this task. Written by `take_sent`.
+        self._sent: dict[str, dict[str, Any] | None] = {}
+        #: Those that would write no header in the next fit, since their file was appended to in this one.
+        self._without_header: list[Any] = []
         #: Attributes as they were when callbacks were first called since the last unit. Written by `keep`.
         self._kept: dict[str, dict[str, Any]] = {}
         #: Attributes that can't be copied, with the event at whose end they were there, by callback's name.
@@ -100,8 +104,20 @@ class CallbackMemory:
                 self._kept[name] = _copy_attributes(callback) | {_FILES: self._mark_files(callback)}
 
     def release(self) -> None:
-        """Forget what `keep` has kept: a unit was done."""
+        """Forget what `keep` has kept: a unit was done. What the chief has sent in it holds from now on."""
         self._kept = {}
+        for name, state in self._sent.items():
+            if state is None:
+                self._of_chief.pop(name, None)
+            else:
+                self._of_chief[name] = state
+        self._sent = {}
+
+    def close(self) -> None:
+        """Let the callbacks begin another fit as they would have without this one's entry."""
+        for callback in self._without_header:
+            callback.append_header = True
+        self._without_header = []
 
     def _mark_files(self, callback: Any) -> Marks:
         return mark_files(callback) if self._is_chief else {}
@@ -122,18 +138,19 @@ class CallbackMemory:
         return states
 
     def take_sent(self, sent: StateDict) -> list[str]:
-        """Keep what the chief has sent; return the names of callbacks whose state is another one there."""
+        """Keep what the chief has sent, for `release`; until then, a task that takes its place calls its
+        callbacks again. Return the names of callbacks whose state is another one there."""
         missing = []
         for name, state in sent.items():
             if _HASH not in state:
-                self._of_chief[name] = state
+                self._sent[name] = state
             elif (
                 name not in self._callbacks
                 or _hash(self._read(name, vars(self._callbacks[name]), {})) != (state[_HASH])
             ):
                 missing.append(name)
             else:
-                self._of_chief.pop(name, None)
+                self._sent[name] = None
         return missing
 
     @staticmethod
@@ -182,7 +199,8 @@ class CallbackMemory:
             callback = self._callbacks[name]
             if self._is_chief or not isinstance(callback, WRITERS):
                 self._before[name].restore(callback)
-                _write(callback, state[name])
+                # A copy: it may be given to them again.
+                _write(callback, copy_value(state[name]))
 
     @contextlib.contextmanager
     def continuing_files(self, state: StateDict) -> Iterator[None]:
@@ -191,8 +209,9 @@ class CallbackMemory:
         marks = {n: state[n].get(_FILES, {}) for n in state if n in self._callbacks} if self._is_chief else {}
         for name, mark in marks.items():
             rewind_files(self._callbacks[name], mark)
-        with appending(self._callbacks[name] for name, mark in marks.items() if mark):
+        with appending(self._callbacks[name] for name, mark in marks.items() if mark) as opened:
             yield
+        self._without_header += opened
 
     def warn_of_uncopied(self, state: StateDict) -> None:
         """Name the callbacks of users that have set what can't be copied from another process."""

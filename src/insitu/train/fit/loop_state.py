@@ -78,8 +78,12 @@ class LoopState:
         self._metrics_to_restore: dict[str, Any] = {}
         #: A survivor's state, from `stage` to `resume`.
         self._staged: dict[str, Any] | None = None
-        #: The position at which this process took up the fit from elsewhere than from others.
-        self._start: LoopPosition | None = None
+        #: The epoch and the step at which this process took up the fit from elsewhere than from others.
+        self._start: tuple[int, int] | None = None
+        #: Whether callbacks are called only for what can't be copied. Written by `setting_up`.
+        self.sets_up = False
+        #: Whether training is to stop, as the entry is to set it; None where that was done.
+        self._stop_at_entry: bool | None = None
 
     @property
     def model_state(self) -> ModelState:
@@ -116,7 +120,7 @@ class LoopState:
 
     def start_at(self, epoch: int, step: int) -> None:
         """Start the fit at this step: those before were done by another run of the script."""
-        self.position = self._start = self.position.at_step(epoch, step)
+        self.position, self._start = self.position.at_step(epoch, step), (epoch, step)
         self._bookkeeper.restore(self.position)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -129,6 +133,7 @@ class LoopState:
             self._assign(self._metrics_to_restore)
         else:
             self.logs = {}
+            self.enter_stop()
         self._metrics_to_restore = {}
 
     def begin_tests(self) -> None:
@@ -168,9 +173,16 @@ class LoopState:
         return dict(self._staged["test_logs"])
 
     def end_skipped_steps(self) -> None:
-        """Take over whether training is to stop, which Keras asks after each step."""
-        if self._staged is not None:
-            self._model.stop_training = self._staged["stop_training"]
+        """Come to the first step that others haven't done."""
+        self.enter_stop()
+        # Some data has drawn random numbers in this process.
+        load_random_states(self._random_at_entry)
+
+    def enter_stop(self) -> None:
+        """Take over whether training is to stop, which Keras asks after each step. Not before: it would skip
+        fewer steps."""
+        if self._stop_at_entry is not None:
+            self._model.stop_training, self._stop_at_entry = self._stop_at_entry, None
 
     # Another task takes the call up
 
@@ -194,7 +206,7 @@ class LoopState:
             "metrics_before_tests": self.metrics_before_tests or metrics,
             "outputs": list(self.outputs),
             "stop_training": self.gap.stop_training,
-            "did_last_step": self.position != self._start,
+            "did_last_step": (self.position.epoch, self.position.step) != self._start,
             "heard_at_entry": list(self.entry.heard),
             "memory_at_entry": self.memory_at_entry,
             "random": self.gap.random_states,
@@ -227,13 +239,14 @@ class LoopState:
         if is_fit:
             self.position = self.position.at_step(position.epoch, position.step)
             if not state["did_last_step"]:
-                self._start = self.position
+                self._start = (position.epoch, position.step)
             if position.kind == BEGIN:
                 # They have entered by a checkpoint, or at the beginning, as this task does now.
                 self.entry = enter_at_beginning(tuple(state["heard_at_entry"]))
                 self.memory_at_entry = state["memory_at_entry"]
             else:
                 self.entry = enter_beside_others(position, did_last_step=state["did_last_step"])
+                self._stop_at_entry = state["stop_training"]
             self._random_at_entry = state["random"]
             self._metrics_to_restore = state["metrics_before_tests"]
             self.logs, self.epoch_logs = state["logs"], state["epoch_logs"]
@@ -258,6 +271,7 @@ class LoopState:
         self.metrics_before_tests = state["metrics_before_tests"] if tests_have_begun else {}
         if self.callback_memory is not None:
             self._bookkeeper.restore(self.position)
+            self.enter_stop()
         else:
             self._model.stop_training = state["stop_training"]
 
@@ -289,10 +303,16 @@ class LoopState:
     @contextlib.contextmanager
     def setting_up(self) -> Iterator[None]:
         """Call callbacks while open only for what can't be copied: what they change of the model is undone,
-        and they have the state of the entry afterwards."""
-        with self.gap.reverting():
-            yield
+        and they have the state of the entry afterwards. What changes from then on is what others do too."""
+        self.sets_up = True
+        try:
+            with self.gap.reverting():
+                yield
+        finally:
+            self.sets_up = False
         self.restore_callbacks()
+        if self.callback_memory is not None:
+            self.callback_memory.release()
 
     def restore_callbacks(self) -> None:
         """Give the callbacks, and the random generators, the state of the entry."""
@@ -303,6 +323,8 @@ class LoopState:
     def close(self) -> None:
         """End a fit, whether it ended well or not: let go of its callbacks."""
         self.gap.close()
+        if self.callback_memory is not None:
+            self.callback_memory.close()
         self.callback_memory = self.data = self.validation = None
 
 

@@ -14,7 +14,7 @@ from insitu.train.elastic import call_log
 from insitu.train.elastic.call_log import CallLog
 from insitu.train.elastic.lockstep import ResumePoint
 from insitu.train.elastic.position import EPOCH, SETUP, TEST, TRAIN, LoopPosition
-from insitu.train.replica import ModelState, read_state
+from insitu.train.replica import ModelState, read_state, views
 
 
 class Trainer:
@@ -25,12 +25,23 @@ class Trainer:
         self.calls = calls
         self.number = calls.register(self)
         self.prepared = True
+        self.replays = self.sets_up = False
         self.position = calls.position(TRAIN)
         self.resumed: list[Any] = []
+        self.units: list[str] = []
 
     @property
     def state(self) -> ModelState:
         return read_state(self.model)
+
+    def views(self) -> dict[str, Any]:
+        return views(self.state)
+
+    def begin_unit(self, group: Any, position: LoopPosition) -> None:
+        self.units.append(f"begin {position.kind}")
+
+    def end_unit(self) -> None:
+        self.units.append("end")
 
     def state_dict(self) -> dict[str, Any]:
         return {"logs": {"loss": 0.5}}

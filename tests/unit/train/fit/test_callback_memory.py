@@ -49,43 +49,14 @@ def _sent(value: Any) -> Any:
     return decode(payload.tree, payload.arrays)
 
 
-def test_a_csv_file_goes_on_at_its_epoch(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("epoch,loss\n0,0.5\n1,0.25\n2,0.1\n2,0.")
-    logger = keras.callbacks.CSVLogger(str(path))
-    memory = CallbackMemory([logger], keras.callbacks.History(), True)
-    memory.append_to_logs(2)
-    logger.on_train_begin()
-    memory.load_state_dict({"CSVLogger 0": {"keys": ["loss"]}})
-    logger.on_epoch_end(2, {"loss": 0.125})
-    logger.on_train_end()
-    assert path.read_text().replace("\r", "") == "epoch,loss\n0,0.5\n1,0.25\n2,0.125\n"
-
-
 def test_another_task_keeps_what_the_chief_sent_of_its_writers(tmp_path: Path) -> None:
     saver = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True)
     other = CallbackMemory([saver], keras.callbacks.History(), False)
-    other.load_state_dict({"ModelCheckpoint 0": {"best": 0.25}, "Gone 0": {"count": 1}})
+    assert other.take_sent({"ModelCheckpoint 0": {"best": 0.25}}) == []
+    other.load_state_dict({"ModelCheckpoint 0": {"best": 0.5}, "Gone 0": {"count": 1}})
+    other.release()
     assert other.state_dict()["ModelCheckpoint 0"] == {"best": 0.25}
     assert saver.best is None
-
-
-def test_rows_that_cannot_be_dropped_leave_the_csv_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("epoch,loss\n0,0.5\n1,0.25\n")
-    memory = CallbackMemory([keras.callbacks.CSVLogger(str(path))], keras.callbacks.History(), True)
-
-    def full(staged: Path, target: Path) -> None:
-        raise OSError("No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", full)
-        with pytest.raises(OSError, match="No space"):
-            memory.append_to_logs(1)
-    assert [p.name for p in tmp_path.iterdir()] == ["log.csv"]
-    assert path.read_text() == "epoch,loss\n0,0.5\n1,0.25\n"
 
 
 class Saving(keras.callbacks.ModelCheckpoint):

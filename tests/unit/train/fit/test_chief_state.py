@@ -11,7 +11,6 @@ import pytest
 from models import same_bits, weights
 
 from insitu.train.fit import chief_state
-from insitu.train.fit.callback_memory import CallbackMemory
 
 BOTH = ("worker:0", "worker:1")
 
@@ -69,20 +68,3 @@ def test_where_nothing_was_restored_a_fit_begins_at_its_beginning(sent: list[Any
 def test_one_task_sends_nothing(sent: list[Any]) -> None:
     chief_state.send_restored(member(0, tasks=()), None, make_model(1))  # type: ignore[arg-type]
     assert sent == []
-
-
-def test_writers_are_sent_in_a_job_that_has_some(sent: list[Any]) -> None:
-    def memory(*callbacks: Any, is_chief: bool) -> CallbackMemory:
-        return CallbackMemory(callbacks, keras.callbacks.History(), is_chief)
-
-    logger = keras.callbacks.CSVLogger("unused.csv")
-    chief, other = memory(logger, is_chief=True), memory(logger, is_chief=False)
-    logger.keys = ["loss"]
-    for rank, one in ((0, chief), (1, other)):
-        chief_state.send_writers(member(rank), None, one)  # type: ignore[arg-type]
-    assert other.writers["CSVLogger 0"]["keys"] == ["loss"]
-
-    chief_state.send_writers(member(0, job=None), None, chief)  # type: ignore[arg-type]
-    chief_state.send_writers(member(0), None, memory(is_chief=True))  # type: ignore[arg-type]
-    chief_state.send_writers(member(0, chief=None), None, chief)  # type: ignore[arg-type]
-    assert len(sent) == 1

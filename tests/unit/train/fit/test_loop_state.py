@@ -42,7 +42,8 @@ class Fit:
         self.model.train_on_batch(np.ones((2, 2)), np.zeros((2, 1)))
         self.counting = Counting()
         self.loop = LoopState(self.model, self.books, LoopPosition(0, TRAIN, 1), self.strategy)
-        self.loop.callback_memory = CallbackMemory([self.counting], keras.callbacks.History(), True)
+        self.memory = CallbackMemory([self.counting], keras.callbacks.History(), True)
+        self.loop.callback_memory = self.memory
 
 
 @pytest.fixture
@@ -82,19 +83,23 @@ def test_a_replacement_skips_to_the_survivors_and_is_then_as_they_are(fit: Fit) 
     others = LoopPosition(0, TEST, 1, epoch=2, step=5, test=3)
 
     new = Fit()
-    new.loop.stage(others, state)
+    new.loop.stage(others, state, is_fit=True)
+    new.loop.take_memory(new.memory)
     assert place(new.loop) == (TRAIN, 2, 5, 0)
     new.loop.begin_epoch(2)
     assert (new.loop.first_step, new.loop.first_test) == (5, 3)
     assert new.loop.skip_step() == {"loss": 0.5}
+    assert not new.model.stop_training
     new.loop.end_skipped_steps()
     assert new.model.stop_training
     new.loop.begin_tests()
     assert new.loop.position == others
     assert new.loop.skip_test() == {"loss": 0.25}
     assert new.counting.count == 0
+    new.loop.restore_callbacks()
+    assert new.counting.count == 7
     new.loop.resume(state)
-    assert (new.counting.count, new.loop.steps_since_check) == (7, 12)
+    assert new.loop.steps_since_check == 12
     assert new.loop.metrics_before_tests.keys() == new.loop.metrics().keys()
     assert new.books.restored == [others]
     # The next tests begin at their beginning.
@@ -110,7 +115,7 @@ def test_a_replacement_in_the_tests_is_a_source_for_the_next_one(fit: Fit, other
     state = fit.loop.state_dict()
 
     new = Fit()
-    new.loop.stage(others, state)
+    new.loop.stage(others, state, is_fit=True)
     new.loop.begin_epoch(2)
     new.model.reset_metrics()
     new.loop.position = others
@@ -124,7 +129,7 @@ def test_an_epoch_entered_in_its_middle_has_the_metrics_of_its_first_steps(fit: 
     state, metrics = fit.loop.state_dict(), fit.loop.metrics()
     assert any(float(np.sum(value)) for value in metrics.values())
     new = Fit()
-    new.loop.stage(LoopPosition(0, TRAIN, 1, epoch=0, step=1), state)
+    new.loop.stage(LoopPosition(0, TRAIN, 1, epoch=0, step=1), state, is_fit=True)
     new.model.reset_metrics()
     new.loop.begin_epoch(0)
     for name, value in new.loop.metrics().items():
@@ -144,14 +149,15 @@ def test_callbacks_get_what_a_checkpoint_remembers_where_it_was_saved(fit: Fit, 
     assert new.books.restored == [LoopPosition(0, TRAIN, 1, epoch=1, step=step)]
     new.loop.begin_epoch(1)
     assert new.loop.first_step == step
-    new.loop.restore_callbacks(epoch_has_begun=step == 0)
     assert new.counting.count == 0
     kernel = new.model.weights[0]
-    kernel.assign(kernel + 1)  # as a callback may, at the beginning of an epoch
-    new.loop.restore_callbacks(epoch_has_begun=step > 0)
-    assert new.counting.count == 5
-    undone = np.array_equal(kernel.numpy(), fit.model.weights[0].numpy())
-    assert undone == (step > 0)
+    with new.loop.setting_up():
+        # As a callback may, where it opens a file.
+        kernel.assign(kernel + 1)
+        new.counting.count, new.model.stop_training = 9, True
+        assert new.loop.sets_up
+    assert (new.counting.count, new.model.stop_training, new.loop.sets_up) == (5, False, False)
+    np.testing.assert_array_equal(kernel.numpy(), fit.model.weights[0].numpy())
 
 
 def test_an_ended_fit_lets_go_of_its_callbacks(fit: Fit) -> None:
