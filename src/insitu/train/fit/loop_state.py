@@ -18,6 +18,7 @@ from insitu.train.fit.entry import (
     enter_at_beginning,
     enter_beside_others,
     enter_by_checkpoint,
+    enter_without_memory,
 )
 from insitu.train.fit.fit_strategy import FitStrategy
 from insitu.train.fit.gap import Gap, load_random_states
@@ -121,6 +122,7 @@ class LoopState:
     def start_at(self, epoch: int, step: int) -> None:
         """Start the fit at this step: those before were done by another run of the script."""
         self.position, self._start = self.position.at_step(epoch, step), (epoch, step)
+        self.entry = enter_without_memory(epoch, step)
         self._bookkeeper.restore(self.position)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -242,7 +244,8 @@ class LoopState:
                 self._start = (position.epoch, position.step)
             if position.kind == BEGIN:
                 # They have entered by a checkpoint, or at the beginning, as this task does now.
-                self.entry = enter_at_beginning(tuple(state["heard_at_entry"]))
+                heard = tuple(state["heard_at_entry"])
+                self.entry = enter_at_beginning(heard, position.epoch, position.step)
                 self.memory_at_entry = state["memory_at_entry"]
             else:
                 self.entry = enter_beside_others(position, did_last_step=state["did_last_step"])
@@ -295,10 +298,10 @@ class LoopState:
         self._metrics_to_restore = self.metrics()
         self.logs, self.epoch_logs = extras["logs"], extras.get("epoch_logs")
         self.memory_at_entry = extras["memory"]
-        self.entry = enter_by_checkpoint(epoch, step)
         self._load_data_state(extras.get("data"))
         self._load_validation_state(extras.get("validation"))
         self.start_at(epoch, step)
+        self.entry = enter_by_checkpoint(epoch, step)
 
     @contextlib.contextmanager
     def setting_up(self) -> Iterator[None]:
