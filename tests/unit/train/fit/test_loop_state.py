@@ -11,6 +11,7 @@ import pytest
 
 from insitu.train.elastic.position import EPOCH, TEST, TRAIN, LoopPosition
 from insitu.train.fit.callback_memory import CallbackMemory
+from insitu.train.fit.entry import key_of_batch_begin, key_of_batch_end
 from insitu.train.fit.loop_state import LoopState, as_floats
 from insitu.train.replica import views
 
@@ -158,6 +159,73 @@ def test_callbacks_get_what_a_checkpoint_remembers_where_it_was_saved(fit: Fit, 
         assert new.loop.sets_up
     assert (new.counting.count, new.model.stop_training, new.loop.sets_up) == (5, False, False)
     np.testing.assert_array_equal(kernel.numpy(), fit.model.weights[0].numpy())
+
+
+def staged(survivor: Fit, others: LoopPosition) -> Fit:
+    """A task that takes the place of another beside `survivor`, who is at `others`."""
+    new = Fit()
+    new.loop.stage(others, survivor.loop.state_dict(), is_fit=True)
+    new.loop.take_memory(new.memory)
+    return new
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_training_stops_with_the_others_whatever_step_they_are_at(fit: Fit, step: int) -> None:
+    """A callback may say so at the beginning of the fit, of an epoch or of a batch."""
+    fit.model.stop_training = True
+    others = LoopPosition(0, TRAIN, 1, 0, step)
+    new = staged(fit, others)
+    new.loop.begin_epoch(0)
+    assert new.model.stop_training == (step == 0)
+    new.loop.position = others
+    # In the middle of an execution of several steps no batch has ended.
+    new.loop.resume(fit.loop.state_dict())
+    assert new.model.stop_training
+    new.model.stop_training = False
+    new.loop.end_skipped_steps()
+    assert not new.model.stop_training, "taken over twice"
+
+
+def test_what_callbacks_said_about_stopping_again_stays(fit: Fit) -> None:
+    others = LoopPosition(0, TRAIN, 1, 0, 5)
+    new = staged(fit, others)
+    new.loop.begin_epoch(0)
+    new.loop.end_skipped_steps()
+    new.model.stop_training = True
+    new.loop.resume(fit.loop.state_dict())
+    assert new.model.stop_training
+
+
+@pytest.mark.parametrize("kind", [TRAIN, TEST, EPOCH])
+def test_the_step_of_a_checkpoint_was_done_by_nobody_here(fit: Fit, kind: str) -> None:
+    """Its end isn't heard again, whether steps or tests come next."""
+    values = {name: np.array(value) for name, value in views(fit.loop.model_state).items()}
+    survivor = Fit()
+    survivor.loop.restore(1, 3, values, fit.loop.checkpoint_extras())
+    position = LoopPosition(0, TRAIN, 1, 1, 3)
+    position = {TRAIN: position, TEST: position.at_test(0), EPOCH: position.at_epoch_end()}[kind]
+    survivor.loop.position = position
+    new = staged(survivor, position)
+    assert new.loop.entry.was_heard(key_of_batch_end(1, 2))
+    assert not new.loop.entry.was_heard(key_of_batch_begin(1, 3))
+    # It is a source itself then.
+    new.loop.position = position
+    assert not new.loop.state_dict()["did_last_step"]
+    new.loop.position = position.at_step(1, 4)
+    assert new.loop.state_dict()["did_last_step"]
+
+
+def test_who_has_entered_sends_what_it_entered_by(fit: Fit) -> None:
+    """Its callbacks were kept as it began, before they got that."""
+    fit.counting.count = 7
+    new = staged(fit, LoopPosition(0, TRAIN, 1, 0, 5))
+    new.memory.keep()
+    with new.loop.setting_up():
+        new.counting.count = 1
+    assert new.counting.count == 7
+    new.memory.keep()
+    new.counting.count = 8
+    assert new.loop.state_dict()["callback_memory"]["own"]["Counting 0"]["count"] == 7
 
 
 def test_an_ended_fit_lets_go_of_its_callbacks(fit: Fit) -> None:
