@@ -220,7 +220,7 @@ class CallbackMemory:
             if not is_of_user(self._callbacks[name]):
                 continue
             for attribute, event in made.items():
-                remedy = f"{event} is called again, to make it anew" if event else "nothing makes it anew"
+                remedy = f"{event} is called again, to make it here" if event else "nothing makes it here"
                 sys.stderr.write(
                     f"[insitu] {kind.__name__}.{attribute} can't be carried over from another process: "
                     f"{remedy}\n"

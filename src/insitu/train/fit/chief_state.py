@@ -17,7 +17,7 @@ from insitu.train.replica import load_snapshot, read_state, views
 class ChiefMemory:
     """Sends all tasks what the chief's callbacks remember, wherever they may have been called.
 
-    So whoever takes the chief's place calls them again with what they remembered the first time. Between the
+    So the task that takes the chief's place calls them again with what they remembered the first time. Between the
     batches of an epoch that is only those that hear of batches.
     """
 

@@ -283,7 +283,7 @@ def test_what_cannot_be_copied_is_named_with_the_event_that_makes_it(
     there.warn_of_uncopied(state)
     printed = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in printed] == ["Opening.file", "Opening.of_epoch", "Opening.writer"]
-    assert "on_epoch_begin is called again" in printed[1] and "nothing makes it anew" in printed[2]
+    assert "on_epoch_begin is called again" in printed[1] and "nothing makes it here" in printed[2]
     assert there.is_made_by("on_train_begin", other, state)
     assert there.is_made_by("on_epoch_begin", other, state)
     assert not there.is_made_by("on_test_begin", other, state)

@@ -1,4 +1,4 @@
-"""Whoever enters a fit in its middle hears what lies behind the last unit, and nothing else."""
+"""A task that enters a fit in its middle hears what lies behind the last unit, and nothing else."""
 
 from __future__ import annotations
 
