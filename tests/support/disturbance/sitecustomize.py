@@ -158,6 +158,17 @@ def _install_rendezvous(module: Any) -> None:
     module.RosterRendezvous.rejoin = rejoin_and_fire
 
 
+def _install_sharing(module: Any) -> None:
+    share = module.ChiefMemory.share
+
+    def share_and_fire(self: Any, group: Any, chief: Any, position: Any, hearing: Any) -> None:
+        share(self, group, chief, position, hearing)
+        # In the unit: others have what this task has sent, and nobody has done it.
+        fire_at(f"shared_{position.kind}", epoch=position.epoch, batch=position.step)
+
+    module.ChiefMemory.share = share_and_fire
+
+
 _counts: dict[str, int] = {}
 
 
@@ -171,6 +182,7 @@ _PATCHES = {
     "insitu.train.fit.callbacks": _install_callbacks,
     "insitu.train.fit.prediction": _install_prediction,
     "insitu.train.fit.trainer": _install_trainer,
+    "insitu.train.fit.chief_state": _install_sharing,
     "insitu.train.checkpoint.store": _install_store,
     "insitu.train.elastic.roster_rendezvous": _install_rendezvous,
     "keras.src.saving.saving_lib": _install_saving,

@@ -49,6 +49,10 @@ class Resumable(Protocol):
         """Whether a replacement runs what lies between the last unit and the next, and has the state behind
         the last one for that, before it comes to the next."""
 
+    @property
+    def sets_up(self) -> bool:
+        """Whether callbacks are called only for what can't be copied from another process."""
+
     def views(self) -> dict[str, Any]:
         """Return every variable's value by name, as it was behind the last unit."""
 
@@ -166,7 +170,7 @@ class CallLog(CallCounter):
 
     def run(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
         """Make a call. Its result is kept for replacements."""
-        if self._depth == 1 and self._nested_to_recall:
+        if self._depth == 1 and self._staged:
             return self._recall_nested(trainer)
         outer, self._under_way = self._under_way, trainer
         try:
@@ -196,6 +200,11 @@ class CallLog(CallCounter):
         store(value)
         return size
 
+    @property
+    def _sets_up(self) -> bool:
+        """Whether the callback that makes a call is called only for what can't be copied."""
+        return self._under_way is not None and self._under_way.sets_up
+
     def _record_nested(self, trainer: Resumable, result: Any) -> None:
         """Keep a call that a callback has made: who takes this task's place makes it again, by itself."""
         if isinstance(result, keras.callbacks.History):
@@ -203,15 +212,18 @@ class CallLog(CallCounter):
             return
         moved = {id(variable) for variable in trainer.state.moved_in_tests}
         left = {name: to_numpy(v) for name, v in trainer.state.named() if id(v) in moved}
-        kept = {"model": trainer.number, "left": left}
+        kept = {"model": trainer.number, "sets_up": self._sets_up, "left": left}
         self._keep(result, lambda value: self._nested.append({**kept, "result": copy_value(value)}))
 
     def _recall_nested(self, trainer: Resumable) -> Any:
-        recalled = self._nested_to_recall.pop(0)
-        if recalled["model"] != trainer.number:
+        """Return what the others keep of a call that a callback makes here again."""
+        recalled = self._nested_to_recall.pop(0) if self._nested_to_recall else None
+        if recalled is None or (recalled["model"], recalled["sets_up"]) != (trainer.number, self._sets_up):
+            before = "none" if recalled is None else f"one of model {recalled['model']}"
             raise TrainingError(
-                "A callback makes the same calls each time that it hears of an event. Received: a call of "
-                f"model {trainer.number}, where it was model {recalled['model']} before. Start the job again."
+                "A callback makes the same calls each time that it hears of an event, and none where it "
+                f"opens something. Received: a call of model {trainer.number}, where the others made "
+                f"{before}. Make calls in a callback that opens nothing, or start the job again."
             )
         for name, variable in trainer.state.named():
             if name in recalled["left"]:

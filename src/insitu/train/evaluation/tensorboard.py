@@ -90,7 +90,8 @@ class TensorBoard(keras.callbacks.Callback):
     def appended_files(self) -> list[Path]:
         """The event files of the training under way on this machine. Read by `fit`: what a task has written
         that is lost, and is written again, is taken out of them."""
-        return [Path(path) for path in self._paths if not is_url(path)]
+        own = [str(self._file.path)] if self._file is not None else []
+        return [Path(path) for path in dict.fromkeys([*self._paths, *own]) if not is_url(path)]
 
     def on_train_begin(self, logs: Any = None) -> None:
         trainer = trainer_of(self.model)

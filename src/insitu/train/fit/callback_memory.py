@@ -73,10 +73,12 @@ class CallbackMemory:
         self._callbacks = _named([*given, history])
         self._is_chief = is_chief
         self._before = {name: _InitialAttributes(callback) for name, callback in self._callbacks.items()}
-        #: What the chief last sent, by name; behind the last unit that was done. Written by `release`.
+        #: What the chief sent before the last unit that was done, by name. Written by `release`.
         self._of_chief: StateDict = {}
-        #: What it has sent in the unit under way; None for what is the same here. Written by `take_sent`.
+        #: What it has sent since, with None for what it has like this task. Written by `take_sent`.
         self._sent: dict[str, dict[str, Any] | None] = {}
+        #: Those that would write no header in the next fit, since their file was appended to in this one.
+        self._without_header: list[Any] = []
         #: Attributes as they were when callbacks were first called since the last unit. Written by `keep`.
         self._kept: dict[str, dict[str, Any]] = {}
         #: Attributes that can't be copied, with the event at whose end they were there, by callback's name.
@@ -110,6 +112,12 @@ class CallbackMemory:
             else:
                 self._of_chief[name] = state
         self._sent = {}
+
+    def close(self) -> None:
+        """Let the callbacks begin another fit as they would have without this one's entry."""
+        for callback in self._without_header:
+            callback.append_header = True
+        self._without_header = []
 
     def _mark_files(self, callback: Any) -> Marks:
         return mark_files(callback) if self._is_chief else {}
@@ -191,7 +199,8 @@ class CallbackMemory:
             callback = self._callbacks[name]
             if self._is_chief or not isinstance(callback, WRITERS):
                 self._before[name].restore(callback)
-                _write(callback, state[name])
+                # A copy: it may be given to them again.
+                _write(callback, copy_value(state[name]))
 
     @contextlib.contextmanager
     def continuing_files(self, state: StateDict) -> Iterator[None]:
@@ -200,8 +209,9 @@ class CallbackMemory:
         marks = {n: state[n].get(_FILES, {}) for n in state if n in self._callbacks} if self._is_chief else {}
         for name, mark in marks.items():
             rewind_files(self._callbacks[name], mark)
-        with appending(self._callbacks[name] for name, mark in marks.items() if mark):
+        with appending(self._callbacks[name] for name, mark in marks.items() if mark) as opened:
             yield
+        self._without_header += opened
 
     def warn_of_uncopied(self, state: StateDict) -> None:
         """Name the callbacks of users that have set what can't be copied from another process."""

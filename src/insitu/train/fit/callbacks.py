@@ -241,6 +241,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
             self._initial_epoch = (before,)
             at_end = state.entry.is_at_end
             self.model._initial_epoch = self.params["epochs"] if at_end else state.position.epoch
+        if state.entry.is_at_end:
+            state.enter_stop()
         self._listener.meet(state.position.at_begin())
         self._write_graphs()
         if not state.entry.is_in_middle:
@@ -266,7 +268,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         self._batch_callbacks = [
             callback
             for callback in self.callbacks
-            if callback not in (self._progbar, self._history)
+            if callback is not self._progbar
+            and callback is not self._history
             and (any(_hears(callback, e) for e in _BATCH_EVENTS) or _keeps_steps(callback))
         ]
         self._has_users_batch_callbacks = any(map(is_of_user, self._batch_callbacks))
@@ -283,11 +286,13 @@ class EpochCallbacks(keras.callbacks.CallbackList):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         state = self._state
-        if batch == state.first_step - 1:
+        # The last execution of an epoch may have fewer steps than Keras counts.
+        last = min(batch, state.position.step - 1)
+        if last == state.first_step - 1:
             state.end_skipped_steps()
         if not self._heard and not self._step_listeners:
             return
-        event = key_of_batch_end(state.position.epoch, batch)
+        event = key_of_batch_end(state.position.epoch, last)
         if state.entry.was_heard(event):
             return
         if not self._batch_callbacks:

@@ -74,12 +74,15 @@ class Entry:
     heard: Key = NOTHING
     #: Events before this key may have been heard: by a task that was lost.
     repeated: Key = NOTHING
+    #: Events from the first key on and before the second belong to steps that another process has done.
+    skipped: tuple[Key, Key] = (NOTHING, NOTHING)
     #: Whether all epochs are over.
     is_at_end: bool = False
 
     def was_heard(self, event: Key) -> bool:
         """Return whether callbacks have heard an event, so that they don't hear it here."""
-        return event < self.heard
+        first, end = self.skipped
+        return event < self.heard or first <= event < end
 
     def repeats(self, event: Key) -> bool:
         """Return whether callbacks may hear an event for the second time."""
@@ -98,13 +101,19 @@ def enter_beside_others(position: LoopPosition, entry_of_others: Key | None) -> 
     since but begin it; else None.
     """
     last = _key_of_last_unit(position) if entry_of_others is None else max(GRAPHS, entry_of_others)
-    return Entry(last, _key_of(position), position.kind == END)
+    return Entry(last, _key_of(position), is_at_end=position.kind == END)
 
 
-def enter_at_beginning(heard: Key) -> Entry:
+def enter_at_beginning(heard: Key, epoch: int, step: int) -> Entry:
     """Return the entry of a task that joins others whose callbacks have heard of the fit's beginning, and of
-    nothing else in these processes. `heard` is that of their own entry."""
-    return Entry(heard, _BEGIN_UNIT)
+    nothing else in these processes. `heard` is that of their own entry, which is before this step."""
+    return Entry(heard, _BEGIN_UNIT, _steps_before(epoch, step))
+
+
+def enter_without_memory(epoch: int, step: int) -> Entry:
+    """Return the entry of a process that goes on at this step with new callbacks: they hear of the beginning
+    of the fit and of the epoch, and of no step before."""
+    return Entry(skipped=_steps_before(epoch, step))
 
 
 def enter_by_checkpoint(epoch: int, step: int) -> Entry:
@@ -155,6 +164,10 @@ def _key_of_last_unit(position: LoopPosition) -> Key:
     if position.kind == END or step == 0:
         return _key_before_step(epoch, step)
     return epoch, _STEPS, step - 1, _UNIT
+
+
+def _steps_before(epoch: int, step: int) -> tuple[Key, Key]:
+    return key_of_batch_begin(epoch, 0), key_of_batch_begin(epoch, step)
 
 
 def _key_before_step(epoch: int, step: int) -> Key:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,10 @@ from numpy.typing import NDArray
 
 from insitu.train.replica import ModelState, view
 
-_RAW_ASSIGNMENTS = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update")
+_RAW_ASSIGNMENTS = re.compile(
+    r"assign(_add|_sub)?|(batch_)?scatter_\w+|_strided_slice_assign|load|count_up_to"
+)
+"""What changes a variable of TensorFlow, by its methods' names."""
 
 
 class Gap:
@@ -87,12 +91,15 @@ class Gap:
 
     @contextlib.contextmanager
     def reverting(self) -> Iterator[None]:
-        """While open, changes of variables are noted; they are undone at the end."""
+        """While open, changes of variables are noted; they are undone at the end, and so is whether training
+        is to stop."""
+        stop_training = bool(getattr(self._model, "stop_training", False))
         self.open()
         try:
             yield
         finally:
             self.pause()
+            self._model.stop_training = stop_training
             for holder, value in self._values.values():
                 holder.assign(value)
             self.close()
@@ -124,8 +131,8 @@ def _install() -> None:
     from tensorflow.python.ops import resource_variable_ops
 
     for owner in (resource_variable_ops.BaseResourceVariable, resource_variable_ops.ResourceVariable):
-        for name in _RAW_ASSIGNMENTS:
-            if name in vars(owner):
+        for name in list(vars(owner)):
+            if _RAW_ASSIGNMENTS.fullmatch(name):
                 _watch(owner, name, lambda variable: np.array(variable.numpy()))
 
 
@@ -154,5 +161,5 @@ def _is_traced() -> bool:
 def _holder_of(variable: Any) -> Any:
     """Return what is assigned to: on TensorFlow, the raw variable."""
     if keras.backend.backend() == "tensorflow" and hasattr(variable, "_value"):
-        return variable.value
+        return variable._value
     return variable

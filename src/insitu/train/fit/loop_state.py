@@ -18,6 +18,7 @@ from insitu.train.fit.entry import (
     enter_at_beginning,
     enter_beside_others,
     enter_by_checkpoint,
+    enter_without_memory,
 )
 from insitu.train.fit.fit_strategy import FitStrategy
 from insitu.train.fit.gap import Gap, load_random_states, read_random_states
@@ -86,6 +87,10 @@ class LoopState:
         self._staged: dict[str, Any] | None = None
         #: Whether the last unit that was done is the beginning of the fit. Written by `KerasTrainer`.
         self.has_begun_only = False
+        #: Whether callbacks are called only for what can't be copied. Written by `setting_up`.
+        self.sets_up = False
+        #: Whether training is to stop, as the entry is to set it; None where that was done.
+        self._stop_at_entry: bool | None = None
 
     @property
     def model_state(self) -> ModelState:
@@ -123,7 +128,7 @@ class LoopState:
     def start_at(self, epoch: int, step: int) -> None:
         """Start the fit at this step: those before were done by another run of the script."""
         self.position = self.position.at_step(epoch, step)
-        self.entry = enter_by_checkpoint(epoch, step)
+        self.entry = enter_without_memory(epoch, step)
         self._bookkeeper.restore(self.position)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -136,6 +141,7 @@ class LoopState:
             self._assign(self._metrics_to_restore)
         else:
             self.logs = {}
+            self.enter_stop()
         self._metrics_to_restore = {}
 
     def begin_tests(self) -> None:
@@ -175,9 +181,16 @@ class LoopState:
         return dict(self._staged["test_logs"])
 
     def end_skipped_steps(self) -> None:
-        """Take over whether training is to stop, which Keras asks after each step."""
-        if self._staged is not None:
-            self._model.stop_training = self._staged["stop_training"]
+        """Come to the first step that others haven't done."""
+        self.enter_stop()
+        # Some data has drawn random numbers in this process.
+        load_random_states(self._random_at_entry)
+
+    def enter_stop(self) -> None:
+        """Take over whether training is to stop, which Keras asks after each step. Not before: it would skip
+        fewer steps."""
+        if self._stop_at_entry is not None:
+            self._model.stop_training, self._stop_at_entry = self._stop_at_entry, None
 
     # Another task takes the call up
 
@@ -237,9 +250,11 @@ class LoopState:
             heard: Any = tuple(state["heard_at_entry"])
             if position.kind == BEGIN:
                 # They have entered by a checkpoint, or at the beginning, as this task does now.
-                self.entry, self.memory_at_entry = enter_at_beginning(heard), state["memory_at_entry"]
+                self.entry = enter_at_beginning(heard, position.epoch, position.step)
+                self.memory_at_entry = state["memory_at_entry"]
             else:
                 self.entry = enter_beside_others(position, heard if self.has_begun_only else None)
+                self._stop_at_entry = state["stop_training"]
             self._random_at_entry = state["random"]
             self._metrics_to_restore = state["metrics_before_tests"]
             self.logs, self.epoch_logs = state["logs"], state["epoch_logs"]
@@ -264,6 +279,7 @@ class LoopState:
         self.metrics_before_tests = state["metrics_before_tests"] if tests_have_begun else {}
         if self.callback_memory is not None:
             self._bookkeeper.restore(self.position)
+            self.enter_stop()
         else:
             self._model.stop_training = state["stop_training"]
 
@@ -292,6 +308,7 @@ class LoopState:
         self._load_data_state(extras.get("data"))
         self._load_validation_state(extras.get("validation"))
         self.start_at(epoch, step)
+        self.entry = enter_by_checkpoint(epoch, step)
 
     def record_state(self) -> dict[str, Any]:
         """Return what a record holds of a fit on servers."""
@@ -314,10 +331,16 @@ class LoopState:
     @contextlib.contextmanager
     def setting_up(self) -> Iterator[None]:
         """Call callbacks while open only for what can't be copied: what they change of the model is undone,
-        and they have the state of the entry afterwards."""
-        with self.gap.reverting():
-            yield
+        and they have the state of the entry afterwards. What changes from then on is what others do too."""
+        self.sets_up = True
+        try:
+            with self.gap.reverting():
+                yield
+        finally:
+            self.sets_up = False
         self.restore_callbacks()
+        if self.callback_memory is not None:
+            self.callback_memory.release()
 
     def restore_callbacks(self) -> None:
         """Give the callbacks, and the random generators, the state of the entry."""
@@ -328,6 +351,8 @@ class LoopState:
     def close(self) -> None:
         """End a fit, whether it ended well or not: let go of its callbacks."""
         self.gap.close()
+        if self.callback_memory is not None:
+            self.callback_memory.close()
         self.callback_memory = self.data = self.validation = None
 
 

@@ -458,6 +458,11 @@ class KerasTrainer:
         """Whether a fit is under way, whose callbacks a replacement calls."""
         return self.callbacks is not None
 
+    @property
+    def sets_up(self) -> bool:
+        """Whether callbacks are called only for what can't be copied from another process."""
+        return self.loop.sets_up
+
     def views(self) -> dict[str, Any]:
         """Return every variable's value by name, as it was behind the last unit."""
         return self.loop.gap.views(self.state)

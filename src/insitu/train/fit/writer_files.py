@@ -48,14 +48,14 @@ def rewind_files(callback: Any, marks: Marks) -> None:
 
 
 @contextlib.contextmanager
-def appending(callbacks: Iterable[Any]) -> Iterator[None]:
+def appending(callbacks: Iterable[Any]) -> Iterator[list[Any]]:
     """While open, let those callbacks that open a file of their own append to it, whose file is a part of
-    what they write."""
+    what they write. Yield them."""
     found = [c for c in callbacks if isinstance(c, keras.callbacks.CSVLogger) and not c.append]
     for callback in found:
         callback.append = True
     try:
-        yield
+        yield found
     finally:
         for callback in found:
             callback.append = False

@@ -7,14 +7,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from models import image_model
+from models import image_model, same_bits
 
 from insitu.errors import TrainingError
 from insitu.train.elastic import call_log
 from insitu.train.elastic.call_log import CallLog
 from insitu.train.elastic.lockstep import ResumePoint
 from insitu.train.elastic.position import EPOCH, SETUP, TEST, TRAIN, LoopPosition
-from insitu.train.replica import ModelState, read_state
+from insitu.train.replica import ModelState, read_state, to_numpy, views
 
 
 class Trainer:
@@ -25,12 +25,23 @@ class Trainer:
         self.calls = calls
         self.number = calls.register(self)
         self.prepared = True
+        self.replays = self.sets_up = False
         self.position = calls.position(TRAIN)
         self.resumed: list[Any] = []
+        self.units: list[str] = []
 
     @property
     def state(self) -> ModelState:
         return read_state(self.model)
+
+    def views(self) -> dict[str, Any]:
+        return views(self.state)
+
+    def begin_unit(self, group: Any, position: LoopPosition) -> None:
+        self.units.append(f"begin {position.kind}")
+
+    def end_unit(self, position: LoopPosition) -> None:
+        self.units.append("end")
 
     def state_dict(self) -> dict[str, Any]:
         return {"logs": {"loss": 0.5}}
@@ -199,3 +210,118 @@ def test_a_fingerprint_is_of_the_variables_and_of_the_position() -> None:
     assert found[0].summary.tolist() != found[1].summary.tolist()
     assert found[0].hashes[:-1].tolist() == found[1].hashes[:-1].tolist()
     assert trainer.calls.fingerprint().position == ()
+
+
+def nested_in(survivor: Trainer, *calls: Any) -> Any:
+    """The state of a task whose callback has made `calls` since the last unit."""
+    states: list[Any] = []
+
+    def during() -> None:
+        for call in calls:
+            call()
+        states.append(survivor.calls.state_dict())
+
+    survivor.run(during=during)
+    return states[0]
+
+
+def entering(state: Any, during: Any) -> Trainer:
+    replacement = Trainer(CallLog(), small_model())
+    replacement.calls.stage(state)
+    replacement.run(during=lambda: during(replacement))
+    return replacement
+
+
+def with_metrics() -> Any:
+    model = small_model()
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.evaluate(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    return model
+
+
+def test_calls_of_callbacks_return_what_they_returned_to_the_others(survivor: Trainer) -> None:
+    survivor.model = with_metrics()
+    answer = np.ones(3)
+    state = nested_in(survivor, lambda: survivor.run([0.5, 1.0]), lambda: survivor.run(answer))
+    answer[:] = 7  # a callback may change what it got
+    found: list[Any] = []
+
+    def callback(replacement: Trainer) -> None:
+        replacement.model = with_metrics()
+        replacement.model.reset_metrics()
+        for _ in range(2):
+            # It isn't made.
+            found.append(replacement.run("other", during=lambda: found.append("made")))
+        found.append(replacement.calls.state_dict()["nested"])
+
+    replacement = entering(state, callback)
+    first, second, nested = found
+    assert (first, second.tolist(), len(nested)) == ([0.5, 1.0], [1.0, 1.0, 1.0], 2)
+    left = [to_numpy(v) for v in replacement.state.sums]
+    assert same_bits(left, [to_numpy(v) for v in survivor.state.sums]) and any(map(np.any, left))
+
+
+def test_a_unit_ends_what_can_be_recalled(survivor: Trainer) -> None:
+    unit = LoopPosition(0, TRAIN, 1)
+
+    def do(position: LoopPosition) -> None:
+        survivor.calls.begin_unit(None, position)  # type: ignore[arg-type]
+        survivor.calls.end_unit(position)
+
+    state = nested_in(
+        survivor,
+        lambda: survivor.run("first"),
+        lambda: do(unit),
+        lambda: survivor.run("second", during=lambda: do(LoopPosition(0, TEST, 2))),
+        lambda: do(LoopPosition(0, SETUP, 1)),
+    )
+    assert [one["result"] for one in state["nested"]] == ["second"]
+    assert survivor.units == ["begin train", "end"]
+
+
+@pytest.mark.parametrize("wrong", ["another model", "one too many", "where something is opened"])
+def test_other_calls_of_callbacks_than_before_are_refused(survivor: Trainer, wrong: str) -> None:
+    state = nested_in(survivor, lambda: survivor.run(1.0))
+
+    def callback(replacement: Trainer) -> None:
+        if wrong == "another model":
+            Trainer(replacement.calls, small_model()).run()
+        replacement.sets_up = wrong == "where something is opened"
+        replacement.run()
+        if wrong == "one too many":
+            replacement.run()
+
+    with pytest.raises(TrainingError, match="A callback makes the same calls each time"):
+        entering(state, callback)
+
+
+def test_behind_the_entry_callbacks_make_their_calls(survivor: Trainer) -> None:
+    state = nested_in(survivor, lambda: survivor.run(1.0))
+    made: list[Any] = []
+
+    def callback(replacement: Trainer) -> None:
+        replacement.calls.resume(LoopPosition(0, TRAIN, 1))
+        made.append(replacement.run(2.0, during=lambda: made.append("made")))
+
+    entering(state, callback)
+    assert made == ["made", 2.0]
+
+
+def test_no_task_can_be_replaced_behind_a_fit_of_a_callback(survivor: Trainer) -> None:
+    history = keras.callbacks.History()
+    state = nested_in(survivor, lambda: survivor.run(history))
+    assert state["nested"] == [] and not survivor.calls.complete
+
+
+def test_a_model_that_is_entered_keeps_what_callbacks_have_made_of_it(survivor: Trainer) -> None:
+    state = nested_in(survivor)
+
+    def callback(replacement: Trainer) -> None:
+        replacement.replays = True
+        point = ResumePoint(9, LoopPosition(0, TRAIN, 1, 0, 4))
+        assert replacement.calls.staged_call(point) is not None
+        assert same_bits(replacement.model.get_weights(), survivor.model.get_weights())
+        replacement.model.set_weights([np.full((2, 1), 3.0), np.ones(1)])
+        replacement.calls.resume(point.position)
+
+    assert entering(state, callback).model.get_weights()[0].tolist() == [[3.0], [3.0]]

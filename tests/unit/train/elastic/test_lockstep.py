@@ -127,6 +127,12 @@ class Task:
     def resume(self, position: LoopPosition) -> None:
         self.total, self.done = float(self.staged["total"]), list(self.staged["done"])
 
+    def begin_unit(self, group: Group, position: LoopPosition) -> None:
+        pass
+
+    def end_unit(self, position: LoopPosition) -> None:
+        pass
+
     def fingerprint(self) -> Fingerprint:
         return Fingerprint([("weights/total", np.array(self.total))], [len(self.done)])
 

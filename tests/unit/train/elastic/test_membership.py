@@ -17,6 +17,7 @@ from insitu.errors import CollectiveMismatch, TrainingError
 from insitu.exchange import Group
 from insitu.spec import TaskId
 from insitu.train.elastic.membership import AUTO, BAR, LINES, SILENT, SynchronousMembership
+from insitu.train.replica import ModelState
 
 
 @pytest.fixture
@@ -25,7 +26,13 @@ def membership() -> SynchronousMembership:
 
 
 class Trainer:
-    """Stands for a model's trainer: `CallLog` asks nothing of it here."""
+    """Stands for a model's trainer: `CallLog` asks it for no more here."""
+
+    number, sets_up = 0, False
+
+    @property
+    def state(self) -> ModelState:
+        return ModelState((), (), (), (), (), (), ())
 
 
 def trainer() -> Any:

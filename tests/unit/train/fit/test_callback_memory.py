@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from insitu.train.collectives.serialization import decode, encode
 from insitu.train.fit.callback_memory import CallbackMemory, is_memory
@@ -49,43 +52,14 @@ def _sent(value: Any) -> Any:
     return decode(payload.tree, payload.arrays)
 
 
-def test_a_csv_file_goes_on_at_its_epoch(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("epoch,loss\n0,0.5\n1,0.25\n2,0.1\n2,0.")
-    logger = keras.callbacks.CSVLogger(str(path))
-    memory = CallbackMemory([logger], keras.callbacks.History(), True)
-    memory.append_to_logs(2)
-    logger.on_train_begin()
-    memory.load_state_dict({"CSVLogger 0": {"keys": ["loss"]}})
-    logger.on_epoch_end(2, {"loss": 0.125})
-    logger.on_train_end()
-    assert path.read_text().replace("\r", "") == "epoch,loss\n0,0.5\n1,0.25\n2,0.125\n"
-
-
 def test_another_task_keeps_what_the_chief_sent_of_its_writers(tmp_path: Path) -> None:
     saver = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True)
     other = CallbackMemory([saver], keras.callbacks.History(), False)
-    other.load_state_dict({"ModelCheckpoint 0": {"best": 0.25}, "Gone 0": {"count": 1}})
+    assert other.take_sent({"ModelCheckpoint 0": {"best": 0.25}}) == []
+    other.load_state_dict({"ModelCheckpoint 0": {"best": 0.5}, "Gone 0": {"count": 1}})
+    other.release()
     assert other.state_dict()["ModelCheckpoint 0"] == {"best": 0.25}
     assert saver.best is None
-
-
-def test_rows_that_cannot_be_dropped_leave_the_csv_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("epoch,loss\n0,0.5\n1,0.25\n")
-    memory = CallbackMemory([keras.callbacks.CSVLogger(str(path))], keras.callbacks.History(), True)
-
-    def full(staged: Path, target: Path) -> None:
-        raise OSError("No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", full)
-        with pytest.raises(OSError, match="No space"):
-            memory.append_to_logs(1)
-    assert [p.name for p in tmp_path.iterdir()] == ["log.csv"]
-    assert path.read_text() == "epoch,loss\n0,0.5\n1,0.25\n"
 
 
 class Saving(keras.callbacks.ModelCheckpoint):
@@ -167,3 +141,163 @@ def test_memory_and_set_up_of_keras_own_callbacks_are_told_apart() -> None:
         for kind, attributes in names.items():
             for name in attributes:
                 assert is_memory(getattr(keras.callbacks, kind), name) is expected, f"{kind}.{name}"
+
+
+def memory_of(*callbacks: Any, is_chief: bool = True) -> CallbackMemory:
+    return CallbackMemory(callbacks, keras.callbacks.History(), is_chief)
+
+
+def test_what_was_kept_is_transferred_until_it_is_released() -> None:
+    one, other = Counting(3), Counting(3)
+    memory = memory_of(one, other)
+    one.count, one.seen = 1, [[0], {"a": [1]}, (2, [3])]
+    memory.keep([one])
+    memory.keep()
+    one.count, other.count = 2, 5
+    one.seen[0].append(9)
+    one.seen[1]["a"].append(9)
+    one.seen[2][1].append(9)
+    memory.keep()  # what was kept first stays
+    own = memory.transfer()["own"]
+    assert own["Counting 0"]["count"] == 1
+    assert own["Counting 0"]["seen"] == [[0], {"a": [1]}, (2, [3])]
+    assert "count" not in own["Counting 1"], "as it was before the fit"
+    assert memory.state_dict()["Counting 0"]["count"] == 2, "a checkpoint is of now"
+    memory.release()
+    assert memory.transfer()["own"]["Counting 0"]["seen"][0] == [0, 9]
+
+
+def test_who_is_not_about_to_be_called_is_not_kept() -> None:
+    one, other = Counting(3), Counting(3)
+    memory = memory_of(one, other)
+    memory.keep([one])
+    one.count = other.count = 1
+    own = memory.transfer()["own"]
+    assert ("count" in own["Counting 0"], own["Counting 1"]["count"]) == (False, 1)
+
+
+plain = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def spoil(value: Any) -> None:
+    """Change a value in place, on every level."""
+    for item in list(value.values() if isinstance(value, dict) else value):
+        if isinstance(item, (list, dict)):
+            spoil(item)
+    value.clear()
+
+
+@given(st.lists(plain, max_size=5), st.integers(0, 200))
+def test_nothing_that_is_kept_changes_in_place(values: list[Any], repeats: int) -> None:
+    one = Counting(3)
+    memory = memory_of(one)
+    one.seen = [*range(repeats), *values]
+    expected = copy.deepcopy(one.seen)
+    memory.keep()
+    spoil(one.seen)
+    assert memory.transfer()["own"]["Counting 0"].get("seen", []) == expected
+
+
+def test_long_and_deep_lists_are_kept() -> None:
+    one = Counting(3)
+    memory = memory_of(one)
+    deep: Any = [1]
+    for _ in range(15):
+        deep = [deep]
+    one.seen = [(step, [0.5]) for step in range(1000)] + [deep]
+    memory.keep()
+    one.seen[3][1].append(7)
+    one.seen.append(8)
+    kept = memory.transfer()["own"]["Counting 0"]["seen"]
+    assert (len(kept), kept[3], kept[-1]) == (1001, (3, [0.5]), deep)
+
+
+def test_another_task_gets_what_is_its_own() -> None:
+    chief, other = Counting(3), Counting(3)
+    source = memory_of(other, is_chief=False)
+    chief.count, other.count = 7, 2
+    source.take_sent(memory_of(Counting(3)).chief_state_dict() | {"Counting 0": {"count": 7}})
+    source.release()
+    sent = _sent(source.transfer())
+    assert memory_of(Counting(3)).receive(sent)["Counting 0"]["count"] == 7
+    replaced = memory_of(Counting(3), is_chief=False)
+    assert replaced.receive(sent)["Counting 0"]["count"] == 2
+    # It knows of the chief what the one that is lost has known.
+    assert replaced.transfer()["of_chief"]["Counting 0"] == {"count": 7}
+
+
+def test_what_is_given_twice_is_the_same_each_time() -> None:
+    """A callback changes it in place meanwhile, where it opens something."""
+    one = Counting(3)
+    memory, state = memory_of(one), {"Counting 0": {"seen": [1], "large": np.ones(2)}}
+    memory.load_state_dict(state)
+    one.seen.append(2)
+    one.large += 1
+    memory.load_state_dict(state)
+    assert (one.seen, one.large.tolist()) == ([1], [1.0, 1.0])
+
+
+def test_the_same_callback_twice_in_a_list_is_one() -> None:
+    one, fresh = Counting(3), Counting(3)
+    memory = memory_of(one, one)
+    memory.keep()
+    one.count = 4
+    memory.release()
+    memory_of(fresh, fresh).load_state_dict(_sent(memory.state_dict()))
+    assert fresh.count == 4
+
+
+class Opening(Counting):
+    """Opens something at beginnings, and elsewhere."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.of_epoch = object()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.writer = object()
+
+
+def test_what_cannot_be_copied_is_named_with_the_event_that_makes_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = Opening(3)
+    memory = memory_of(one, keras.callbacks.CSVLogger("unused.csv"))
+    for event, call in (
+        ("on_train_begin", one.on_train_begin),
+        ("on_epoch_begin", lambda: one.on_epoch_begin(0)),
+        ("on_test_begin", lambda: None),
+    ):
+        call()
+        memory.note_uncopied(event)
+    one.on_epoch_end(0)
+    state = _sent(memory.state_dict())
+    expected = {"file": "on_train_begin", "of_epoch": "on_epoch_begin", "writer": ""}
+    assert state["Opening 0"]["#uncopied"] == expected
+
+    other = Opening(3)
+    there = memory_of(other)
+    there.warn_of_uncopied(state)
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in printed] == ["Opening.file", "Opening.of_epoch", "Opening.writer"]
+    assert "on_epoch_begin is called again" in printed[1] and "nothing makes another" in printed[2]
+    assert there.is_made_by("on_train_begin", other, state)
+    assert there.is_made_by("on_epoch_begin", other, state)
+    assert not there.is_made_by("on_test_begin", other, state)
+    assert there.is_made_by("on_test_begin", other, {}), "it hasn't heard of the event"
+    assert there.is_made_by("on_test_begin", Counting(3), state)
+
+
+def test_an_attribute_that_is_made_again_by_another_event_belongs_to_that() -> None:
+    one = Opening(3)
+    memory = memory_of(one)
+    one.on_train_begin()
+    memory.note_uncopied("on_train_begin")
+    memory.note_uncopied("on_epoch_begin")
+    assert memory.state_dict()["Opening 0"]["#uncopied"] == {"file": "on_train_begin"}
+    one.file = object()
+    memory.note_uncopied("on_test_begin")
+    assert memory.state_dict()["Opening 0"]["#uncopied"] == {"file": "on_test_begin"}

@@ -14,6 +14,7 @@ import insitu
 from insitu.errors import TrainingError
 from insitu.train import MultiWorkerMirroredStrategy
 from insitu.train.fit.callbacks import flatten_callbacks, own_callbacks
+from insitu.train.fit.meetings import FitMeetings
 from insitu.train.fit.trainer import trainer_of
 
 tf = pytest.importorskip("tensorflow")
@@ -101,7 +102,7 @@ def test_what_the_chief_restores_is_shared_as_the_training_begins(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ):
     model, shared = model_in_scope(), []
-    monkeypatch.setattr(trainer_of(model), "share_restored", lambda: shared.append(1))
+    monkeypatch.setattr(FitMeetings, "share_restored", lambda self: shared.append(1))
     fit(model, OfEpochs())
     assert shared == []
     fit(model, OfEpochs(), keras.callbacks.BackupAndRestore(tmp_path / "backup"))
@@ -137,3 +138,92 @@ def test_only_the_chief_runs_callbacks_that_write_files(tmp_path: Path) -> None:
     others = [keras.callbacks.EarlyStopping(), keras.callbacks.History()]
     assert own_callbacks([*writers, *others], True) == [*writers, *others]
     assert own_callbacks([*writers, *others], False) == others
+
+
+class Equal(OldName):
+    """A callback that is equal to any other, as a class of the user's may be."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_callbacks_are_told_apart_by_identity() -> None:
+    model, one, other = model_in_scope(), Equal(), Equal()
+    found: list[Any] = []
+    watching = keras.callbacks.LambdaCallback()
+    watching.on_train_batch_begin = lambda batch, logs=None: found.append(
+        [callback for callback in trainer_of(model).callbacks._batch_callbacks if type(callback) is Equal]
+    )
+    fit(model, one, watching, other)
+    assert len(one.heard) == len(other.heard) == 10
+    assert all(a is one and b is other for a, b in found)
+
+
+class Stops(Exception):
+    """Ends a script."""
+
+
+class Listing(keras.callbacks.Callback):
+    """Remembers what it has heard; fails at one event."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        super().__init__()
+        self.fails_at = fails_at
+        self.heard: list[str] = []
+
+    def _hear(self, event: str) -> None:
+        if event == self.fails_at:
+            raise Stops
+        self.heard.append(event)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._hear("train")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.opened = object()
+        self._hear(f"epoch {epoch}")
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._hear(f"batch {batch}")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._hear(f"batch end {batch}")
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._hear(f"tests {self.heard.count('tests 0')}")
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._hear(f"test {batch}")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._hear(f"end {epoch}")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._hear("train end")
+
+
+@pytest.mark.parametrize("fails_at", ["end 0", "train end"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"initial_epoch": 1, "epochs": 3}, {"validation_freq": 2}])
+def test_a_script_that_goes_on_hears_each_event_once(
+    tmp_path: Path, stride: int, options: dict[str, Any], fails_at: str
+) -> None:
+    """Epochs have five steps, so that the last execution may have fewer than Keras counts."""
+
+    def run(folder: Path, fails_at: str = "") -> list[str]:
+        model, listing = model_in_scope(), Listing(fails_at)
+        model.steps_per_execution = stride
+        kept = insitu.BackupAndRestore(folder, save_freq=stride)
+        whole = {"batch_size": 2, "epochs": 2, "verbose": 0, "validation_data": (X, Y), **options}
+        model.fit(X, Y, callbacks=[listing, kept], shuffle=False, **whole)
+        return listing.heard
+
+    expected = run(tmp_path / "whole")
+    initial = options.get("initial_epoch", 0)
+    fails_at = {"end 0": f"end {initial}"}.get(fails_at, fails_at)
+    assert fails_at in expected
+    with pytest.raises(Stops):
+        run(tmp_path / "again", fails_at)
+    assert run(tmp_path / "again") == expected

@@ -11,6 +11,7 @@ import pytest
 
 from insitu.train.elastic.position import EPOCH, TEST, TRAIN, LoopPosition
 from insitu.train.fit.callback_memory import CallbackMemory
+from insitu.train.fit.entry import key_of_batch_begin, key_of_batch_end
 from insitu.train.fit.loop_state import LoopState, as_floats
 from insitu.train.replica import views
 
@@ -42,7 +43,8 @@ class Fit:
         self.model.train_on_batch(np.ones((2, 2)), np.zeros((2, 1)))
         self.counting = Counting()
         self.loop = LoopState(self.model, self.books, LoopPosition(0, TRAIN, 1), self.strategy)
-        self.loop.callback_memory = CallbackMemory([self.counting], keras.callbacks.History(), True)
+        self.memory = CallbackMemory([self.counting], keras.callbacks.History(), True)
+        self.loop.callback_memory = self.memory
 
 
 @pytest.fixture
@@ -82,19 +84,23 @@ def test_a_replacement_skips_to_the_survivors_and_is_then_as_they_are(fit: Fit) 
     others = LoopPosition(0, TEST, 1, epoch=2, step=5, test=3)
 
     new = Fit()
-    new.loop.stage(others, state)
+    new.loop.stage(others, state, is_fit=True)
+    new.loop.take_memory(new.memory)
     assert place(new.loop) == (TRAIN, 2, 5, 0)
     new.loop.begin_epoch(2)
     assert (new.loop.first_step, new.loop.first_test) == (5, 3)
     assert new.loop.skip_step() == {"loss": 0.5}
+    assert not new.model.stop_training
     new.loop.end_skipped_steps()
     assert new.model.stop_training
     new.loop.begin_tests()
     assert new.loop.position == others
     assert new.loop.skip_test() == {"loss": 0.25}
     assert new.counting.count == 0
+    new.loop.restore_callbacks()
+    assert new.counting.count == 7
     new.loop.resume(state)
-    assert (new.counting.count, new.loop.steps_since_check) == (7, 12)
+    assert new.loop.steps_since_check == 12
     assert new.loop.metrics_before_tests.keys() == new.loop.metrics().keys()
     assert new.books.restored == [others]
     # The next tests begin at their beginning.
@@ -110,7 +116,7 @@ def test_a_replacement_in_the_tests_is_a_source_for_the_next_one(fit: Fit, other
     state = fit.loop.state_dict()
 
     new = Fit()
-    new.loop.stage(others, state)
+    new.loop.stage(others, state, is_fit=True)
     new.loop.begin_epoch(2)
     new.model.reset_metrics()
     new.loop.position = others
@@ -124,7 +130,7 @@ def test_an_epoch_entered_in_its_middle_has_the_metrics_of_its_first_steps(fit: 
     state, metrics = fit.loop.state_dict(), fit.loop.metrics()
     assert any(float(np.sum(value)) for value in metrics.values())
     new = Fit()
-    new.loop.stage(LoopPosition(0, TRAIN, 1, epoch=0, step=1), state)
+    new.loop.stage(LoopPosition(0, TRAIN, 1, epoch=0, step=1), state, is_fit=True)
     new.model.reset_metrics()
     new.loop.begin_epoch(0)
     for name, value in new.loop.metrics().items():
@@ -144,14 +150,80 @@ def test_callbacks_get_what_a_checkpoint_remembers_where_it_was_saved(fit: Fit, 
     assert new.books.restored == [LoopPosition(0, TRAIN, 1, epoch=1, step=step)]
     new.loop.begin_epoch(1)
     assert new.loop.first_step == step
-    new.loop.restore_callbacks(epoch_has_begun=step == 0)
     assert new.counting.count == 0
     kernel = new.model.weights[0]
-    kernel.assign(kernel + 1)  # as a callback may, at the beginning of an epoch
-    new.loop.restore_callbacks(epoch_has_begun=step > 0)
-    assert new.counting.count == 5
-    undone = np.array_equal(kernel.numpy(), fit.model.weights[0].numpy())
-    assert undone == (step > 0)
+    with new.loop.setting_up():
+        # As a callback may, where it opens a file.
+        kernel.assign(kernel + 1)
+        new.counting.count, new.model.stop_training = 9, True
+        assert new.loop.sets_up
+    assert (new.counting.count, new.model.stop_training, new.loop.sets_up) == (5, False, False)
+    np.testing.assert_array_equal(kernel.numpy(), fit.model.weights[0].numpy())
+
+
+def staged(survivor: Fit, others: LoopPosition) -> Fit:
+    """A task that takes the place of another beside `survivor`, who is at `others`."""
+    new = Fit()
+    new.loop.stage(others, survivor.loop.state_dict(), is_fit=True)
+    new.loop.take_memory(new.memory)
+    return new
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_training_stops_with_the_others_whatever_step_they_are_at(fit: Fit, step: int) -> None:
+    """A callback may say so at the beginning of the fit, of an epoch or of a batch."""
+    fit.model.stop_training = True
+    others = LoopPosition(0, TRAIN, 1, 0, step)
+    new = staged(fit, others)
+    new.loop.begin_epoch(0)
+    assert new.model.stop_training == (step == 0)
+    new.loop.position = others
+    # In the middle of an execution of several steps no batch has ended.
+    new.loop.resume(fit.loop.state_dict())
+    assert new.model.stop_training
+    new.model.stop_training = False
+    new.loop.end_skipped_steps()
+    assert not new.model.stop_training, "taken over twice"
+
+
+def test_what_callbacks_said_about_stopping_again_stays(fit: Fit) -> None:
+    others = LoopPosition(0, TRAIN, 1, 0, 5)
+    new = staged(fit, others)
+    new.loop.begin_epoch(0)
+    new.loop.end_skipped_steps()
+    new.model.stop_training = True
+    new.loop.resume(fit.loop.state_dict())
+    assert new.model.stop_training
+
+
+@pytest.mark.parametrize("kind", [TRAIN, TEST, EPOCH])
+def test_the_step_of_a_checkpoint_was_done_by_nobody_here(fit: Fit, kind: str) -> None:
+    """Its end isn't heard again, whether steps or tests come next."""
+    values = {name: np.array(value) for name, value in views(fit.loop.model_state).items()}
+    survivor = Fit()
+    survivor.loop.restore(1, 3, values, fit.loop.checkpoint_extras())
+    position = LoopPosition(0, TRAIN, 1, 1, 3)
+    position = {TRAIN: position, TEST: position.at_test(0), EPOCH: position.at_epoch_end()}[kind]
+    survivor.loop.position = position
+    survivor.loop.has_begun_only = True
+    new = staged(survivor, position)
+    assert new.loop.entry.was_heard(key_of_batch_end(1, 2))
+    assert not new.loop.entry.was_heard(key_of_batch_begin(1, 3))
+    # It is a source itself then.
+    assert new.loop.state_dict()["has_begun_only"]
+
+
+def test_who_has_entered_sends_what_it_entered_by(fit: Fit) -> None:
+    """Its callbacks were kept as it began, before they got that."""
+    fit.counting.count = 7
+    new = staged(fit, LoopPosition(0, TRAIN, 1, 0, 5))
+    new.memory.keep()
+    with new.loop.setting_up():
+        new.counting.count = 1
+    assert new.counting.count == 7
+    new.memory.keep()
+    new.counting.count = 8
+    assert new.loop.state_dict()["callback_memory"]["own"]["Counting 0"]["count"] == 7
 
 
 def test_an_ended_fit_lets_go_of_its_callbacks(fit: Fit) -> None:
