@@ -183,6 +183,11 @@ class EpochCallbacks(keras.callbacks.CallbackList):
                 callback._write_keras_model_summary()
                 callback._should_write_train_graph = True
 
+    def end_unit(self) -> None:
+        """Forget what callbacks were like before the unit that was done."""
+        self.chief_memory.end_unit()
+        self.memory.release()
+
     def _do_what_is_due(self) -> None:
         due, self.due = self.due, []
         for action in due:

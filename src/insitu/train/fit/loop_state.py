@@ -85,7 +85,7 @@ class LoopState:
         self._metrics_to_restore: dict[str, Any] = {}
         #: A survivor's state, from `stage` to `resume`.
         self._staged: dict[str, Any] | None = None
-        #: Whether the last unit that was done is the beginning of the fit. Written by `KerasTrainer`.
+        #: Whether the last unit that was done is the beginning of the fit. Written by `end_unit`.
         self.has_begun_only = False
         #: Whether callbacks are called only for what can't be copied. Written by `setting_up`.
         self.sets_up = False
@@ -162,6 +162,11 @@ class LoopState:
     def report_epoch_logs(self, logs: Mapping[str, Any]) -> None:
         """Report the logs of the epoch's end, with those of its validation."""
         self._bookkeeper.reporter.sampler.end_epoch(logs)
+
+    def end_unit(self, position: LoopPosition) -> None:
+        """Forget what has changed before the unit at `position`, which was done."""
+        self.has_begun_only = position.kind == BEGIN
+        self.gap.close()
 
     def end_epoch(self) -> None:
         """Leave the epoch: all is done that belongs to it."""

@@ -15,7 +15,6 @@ import keras
 from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.elastic import (
-    BEGIN,
     PREDICT,
     TEST,
     TRAIN,
@@ -481,17 +480,14 @@ class KerasTrainer:
     def begin_unit(self, group: Group, position: LoopPosition) -> None:
         """Have no changes of variables noted, and send all tasks what the chief's callbacks remember."""
         self.loop.gap.pause()
-        callbacks = self.callbacks
-        if callbacks is not None:
-            callbacks.share_memory(group, position, self.membership.chief_rank)
+        if self.callbacks is not None:
+            self.callbacks.share_memory(group, position, self.membership.chief_rank)
 
     def end_unit(self, position: LoopPosition) -> None:
         """Forget what callbacks have done before the unit that was done."""
-        self.loop.has_begun_only = position.kind == BEGIN
-        self.loop.gap.close()
+        self.loop.end_unit(position)
         if self.callbacks is not None:
-            self.callbacks.chief_memory.end_unit()
-            self.callbacks.memory.release()
+            self.callbacks.end_unit()
 
 
 def _require(what: T | None) -> T:
