@@ -35,6 +35,7 @@ from insitu.parameters.tables import RowStore, Table
 from insitu.parameters.updaters import (
     ElementwiseUpdater,
     FinalizingUpdater,
+    InitialisingUpdater,
     Updater,
     make_updater,
     note_staleness,
@@ -215,6 +216,9 @@ class ServerState:
         if again or not self.initialised:
             for group, flat in self.values.items():
                 flat[...] = values[group]
+            updater: object = self._updater
+            if not self.initialised and isinstance(updater, InitialisingUpdater):
+                updater.initialise(self._view_pieces(), self.slots)
             self.initialised = True
 
     # Pushes
@@ -284,11 +288,8 @@ class ServerState:
             return
         self.last_finalized = training
         updater: object = self._updater
-        if self.plan is not None and isinstance(updater, FinalizingUpdater):
-            pieces = self.plan.pieces_of(self.server)
-            updater.finalize(
-                {piece.name: self.view_piece(self.values, piece) for piece in pieces}, self.slots
-            )
+        if isinstance(updater, FinalizingUpdater):
+            updater.finalize(self._view_pieces(), self.slots)
 
     def catch_up(self, version: int) -> None:
         """Count on from `version`, at which the workers are, where this state was restored from a checkpoint
@@ -397,6 +398,10 @@ class ServerState:
                 values, gradients = {group: self.values[group][part]}, {group: dense[group][part]}
                 updater.update(values, gradients, {group: slots}, self.push_state.version, {group: target})
         destination.version = self.push_state.version
+
+    def _view_pieces(self) -> dict[str, Array]:
+        pieces = self.plan.pieces_of(self.server) if self.plan is not None else ()
+        return {piece.name: self.view_piece(self.values, piece) for piece in pieces}
 
     @staticmethod
     def view_piece(flat: Mapping[str, Array], piece: Piece) -> Array:

@@ -409,7 +409,7 @@ def test_a_custom_loop_that_starts_over_pushes_nothing_twice(rows: Any) -> None:
     assert server._client.stats()[0]["applied"] == 8
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "ftrl"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "ftrl", "nadam"])
 def test_slots_have_the_same_names_in_each_server(optimizer: str) -> None:
     # A mirror, a server that starts again and a checkpoint find them by name, in other processes.
     text = serialize_optimizer(keras.optimizers.get(optimizer))
