@@ -26,6 +26,7 @@ from insitu.train.custom_loop import (
     make_loop_replica,
     reduce_values,
 )
+from insitu.train.elastic import LoopPosition
 from insitu.train.fit import EpochLengths, StepExecutor
 from insitu.train.parameter_server import (
     AssignmentGuard,
@@ -464,7 +465,7 @@ class ParameterServerStrategy(Strategy):
             self._session.checkpoint(job.server_checkpoints)
         return True
 
-    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
+    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor], position: LoopPosition) -> None:
         """Wait for the other workers' last gradients, and take the resulting weights."""
         session = self._open_session()
         if fit_index < len(self._fits.read()):
