@@ -18,6 +18,7 @@ from insitu.exchange import aligned_empty
 from insitu.parameters import gradients as checks
 from insitu.parameters import native
 from insitu.parameters.closure_queue import ClosureQueue
+from insitu.parameters.gatherings import Gatherings
 from insitu.parameters.gradients import GradientAverager, Gradients
 from insitu.parameters.rules import (
     ConsistencyPolicy,
@@ -115,8 +116,10 @@ class ServerState:
         self.closures = ClosureQueue()
         #: Counts of what became of pushes.
         self.stats = PushStats()
-        #: What workers told of the rows of the last updates (mode sync, on the leader).
+        #: What workers say of the rows of the last updates (mode sync, on the leader).
         self.step_records = StepRecords()
+        #: What shards bring to be gathered; the first server has it.
+        self.gatherings = Gatherings()
         self._nan = nan
         self._make_updater = make_updater
         self._updater: Updater | None = None
@@ -307,6 +310,13 @@ class ServerState:
             return self.table_push_states[table].applied.get(shard, -1)
         held = [p.sequence for p in self.push_state.held if p.shard == shard and self.policy.is_leader]
         return max([self.push_state.applied.get(shard, -1), *held])
+
+    def find_shards_before(self, sequence: int) -> list[int]:
+        """Return the shards that may yet come to where their next push is number `sequence`: those that
+        haven't pushed it, nor ended their fit."""
+        shards = range(self.policy.total_replicas)
+        finished = self.push_state.finished
+        return [s for s in shards if s not in finished and self.last_applied(s) < sequence]
 
     def _execute(
         self,
