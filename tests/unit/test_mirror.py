@@ -141,6 +141,7 @@ TESTED_BY = {
     "train/features/checks.py": "unit/train/features/test_feature_column.py",
     "train/features/dense_columns.py": "unit/train/features/test_dense_features.py",
     "train/placement/torch.py": "unit/train/placement/test_layers.py",
+    "train/replica/loaded_tables.py": "unit/train/parameter_server/test_layers.py",
     "train/replica/base.py": "unit/train/strategies/test_multi_worker_mirrored.py",
     "train/replica/batch.py": "unit/train/fit/test_two_phase.py",
     "train/replica/building.py": "unit/train/strategies/test_one_device.py",
