@@ -78,11 +78,11 @@ class ParameterServerStrategy(Strategy):
     `evaluate`, validation and `predict` of arrays run in each worker alone, over all rows. Of an
     `insitu.dataset` each worker takes the shards that it names (its own by default). In mode sync the workers
     evaluate it together, and all get the scores of all rows; in the other modes each gets those of its own.
-    State that the forward pass moves (BatchNorm) is
-    averaged by the servers: in mode sync over a step, otherwise over what workers push that haven't seen each
-    other's. Seeds differ by shard. A fit ends for all workers when the last one has pushed its last gradient,
-    so all end with the same weights. A worker that was restarted goes on behind the last of its gradients
-    that the servers applied.
+    State that the forward pass moves (BatchNorm) is averaged by the servers: in mode sync over a step,
+    otherwise over what workers push that haven't seen each other's. Seeds differ by shard. A fit ends for all
+    workers when the last one has pushed its last gradient, so all end with the same weights: what a late
+    worker still has is applied. A worker that was restarted goes on behind the last of its gradients that the
+    servers applied.
 
     Args:
         cluster_resolver: what scripts for `tf.distribute` pass: a resolver that describes this job. The tasks
