@@ -173,8 +173,97 @@ def test_rows_of_gradients_that_came_late_are_in_the_ledger(tmp_path: Path):
     assert "LEFT OUT" in said
 
 
+TESTS = """
+strategy = insitu.ParameterServerStrategy(**options)
+data = insitu.dataset("numbers").batch(100)
+whole = dict(np.load(out.parent / "numbers.npz"))
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+
+
+class Tests(keras.callbacks.Callback):
+    seen, dies = [], False
+
+    def on_epoch_end(self, epoch, logs=None):
+        of_data = model.evaluate(data, verbose=0, return_dict=True)
+        of_rows = model.evaluate(whole["x"], whole["label"], batch_size=100, verbose=0, return_dict=True)
+        self.seen.append([{"accuracy": logs["val_accuracy"], "loss": logs["val_loss"]}, of_data, of_rows])
+
+    def on_test_batch_end(self, batch, logs=None):
+        injected = out / "killed"
+        if kills and me.index == 1 and batch == 5 and not injected.exists():
+            injected.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+tests = Tests()
+model.fit(data, epochs=3, verbose=0, validation_data=data, callbacks=[tests])
+of_data = model.evaluate(data, verbose=0, return_dict=True)
+of_rows = model.evaluate(whole["x"], whole["label"], batch_size=100, verbose=0, return_dict=True)
+(out / f"{me.index}.json").write_text(json.dumps([*tests.seen, [of_data, of_data, of_rows]]))
+"""
+
+
+@pytest.mark.long
+def test_workers_of_a_synchronous_fit_evaluate_all_rows_of_a_dataset_together(tmp_path: Path):
+    _, results, said = run_job(tmp_path, "--ps", "1", script=TESTS, tail="", mode="sync")
+    assert results[0] == results[1] and len(results[0]) == 4, said
+    for by_validation, of_data, of_rows in results[0]:
+        assert by_validation == of_data
+        assert of_data == pytest.approx(of_rows, rel=1e-5)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [[], [["worker:1", "worker", 1, 1, 5]]], ids=["undisturbed", "killed"])
+def test_an_evaluation_waits_for_no_worker_that_is_past_it(tmp_path: Path):
+    _, results, said = run_job(tmp_path, "--ps", "1", kills=[1], script=TESTS, tail="", mode="sync")
+    assert (tmp_path / "out" / "killed").exists()
+    assert "leaves out rows of shards" in said
+    # Of the epoch in whose validation it was killed, its new life knows nothing.
+    assert results[0][1:] == results[1]
+    for by_validation, of_data, of_rows in results[1]:
+        assert by_validation == of_data
+        assert of_data == pytest.approx(of_rows, rel=1e-5)
+
+
+ROWS_RIGHT_AFTER = """
+if me.index == 1:  # the others end their steps before its last push
+
+    def push_late(*args, push=insitu.parameters.Client.push, **options):
+        time.sleep(0.5)
+        return push(*args, **options)
+
+    insitu.parameters.Client.push = push_late
+strategy = insitu.HybridStrategy(table_optimizer=keras.optimizers.SGD(1.0))
+with strategy.scope():
+    key = keras.Input((), dtype="int64")
+    row = insitu.layers.Embedding(1, name="table", embeddings_initializer="zeros")(key)
+    weight = keras.layers.Dense(1, kernel_initializer="ones", trainable=False)
+    model = keras.Model(key, weight(row))
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+keys, ones = np.zeros(64, "int64"), np.ones(64, "float32")
+seen = []
+for fit in range(2):
+    model.fit(keys, ones, batch_size=64, shuffle=False, verbose=0)
+    seen.append(float(model.predict(keys[:2], verbose=0)[0, 0]))
+(out / f"{me.index}.json").write_text(json.dumps(seen))
+"""
+
+
+@pytest.mark.long
+def test_rows_that_are_read_right_after_a_fit_have_all_pushes(tmp_path: Path):
+    _, results, said = run_job(tmp_path, "--ps", "1", script=ROWS_RIGHT_AFTER, tail="")
+    # Each of the two shards moves a row by rate * 2 * (1 - row), from what it was before the step.
+    assert results == [[4.0, 4.0 + 2 * 2 * (1 - 4.0)]] * 2, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kills",
+    [[], [["worker:1", "worker", 1, 1, 5]], [["worker:1", "worker", 1, EPOCHS - 1, -(-ROWS // 32) - 1]]],
+    ids=["undisturbed", "killed", "killed after its last step"],
+)
 def test_dense_layers_train_together_around_tables_on_servers(tmp_path: Path, kills: list[list[object]]):
     job, results, said = run_job(tmp_path, "--ps", "2", kills=kills, script=HYBRID)
     assert [(out_of.name, out_of.exists()) for out_of in (tmp_path / "out").glob("killed-*")] == [

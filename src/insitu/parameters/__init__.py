@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     )
     from insitu.parameters.server import ParameterServer
     from insitu.parameters.tables import Eviction, Table
-    from insitu.parameters.updaters import FinalizingUpdater, Updater, make_updater, set_learning_rate
+    from insitu.parameters.updaters import (
+        FinalizingUpdater,
+        InitialisingUpdater,
+        Updater,
+        make_updater,
+        set_learning_rate,
+    )
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -55,7 +61,10 @@ __getattr__, __dir__ = lazy_door(
         ),
         "server": ("ParameterServer",),
         "tables": ("Eviction", "Table"),
-        "updaters": ("FinalizingUpdater", "Updater", "make_updater", "set_learning_rate"),
+        "updaters": (
+            *("FinalizingUpdater", "InitialisingUpdater", "Updater"),
+            *("make_updater", "set_learning_rate"),
+        ),
     },
 )
 
@@ -67,6 +76,7 @@ __all__ = [
     "Eviction",
     "FinalizingUpdater",
     "Future",
+    "InitialisingUpdater",
     "Mode",
     "ParameterServer",
     "Piece",

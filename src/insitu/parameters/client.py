@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from insitu.errors import InputError, ParameterError
 from insitu.exchange import resolve_secret
 from insitu.parameters.dense_client import DenseClient
-from insitu.parameters.futures import Future
-from insitu.parameters.rules import plan_cut
+from insitu.parameters.futures import Future, gather
+from insitu.parameters.rules import Array, plan_cut
 from insitu.parameters.server_connection import ServerConnection
 
 Transport = Literal["auto", "shm", "tcp"]
@@ -108,7 +110,7 @@ class Client(DenseClient):
 
     def finish(self, shard: int | None = None, *, fit: int | None = None) -> Future[Any]:
         """Tell the servers that a shard pushes no more for now: nobody waits for it until it does again, or
-        until all shards have finished. `fit`: number of the fit that it has ended, which may be told again.
+        until all shards have finished. `fit`: number of the fit that it has ended, which may be repeated.
         """
         return self.request_all("finish", {"shard": self.resolve_shard(shard), "fit": fit})
 
@@ -132,6 +134,24 @@ class Client(DenseClient):
         next pull. Fails with InputError for a rate that can't be, or an updater without one.
         """
         return self.request_all("adjust", {"learning_rates": dict(rates)})
+
+    def gather(
+        self, place: str, sequence: int, arrays: Mapping[int, Array]
+    ) -> Future[tuple[Array, Sequence[int]]]:
+        """Bring an array for each of this worker's shards, float64[rows, size], to a place that all workers
+        come to before their push `sequence`. The result has the rows of all, in the order of shards, and the
+        shards that brought them. A worker that was restarted may be past the place; it isn't waited for.
+        Fails with ServerStalled.
+        """
+        meta = {"place": place, "sequence": sequence, "shards": list(arrays)}
+        meta["rows"] = [len(array) for array in arrays.values()]
+        joined = np.concatenate(list(arrays.values()))
+        answer = self.request(self.connections[0], "gather", meta, [joined])
+
+        def read(found: Sequence[Any]) -> tuple[Array, Sequence[int]]:
+            return found[0].arrays[0], found[0].meta["shards"]
+
+        return gather([answer], self.run_until_done, read)
 
     # Progress
 

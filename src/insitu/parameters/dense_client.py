@@ -279,8 +279,8 @@ class DenseClient(TableClient):
         self._records_from = max(self._records_from, int(answer.meta["version"]))
 
     def follow_records(self) -> None:
-        """Have pulls from now on bring what workers told with those pushes that entered the updates after the
-        present values (mode sync)."""
+        """Have pulls from now on bring the records of those pushes that entered the updates after the present
+        values (mode sync)."""
         self._records_from, self._records, self._missing = self._versions[0], [], 0
 
     def take_records(self) -> tuple[Array, int]:

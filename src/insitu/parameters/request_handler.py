@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
+from insitu.errors import InputError, InsituError, ParameterError
 from insitu.parameters.checkpoint_barrier import CheckpointBarrier, WatchWriter
 from insitu.parameters.connection import Connection
 from insitu.parameters.dense_transfer import DenseTransfer
@@ -33,6 +32,7 @@ from insitu.parameters.rules import (
 )
 from insitu.parameters.server_state import PushResult, ServerState, ValueDestination
 from insitu.parameters.tables import Table
+from insitu.parameters.waiting_requests import WaitingRequest, make_stall_error
 
 Array = NDArray[Any]
 Answer = tuple[dict[str, Any], Sequence[Array]]
@@ -41,7 +41,7 @@ Answer = tuple[dict[str, Any], Sequence[Array]]
 CHANGES = frozenset(
     {
         *("define", "define_table", "initialise", "push", "push_rows", "decided", "finish", "load_rows"),
-        *("adjust", "finalize", "closure"),
+        *("adjust", "finalize", "closure", "gather"),
     }
 )
 """Operations that change the state: each is sent to the mirror."""
@@ -56,18 +56,6 @@ _DECISIONS_SENT = 4
 """Decisions that the leader sends with each answer; see `modes.StepDecidedEvent`."""
 _WORKER_MEMORY_FIELDS = ("at", "segment", "ahead")
 """Fields of a request that name the worker's memory, which a mirror doesn't see."""
-
-
-@dataclass(slots=True)
-class WaitingRequest:
-    """A request that can't be answered yet."""
-
-    #: The connection that it came by and that the answer goes to.
-    connection: Connection
-    #: The request.
-    message: Message
-    #: Time on the monotonic clock at which it fails with ServerStalled.
-    deadline: float
 
 
 class RequestHandler:
@@ -88,7 +76,7 @@ class RequestHandler:
         self._stall_timeout = stall_timeout
         self._barrier = CheckpointBarrier(state, watch_writer, checkpoint_key)
         self._transfer = DenseTransfer(state)
-        #: Pulls that wait.
+        #: Pulls and gathers that wait.
         self._waiting_pulls: list[WaitingRequest] = []
         #: Pushes that wait for their step, by (shard, sequence).
         self._waiting_pushes: dict[tuple[int, int], list[WaitingRequest]] = {}
@@ -147,6 +135,7 @@ class RequestHandler:
                 _LOG.error("The mirror of server %d can't make a change: %s", self.state.server, error)
                 raise
         self._waiting_pushes.clear()
+        self._waiting_pulls.clear()
         self._change = None
         connection.enqueue(Message(REPLY, message.request, {}))
 
@@ -159,7 +148,11 @@ class RequestHandler:
             late += [w for w in waiting if w.deadline <= now]
             self._waiting_pushes[key] = [w for w in waiting if w.deadline > now]
         for entry in late:
-            fail(entry.connection, entry.message, self._make_stall_error(entry.message))
+            fail(
+                entry.connection,
+                entry.message,
+                make_stall_error(self.state, entry.message, self._stall_timeout),
+            )
 
     def forget(self, connection: Connection) -> None:
         """Drop the waiting requests of a connection that was closed."""
@@ -183,16 +176,6 @@ class RequestHandler:
             fail(entry.connection, entry.message, error)
         self.replication.fail_waiting(error)
 
-    def _make_stall_error(self, message: Message) -> ServerStalled:
-        state, shard = self.state, message.meta.get("shard")
-        shard = shard if isinstance(shard, int) else None
-        awaited = modes.find_awaited_shards(state.policy, state.push_state, shard)
-        what = f"for pushes of shards {awaited}" if state.initialised else "for the chief's first values"
-        return ServerStalled(
-            f"Server {state.server} waited {self._stall_timeout:g} s at version {state.push_state.version} "
-            f"{what}. Look why those tasks don't go on, or raise the stall timeout (--stall-timeout)"
-        )
-
     def _make_waiting(self, connection: Connection, message: Message) -> WaitingRequest:
         return WaitingRequest(connection, message, time.monotonic() + self._stall_timeout)
 
@@ -207,7 +190,7 @@ class RequestHandler:
         self._change = None
         for entry in waiting:
             try:
-                answer = self._try_pull(entry.connection, entry.message)
+                answer = self._try(entry.connection, entry.message)
             except Exception as error:
                 fail(entry.connection, entry.message, error)
                 continue
@@ -360,10 +343,26 @@ class RequestHandler:
 
     def _pull(self, connection: Connection, message: Message) -> Answer | None:
         self._follow_decisions(message.meta.get("decisions", ()), message)
-        answer = self._try_pull(connection, message)
+        return self._try_or_wait(connection, message)
+
+    def _gather(self, connection: Connection, message: Message) -> Answer | None:
+        self.state.gatherings.bring(message.meta, message.arrays[0])
+        self._change = self.replication.append(message)
+        return self._try_or_wait(connection, message)
+
+    def _try_or_wait(self, connection: Connection, message: Message) -> Answer | None:
+        answer = self._try(connection, message)
         if answer is None:
             self._waiting_pulls.append(self._make_waiting(connection, message))
         return answer
+
+    def _try(self, connection: Connection, message: Message) -> Answer | None:
+        """Return the answer to a pull or a gather; None while it must wait."""
+        meta = message.meta
+        if meta["op"] == "pull":
+            return self._try_pull(connection, message)
+        awaited = self.state.find_shards_before(int(meta["sequence"]))
+        return self.state.gatherings.find(str(meta["place"]), awaited)
 
     def _try_pull(self, connection: Connection, message: Message) -> Answer | None:
         """Return the answer to a pull; None while it must wait."""

@@ -18,6 +18,7 @@ from insitu.exchange import aligned_empty
 from insitu.parameters import gradients as checks
 from insitu.parameters import native
 from insitu.parameters.closure_queue import ClosureQueue
+from insitu.parameters.gatherings import Gatherings
 from insitu.parameters.gradients import GradientAverager, Gradients
 from insitu.parameters.rules import (
     ConsistencyPolicy,
@@ -35,6 +36,7 @@ from insitu.parameters.tables import RowStore, Table
 from insitu.parameters.updaters import (
     ElementwiseUpdater,
     FinalizingUpdater,
+    InitialisingUpdater,
     Updater,
     make_updater,
     note_staleness,
@@ -114,8 +116,10 @@ class ServerState:
         self.closures = ClosureQueue()
         #: Counts of what became of pushes.
         self.stats = PushStats()
-        #: What workers told of the rows of the last updates (mode sync, on the leader).
+        #: What workers say of the rows of the last updates (mode sync, on the leader).
         self.step_records = StepRecords()
+        #: What shards bring to be gathered; the first server has it.
+        self.gatherings = Gatherings()
         self._nan = nan
         self._make_updater = make_updater
         self._updater: Updater | None = None
@@ -215,6 +219,9 @@ class ServerState:
         if again or not self.initialised:
             for group, flat in self.values.items():
                 flat[...] = values[group]
+            updater: object = self._updater
+            if not self.initialised and isinstance(updater, InitialisingUpdater):
+                updater.initialise(self._view_pieces(), self.slots)
             self.initialised = True
 
     # Pushes
@@ -284,11 +291,8 @@ class ServerState:
             return
         self.last_finalized = training
         updater: object = self._updater
-        if self.plan is not None and isinstance(updater, FinalizingUpdater):
-            pieces = self.plan.pieces_of(self.server)
-            updater.finalize(
-                {piece.name: self.view_piece(self.values, piece) for piece in pieces}, self.slots
-            )
+        if isinstance(updater, FinalizingUpdater):
+            updater.finalize(self._view_pieces(), self.slots)
 
     def catch_up(self, version: int) -> None:
         """Count on from `version`, at which the workers are, where this state was restored from a checkpoint
@@ -306,6 +310,13 @@ class ServerState:
             return self.table_push_states[table].applied.get(shard, -1)
         held = [p.sequence for p in self.push_state.held if p.shard == shard and self.policy.is_leader]
         return max([self.push_state.applied.get(shard, -1), *held])
+
+    def find_shards_before(self, sequence: int) -> list[int]:
+        """Return the shards that may yet come to where their next push is number `sequence`: those that
+        haven't pushed it, nor ended their fit."""
+        shards = range(self.policy.total_replicas)
+        finished = self.push_state.finished
+        return [s for s in shards if s not in finished and self.last_applied(s) < sequence]
 
     def _execute(
         self,
@@ -397,6 +408,10 @@ class ServerState:
                 values, gradients = {group: self.values[group][part]}, {group: dense[group][part]}
                 updater.update(values, gradients, {group: slots}, self.push_state.version, {group: target})
         destination.version = self.push_state.version
+
+    def _view_pieces(self) -> dict[str, Array]:
+        pieces = self.plan.pieces_of(self.server) if self.plan is not None else ()
+        return {piece.name: self.view_piece(self.values, piece) for piece in pieces}
 
     @staticmethod
     def view_piece(flat: Mapping[str, Array], piece: Piece) -> Array:

@@ -59,6 +59,14 @@ class Updater(Protocol):
 
 
 @runtime_checkable
+class InitialisingUpdater(Protocol):
+    """An updater whose first slots depend on the first values of the pieces."""
+
+    def initialise(self, values: Mapping[str, Array], slots: Mapping[str, Slots]) -> None:
+        """Fill the slots for these first values of the pieces."""
+
+
+@runtime_checkable
 class FinalizingUpdater(Protocol):
     """An updater whose final values aren't those of its last update."""
 

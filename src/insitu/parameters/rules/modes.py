@@ -112,8 +112,9 @@ class ShardFinishedEvent:
     Once all shards have finished, all are waited for again: the next fit begins.
     """
 
+    #: The shard that has finished.
     shard: int
-    #: Number of the fit that it has ended, which counts once however often it is told; None: it leaves a
+    #: Number of the fit that it has ended, which counts once though it may be repeated; None: it leaves a
     #: training without fits.
     fit: int | None = None
 
@@ -352,7 +353,7 @@ def _finish_shard(policy: ConsistencyPolicy, state: PushState, event: ShardFinis
     """Stop waiting for a shard, and make the step that waited for it alone."""
     shard, fit = event.shard, event.fit
     if fit is not None:
-        if fit < state.ended_fits.get(shard, 0):  # told again, by another incarnation of its worker
+        if fit < state.ended_fits.get(shard, 0):  # repeated by another incarnation of its worker
             return state, []
         state = replace(state, ended_fits={**state.ended_fits, shard: fit + 1})
     state, actions = replace(state, finished=state.finished | {shard}), list[Action]()

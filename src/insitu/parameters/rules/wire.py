@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from insitu.errors import ParameterError
 from insitu.parameters.rules.sharding_plan import named_dtype
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Increase it with each change after which workers and servers of two versions can't talk to each other."""
 REQUEST, REPLY, FAILURE = 1, 2, 3
 HEADER = struct.Struct("!2sBxQIQ")

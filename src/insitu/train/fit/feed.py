@@ -185,7 +185,8 @@ class DatasetFeed:
     def _split(self, shard: int, batch: Batch) -> list[ShardBatch]:
         replicas = self._replicas
         if replicas == 1:
-            return [ShardBatch(shard, batch.rows, batch.data, batch.origins)]
+            of = self._dataset.num_shards
+            return [ShardBatch(shard, batch.rows, batch.data, batch.origins, dataset_shards=of)]
         return [
             _slice(batch.data, batch.rows, index, replicas, shard * replicas + index, batch.origins)
             for index in range(replicas)

@@ -82,8 +82,8 @@ class FitStrategy(Protocol):
     def count_updates(self) -> int | None:
         """Return how many updates the model has had; None where the optimizer of each replica counts them."""
 
-    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
-        """End a fit whose steps are all done by these executors."""
+    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor], position: LoopPosition) -> None:
+        """End a fit whose steps are all done by these executors, up to `position`."""
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:
         """Return which shards of `x` this task evaluates, as options of `make_feed`."""

@@ -7,6 +7,7 @@ copying and saving read. A model without a trainer does what it did.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import keras
 
 from insitu.train.fit.makers import check_not_of_scope, maker_of, warn_of_separate_fit
+from insitu.train.replica import add_up_repeated_rows, renew_optimizer
 
 TRAINER_ATTRIBUTE = "_insitu_trainer"
 """The attribute of a model that holds its trainer."""
@@ -120,13 +122,16 @@ def _trainer_of(model: Any) -> Any:
 def _dispatch_call(name: str, original: Original) -> Original:
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         trainer = _trainer_of(model)
+        trains = name in ("fit", "train_on_batch")
+        has_tables = trains and renew_optimizer(model)
         if trainer is not None:
             return trainer.call(name, args, kwargs)
-        if name in ("fit", "train_on_batch"):
+        if trains:
             check_not_of_scope(model)
         if name == "fit":
             warn_of_separate_fit(model, args[0] if args else kwargs.get("x"))
-        return original(model, *args, **kwargs)
+        with add_up_repeated_rows(model) if has_tables else contextlib.nullcontext():
+            return original(model, *args, **kwargs)
 
     return method
 

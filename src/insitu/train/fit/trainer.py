@@ -272,7 +272,7 @@ class KerasTrainer:
         they do: what they see then is the trained model, and what they make of it stays."""
         if not self.loop.fit_has_ended:
             self.loop.fit_has_ended = True
-            self.strategy.end_fit(self.fit_index, self.executors)
+            self.strategy.end_fit(self.fit_index, self.executors, self.loop.position)
 
     # Evaluation
 

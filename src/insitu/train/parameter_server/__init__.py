@@ -24,6 +24,7 @@ from insitu.train.parameter_server.partitioners import check_partitioner
 from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.parameter_server.server_task import serve_or_configure
 from insitu.train.parameter_server.session import ParameterServerSession
+from insitu.train.parameter_server.shared_tests import SharedTests
 from insitu.train.parameter_server.step import ServerStep
 from insitu.train.parameter_server.update_count import UpdateCount, UpdatePlan
 from insitu.train.parameter_server.vocabulary_check import check_vocabularies
@@ -41,6 +42,7 @@ __all__ = [
     "ServerMarks",
     "ServerMembership",
     "ServerStep",
+    "SharedTests",
     "TableLookup",
     "UpdateCount",
     "UpdatePlan",

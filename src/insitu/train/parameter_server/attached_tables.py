@@ -11,7 +11,7 @@ from insitu.train.parameter_server.layers import embeddings_of
 from insitu.train.parameter_server.lookup import find_key_inputs
 from insitu.train.parameter_server.model_spec import check_norms_of_rows
 from insitu.train.parameter_server.session import DEFAULT_SHARD_ROWS, ParameterServerSession
-from insitu.train.replica import inner_optimizer
+from insitu.train.replica import inner_optimizer, replace_optimizer
 
 
 def attach_tables(
@@ -37,11 +37,6 @@ def attach_tables(
         if layer.rows is None or not getattr(layer.rows, "insitu_rows", False):
             keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_SHARD_ROWS)
             layer.attach(session().table(layer, optimizer), keys)
-            _replace_optimizer(model)
-
-
-def _replace_optimizer(model: Any) -> None:
-    """Replace the optimizer of a model that was loaded by a new one of the same configuration. The loaded one
-    knows the saved tables, or none, and servers don't take over its state."""
-    if model.optimizer is not None and inner_optimizer(model.optimizer).built:
-        model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+            # A loaded one knows the saved tables, or none, and servers don't take over its state.
+            if model.optimizer is not None and inner_optimizer(model.optimizer).built:
+                replace_optimizer(model)

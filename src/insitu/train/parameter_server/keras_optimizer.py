@@ -8,6 +8,7 @@ compiled function updates all pieces. The results have the bits of the same opti
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,12 +30,36 @@ def serialize_optimizer(optimizer: Any) -> str:
     Raises TrainingError where the configuration holds what JSON can't.
     """
     try:
-        return json.dumps(keras.saving.serialize_keras_object(optimizer))
+        return json.dumps(_with_public_names(keras.saving.serialize_keras_object(optimizer)))
     except (TypeError, ValueError) as error:
         raise TrainingError(
             "An optimizer on parameter servers is sent as its configuration (get_config), which must be "
             f"plain values. Received: {type(optimizer).__name__}, which gives none such ({error})."
         ) from error
+
+
+def public_class(optimizer: Any) -> type:
+    """Return the optimizer's class. On PyTorch, Keras makes an optimizer of a class of its own, derived from
+    the public one: then that."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("keras.src."):
+        return kind
+    return next((base for base in kind.__mro__ if getattr(keras.optimizers, base.__name__, 0) is base), kind)
+
+
+def _with_public_names(config: Any) -> Any:
+    """Return a configuration in which Keras' own optimizers and schedules have the names that all backends
+    know them by."""
+    if isinstance(config, list | tuple):
+        return [_with_public_names(value) for value in config]
+    if not isinstance(config, dict):
+        return config
+    named = {key: _with_public_names(value) for key, value in config.items()}
+    if str(config.get("module")).startswith("keras.src."):
+        for module, public in _KERAS_MODULES.items():
+            if hasattr(public, str(config.get("class_name"))):
+                return {**named, "module": module, "registered_name": None}
+    return named
 
 
 def make_optimizer(text: str) -> Any:
@@ -156,6 +181,15 @@ class KerasUpdater:
             for array, new in zip(state, news, strict=True):
                 np.copyto(array, new)
 
+    def initialise(
+        self, values: Mapping[str, NDArray[Any]], slots: Mapping[str, Mapping[str, NDArray[Any]]]
+    ) -> None:
+        """Fill the slots as the optimizer does when it is built for these values."""
+        for name, value in values.items():
+            made = _PieceOptimizer(make_optimizer(self._text), value.shape, value.dtype, value)
+            for slot, variable in made.slots.items():
+                np.copyto(slots[name][slot], to_numpy(variable))
+
     def finalize(
         self, values: Mapping[str, NDArray[Any]], slots: Mapping[str, Mapping[str, NDArray[Any]]]
     ) -> None:
@@ -178,13 +212,16 @@ def _copy_aligned(array: NDArray[Any]) -> NDArray[Any]:
 class _PieceOptimizer:
     """An optimizer built for one variable. `slots` are its variables without counter and learning rate."""
 
-    def __init__(self, optimizer: Any, shape: Sequence[int], dtype: Any) -> None:
+    def __init__(
+        self, optimizer: Any, shape: Sequence[int], dtype: Any, value: NDArray[Any] | None = None
+    ) -> None:
+        """`value`: that of the variable when the optimizer is built; None: zeros."""
         self.optimizer = optimizer
         # The norm of all gradients together is bounded before any piece is updated.
         self.global_clipnorm, optimizer.global_clipnorm = optimizer.global_clipnorm, None
         # Slots are named after it, the same in each process: a mirror and a checkpoint find them by name.
-        zeros = np.zeros(tuple(shape), dtype)
-        self.variable = keras.Variable(zeros, dtype=np.dtype(dtype).name, name="variable")
+        value = np.zeros(tuple(shape), dtype) if value is None else value
+        self.variable = keras.Variable(value, dtype=np.dtype(dtype).name, name="variable")
         optimizer.build([self.variable])
         self.counter = optimizer._iterations
         rate = optimizer._learning_rate
@@ -192,7 +229,9 @@ class _PieceOptimizer:
         self.initial_rate = 0.0 if self.rate is None else float(to_numpy(rate))
         known = {id(self.counter), id(self.rate)}
         own = [v for v in optimizer.variables if id(v) not in known]
-        self.slots = {f"{index}.{v.name}": v for index, v in enumerate(own)}
+        # Without the number that Keras gives to those that an optimizer doesn't name, as Adafactor.
+        names = [re.sub(r"_\d+$", "", v.name) for v in own]
+        self.slots = {f"{index}.{name}": v for index, (name, v) in enumerate(zip(names, own, strict=True))}
         averages = optimizer._model_variables_moving_average if optimizer.use_ema else ()
         self.average = next((slot for slot, v in self.slots.items() if any(v is a for a in averages)), None)
         """The slot that holds the variable's average."""

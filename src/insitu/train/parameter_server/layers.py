@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.parameters import Eviction
-from insitu.train.replica import to_numpy
+from insitu.train.fit import dispatch_methods
+from insitu.train.replica import mark_loaded_table, to_numpy
 
 INT32_MAX = 2**31 - 1
 
@@ -84,6 +85,8 @@ class Embedding(keras.layers.Layer):
     that it uses and pushes their gradients; the servers update row by row. Elsewhere the layer looks keys up
     in the table that it was saved with, or, with `input_dim`, is a plain embedding.
 
+    A loaded table is trained on without servers, too: the rows that it has. Its optimizer begins without a state.
+
     Input: integers of any shape. Output: that shape with `output_dim` behind it. A key that a saved table
     doesn't have gives zeros.
 
@@ -119,7 +122,8 @@ class Embedding(keras.layers.Layer):
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.rows: Any = None
         self.keys: Any = None
-        self._saved: tuple[NDArray[np.int64], NDArray[Any]] | None = None
+        #: The ascending keys of a loaded table, whose rows are in `rows` until servers have them.
+        self._loaded_keys: NDArray[np.int64] | None = None
         self._by_row_index = False
         # Around Keras' tracking: the table is no part of the layer's state.
         object.__setattr__(self, "_table", None)
@@ -127,7 +131,7 @@ class Embedding(keras.layers.Layer):
     # Called by Keras
 
     def build(self, input_shape: Any = None) -> None:
-        if self.input_dim is not None and self.rows is None and self._saved is None:
+        if self.input_dim is not None and self.rows is None and self._loaded_keys is None:
             self.rows = self.add_weight(
                 shape=(self.input_dim, self.output_dim), initializer=self.embeddings_initializer, name="rows"
             )
@@ -178,13 +182,14 @@ class Embedding(keras.layers.Layer):
         if self._table is not None:
             self._table.assign(keys, rows)
             return
-        self._saved = (keys, rows)
+        self._loaded_keys = keys
         self._keep_table(keys, rows)
 
     # Called by a strategy
 
     def attach(self, table: EmbeddingStorage, max_keys: int) -> None:
         """Take the rows from `table` from now on. `rows` holds those of one batch."""
+        loaded = None if self._loaded_keys is None else (self._loaded_keys, self._loaded_rows())
         with _unlocked(self):
             for variable in (self.rows, self.keys):
                 if variable is not None:
@@ -195,9 +200,9 @@ class Embedding(keras.layers.Layer):
             )
         self.rows.insitu_rows = True
         object.__setattr__(self, "_table", table)
-        if self._saved is not None:
-            table.begin(*self._saved)
-            self._saved = None
+        if loaded is not None:
+            table.begin(*loaded)
+            self._loaded_keys = None
 
     @contextlib.contextmanager
     def by_row_index(self) -> Iterator[None]:
@@ -213,13 +218,16 @@ class Embedding(keras.layers.Layer):
         table: EmbeddingStorage | None = self._table
         if table is not None:
             return table.read_all()
-        if self._saved is not None:
-            return self._saved
+        if self._loaded_keys is not None:
+            return self._loaded_keys, self._loaded_rows()
         if self.rows is None:
             return np.empty(0, np.int64), np.empty((0, self.output_dim), np.float32)
         return None, to_numpy(self.rows)
 
     # Helpers
+
+    def _loaded_rows(self) -> NDArray[Any]:
+        return to_numpy(self.rows)[: 0 if self._loaded_keys is None else len(self._loaded_keys)]
 
     def _take(self, rows: Any, indices: Any) -> Any:
         return ops.cast(ops.take(rows, indices, axis=0), self.compute_dtype)
@@ -246,6 +254,8 @@ class Embedding(keras.layers.Layer):
             self.rows = self.add_weight(
                 shape=(max(1, len(rows)), self.output_dim), initializer="zeros", name="rows"
             )
+        mark_loaded_table(self.rows)
+        dispatch_methods()  # also without a strategy: see `renew_optimizer`
         if len(rows):
             self.rows.assign(rows)
 

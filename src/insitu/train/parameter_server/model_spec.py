@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.train.parameter_server.keras_optimizer import serialize_optimizer
+from insitu.train.parameter_server.keras_optimizer import public_class, serialize_optimizer
 from insitu.train.replica import to_numpy
 
 STATE_PREFIX = "/state/"
@@ -94,7 +94,7 @@ def clip_norms_of(optimizer: Any) -> ClipNorms:
 
 def can_be_split(optimizer: Any) -> bool:
     """Return True if parts of a variable may be updated apart: no norm of the whole variable counts."""
-    return type(optimizer) in _ELEMENTWISE and not clip_norms_of(optimizer)
+    return public_class(optimizer) in _ELEMENTWISE and not clip_norms_of(optimizer)
 
 
 def check_parts(parts: Mapping[str, int], optimizer: Any) -> None:
@@ -133,17 +133,9 @@ def updater_config(optimizer: Any, *, exact: bool, jit: bool) -> dict[str, Any]:
     return config
 
 
-def _kind(optimizer: Any) -> type:
-    """Return the optimizer's public class. On PyTorch Keras makes an optimizer of a subclass beside it."""
-    kind = type(optimizer)
-    if kind.__module__.startswith("keras.src.backend.torch."):
-        return next((base for base in kind.__mro__ if base in _BUILT_IN), kind)
-    return kind
-
-
 def built_in_updater(optimizer: Any) -> dict[str, Any] | None:
     """Return the settings of the servers' own updater of the same rule, or None."""
-    known = _BUILT_IN.get(_kind(optimizer))
+    known = _BUILT_IN.get(public_class(optimizer))
     plain = not optimizer.use_ema and not optimizer.gradient_accumulation_steps
     excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
     if known is None or not plain or getattr(optimizer, "amsgrad", False) or excluded:

@@ -7,7 +7,7 @@ import atexit
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -365,6 +365,17 @@ class ParameterServerSession:
             for whole, dense in self._dense_slices:
                 self._values[whole] = flat[dense]
         return self._values
+
+    def gather(
+        self, place: str, sequence: int, arrays: Mapping[int, NDArray[np.float64]]
+    ) -> tuple[NDArray[np.float64], Sequence[int]]:
+        """See `Client.gather`."""
+        return self._client.gather(place, sequence, arrays).result()
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards of all workers."""
+        return self._context.num_shards
 
     def pull_rows(self, table: str, keys: Keys, *, create: bool) -> NDArray[Any]:
         """See `RowSource`."""

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.parameters import FinalizingUpdater, Updater
+from insitu.parameters import FinalizingUpdater, InitialisingUpdater, Updater
 from insitu.train.parameter_server.model_spec import (
     STATE_PREFIX,
     can_be_split,
@@ -96,6 +96,11 @@ class SeveralUpdaters:
     def update(self, values: Arrays, gradients: Arrays, slots: Mapping[str, Arrays], step: int) -> None:
         for updater, own in self._divide(values):
             updater.update(own, gradients, slots, step)
+
+    def initialise(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
+        for updater, own in self._divide(values):
+            if isinstance(updater, InitialisingUpdater):
+                updater.initialise(own, slots)
 
     def finalize(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
         for updater, own in self._divide(values):

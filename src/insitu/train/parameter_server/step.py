@@ -7,7 +7,7 @@ worker (bounded), they answer later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -22,6 +22,7 @@ from insitu.train.parameter_server.lookup import TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import ClipNorms
 from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
+from insitu.train.parameter_server.shared_tests import SharedTests
 from insitu.train.parameter_server.weights_watch import WeightsWatch
 from insitu.train.replica import Logs, NeedsTotals, Replica, ShardBatch
 
@@ -49,10 +50,12 @@ class ServerStep:
         scale: LossScale,
         shares_records: bool = False,
         clips: bool = False,
+        shared_tests: SharedTests | None = None,
         check: DataCheck | None = None,
     ) -> None:
         """`shares_records`: losses and metrics are those of the rows of all workers that entered the updates,
-        else of this worker's own. `clips`: what isn't finite isn't refused. `check` compares what the workers
+        else of this worker's own. `clips`: what isn't finite isn't refused. `shared_tests`
+        combines the tests of all workers. `check` compares what the workers
         were given."""
         self._replica = replica
         self._session = session
@@ -61,6 +64,7 @@ class ServerStep:
         self._scale = scale
         self._shares_records = shares_records
         self._clips = clips
+        self._shared_tests = shared_tests
         self._check = check
         self._records = np.zeros((shards, replica.train_record_size))
         self._test_records = np.zeros((shards, replica.test_record_size))
@@ -155,15 +159,29 @@ class ServerStep:
         self._watch.note()
 
     def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
-        """Return the metrics over the rows that this task was given, without other tasks' rows."""
-        for part in parts:
-            for piece in self._lookup.pieces(part.data) if part.rows else ():
-                batch = self._lookup.pull(piece, create=False)
-                records = np.zeros((1, self._replica.test_record_size))
-                with self._lookup.rows_loaded(batch):
-                    self._replica.evaluate(part.shard, batch.data, records[0])
-                self._test_logs = self._replica.merge(records)
+        """Return the metrics over the rows that this task was given, without other tasks' rows unless tests
+        are shared."""
+        shared = self._shared_tests
+        if shared is None or not shared.applies(parts):
+            for part in parts:
+                for record in self._evaluate(part):
+                    self._test_logs = self._replica.merge(record)
+            return self._test_logs
+        empty = np.zeros((0, self._replica.test_record_size))
+        own = {part.shard: np.concatenate([empty, *self._evaluate(part)]) for part in parts}
+        records = shared.share(position, own)
+        if len(records):
+            self._test_logs = self._replica.merge(records)
         return self._test_logs
+
+    def _evaluate(self, part: ShardBatch) -> Iterator[NDArray[np.float64]]:
+        """Yield the records of a shard's rows, each of shape (1, size)."""
+        for piece in self._lookup.pieces(part.data) if part.rows else ():
+            batch = self._lookup.pull(piece, create=False)
+            record = np.zeros((1, self._replica.test_record_size))
+            with self._lookup.rows_loaded(batch):
+                self._replica.evaluate(part.shard, batch.data, record[0])
+            yield record
 
     def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         """Return outputs for the rows that this task was given."""

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.parameters import FinalizingUpdater, Updater, make_updater, set_learning_rate
+from insitu.parameters import (
+    FinalizingUpdater,
+    InitialisingUpdater,
+    Updater,
+    make_updater,
+    set_learning_rate,
+)
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, make_optimizer
 from insitu.train.parameter_server.model_spec import STATE_PREFIX, strip_worker_settings, to_float
 from insitu.train.parameter_server.several_optimizers import SeveralUpdaters
@@ -42,6 +48,10 @@ def _with_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
         schedule = make_optimizer(config["optimizer"])._learning_rate
         settings["learning_rate"] = lambda step: to_float(schedule(step))
     return settings
+
+
+def _without_state(values: Arrays) -> dict[str, NDArray[Any]]:
+    return {name: value for name, value in values.items() if not name.startswith(STATE_PREFIX)}
 
 
 class ModelUpdater:
@@ -87,13 +97,17 @@ class ModelUpdater:
                 values[name] += (gradients[name] - values[name]) / values[name].dtype.type(self.staleness + 1)
             else:
                 np.copyto(values[name], gradients[name])
-        rest = {name: value for name, value in values.items() if not name.startswith(STATE_PREFIX)}
+        rest = _without_state(values)
         if rest:
             self._inner.update(rest, gradients, slots, step)
 
+    def initialise(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
+        if isinstance(self._inner, InitialisingUpdater):
+            self._inner.initialise(_without_state(values), slots)
+
     def finalize(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
         if isinstance(self._inner, FinalizingUpdater):
-            self._inner.finalize({n: v for n, v in values.items() if not n.startswith(STATE_PREFIX)}, slots)
+            self._inner.finalize(_without_state(values), slots)
 
     def update_rows(self, values: NDArray[Any], gradients: NDArray[Any], slots: Arrays, step: int) -> None:
         raise NotImplementedError("Rows of tables have updaters of their own.")

@@ -16,6 +16,7 @@ from insitu.train.replica.factory import (
 from insitu.train.replica.flat import Span
 from insitu.train.replica.fused import FusedStep
 from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch, pack_batch
+from insitu.train.replica.loaded_tables import mark_loaded_table, renew_optimizer, replace_optimizer
 from insitu.train.replica.loss_totals import NeedsTotals
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.probe import SAMPLE_ROWS, plan_combination
@@ -74,11 +75,14 @@ __all__ = [
     "make_fused_replica",
     "make_replica",
     "map_batch",
+    "mark_loaded_table",
     "name_update_count",
     "pack_batch",
     "plan_combination",
     "read_state",
     "refuse_vocabularies",
+    "renew_optimizer",
+    "replace_optimizer",
     "seed_offset",
     "to_numpy",
     "view",

@@ -21,6 +21,8 @@ class ShardBatch:
     fingerprint: int = 0
     """A number of the global batch that all processes must agree on, below 2**52; 0 where shards have rows of
     their own."""
+    dataset_shards: int = 0
+    """Shards of the `insitu.Dataset` that the rows are of; 0 where they are of other data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,7 +239,7 @@ class Strategy:
         it."""
         return False
 
-    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
+    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor], position: LoopPosition) -> None:
         """Finish a fit. Nothing is to be done here."""
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+from numpy.typing import NDArray
 
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
+from insitu.exchange import Group
 from insitu.parameters import ConsistencyPolicy
+from insitu.train.collectives import barrier_token
 from insitu.train.custom_loop import LoopAggregation
+from insitu.train.elastic import LoopPosition
 from insitu.train.fit import StepExecutor, TwoPhaseStep
 from insitu.train.parameter_server import (
     HybridReplica,
@@ -39,7 +43,10 @@ class HybridStrategy(SynchronousStrategy):
     a job, the server is a thread of it.
 
     A step's dense update is the mean over all rows of the global batch. Its rows' gradients are pushed behind
-    it, each shard's an update of its own, and the next step doesn't wait for those of other workers. Workers
+    it, each shard's, the mean over its part of the batch, an update of its own. So with SGD a row moves by
+    rate * shards * the mean gradient of the global batch: give `table_optimizer` a rate divided by
+    `num_replicas_in_sync` for the steps of one worker. The next step doesn't wait for the pushes of other
+    workers, but a fit ends once the servers have all. Workers
     evaluate and predict together. `BackupAndRestore` saves the dense variables, and has the servers write
     theirs; the two aren't of one moment. A worker that dies takes along the rows' gradients of at most one
     step, and tables don't go back where all tasks start over from an older checkpoint.
@@ -110,9 +117,16 @@ class HybridStrategy(SynchronousStrategy):
             self._broadcast_initial_state(model)
         return TwoPhaseStep(replica, self._membership.lockstep)
 
-    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
-        for replica in self._replicas:
-            replica.wait_for_pushes()
+    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor], position: LoopPosition) -> None:
+        """Wait until the servers have the last rows' gradients of all workers: who reads rows then finds
+        them."""
+
+        def wait(group: Group) -> NDArray[Any]:
+            for replica in self._replicas:
+                replica.wait_for_pushes()
+            return barrier_token(group)
+
+        self._membership.lockstep.run_unit_until_done(position, wait)
 
     def save_elsewhere(self) -> bool:
         job = self.membership.context.job

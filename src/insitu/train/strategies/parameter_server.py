@@ -40,6 +40,7 @@ from insitu.train.parameter_server import (
     ServerMarks,
     ServerMembership,
     ServerStep,
+    SharedTests,
     TableLookup,
     UpdateCount,
     UpdatePlan,
@@ -74,12 +75,14 @@ class ParameterServerStrategy(Strategy):
     - `mode="bounded"`: as async, but no worker runs more than `max_staleness` steps ahead of the slowest.
 
     History and logs of training are of the rows of all workers in mode sync, otherwise of a worker's own.
-    `evaluate`, validation and `predict` run in each worker alone: over the shards that an `insitu.dataset`
-    names (its own by default), over all rows of arrays. State that the forward pass moves (BatchNorm) is
-    averaged by the servers: in mode sync over a step, otherwise over what workers push that haven't seen each
-    other's. Seeds differ by shard. A fit ends for all workers when the last one has pushed its last gradient,
-    so all end with the same weights. A worker that was restarted goes on behind the last of its gradients
-    that the servers applied.
+    `evaluate`, validation and `predict` of arrays run in each worker alone, over all rows. Of an
+    `insitu.dataset` each worker takes the shards that it names (its own by default). In mode sync the workers
+    evaluate it together, and all get the scores of all rows; in the other modes each gets those of its own.
+    State that the forward pass moves (BatchNorm) is averaged by the servers: in mode sync over a step,
+    otherwise over what workers push that haven't seen each other's. Seeds differ by shard. A fit ends for all
+    workers when the last one has pushed its last gradient, so all end with the same weights: what a late
+    worker still has is applied. A worker that was restarted goes on behind the last of its gradients that the
+    servers applied.
 
     Args:
         cluster_resolver: what scripts for `tf.distribute` pass: a resolver that describes this job. The tasks
@@ -147,6 +150,8 @@ class ParameterServerStrategy(Strategy):
         self._in_closure = False
         #: Compares what workers were given; None where they needn't be given the same.
         self._data_check: DataCheck | None = None
+        #: Combines what workers evaluate; None where each does so alone.
+        self._shared_tests: SharedTests | None = None
         self._guard = AssignmentGuard(self.created_in_scope.summed)
         #: The group of this worker alone, for scheduled functions; None before one asks for it.
         self._own_group: Group | None = None
@@ -197,6 +202,7 @@ class ParameterServerStrategy(Strategy):
         replica.keep_own_losses(training=False)
         if self._mode == "sync" and len(self.membership.context.workers) > 1 and self._data_check is None:
             self._data_check = DataCheck(session.marks, self.membership.context.shards)
+            self._shared_tests = SharedTests(session)
         if self._mode != "sync" or self.num_replicas_in_sync == 1:
             replica.keep_own_losses(training=True)
         return self._server_step(model, model.optimizer, replica, lookup)
@@ -215,6 +221,7 @@ class ParameterServerStrategy(Strategy):
             "scale": scale,
             "shares_records": exact,
             "clips": self._server_config.nan == "clip",
+            "shared_tests": self._shared_tests,
             "check": self._data_check,
         }
         self._step = ServerStep(replica, session, shards, lookup, **options)
@@ -418,6 +425,8 @@ class ParameterServerStrategy(Strategy):
                 "fit. Leave the coordinator out, and call fit in all workers."
             )
         session = self._session_for(model)
+        if self._shared_tests is not None:
+            self._shared_tests.begin_fit(fit_index)
         # Keras would put averages into the weights that this task's optimizer hasn't kept: the servers' has.
         object.__setattr__(
             inner_optimizer(model.optimizer), "finalize_variable_values", lambda variables: None
@@ -465,9 +474,11 @@ class ParameterServerStrategy(Strategy):
             self._session.checkpoint(job.server_checkpoints)
         return True
 
-    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
+    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor], position: LoopPosition) -> None:
         """Wait for the other workers' last gradients, and take the resulting weights."""
         session = self._open_session()
+        if self._shared_tests is not None:
+            self._shared_tests.end_fit(fit_index)
         if fit_index < len(self._fits.read()):
             return
         if self._data_check is not None:

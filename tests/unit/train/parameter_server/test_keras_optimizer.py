@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import server_optimizers
+from backend_checks import result_of, script_for
 
 from insitu.errors import TrainingError
-from insitu.train.parameter_server.keras_optimizer import KerasUpdater, make_optimizer, serialize_optimizer
+from insitu.train.parameter_server.keras_optimizer import (
+    KerasUpdater,
+    make_optimizer,
+    public_class,
+    serialize_optimizer,
+)
 
 VALUES = {"a": np.array([1.0, -2.0], "float32"), "b": np.array([[3.0]], "float32")}
 GRADIENTS = [
@@ -51,6 +61,59 @@ def test_values_are_those_of_the_optimizer_on_variables(make: Any) -> None:
     _, values, _ = by_updater(make())
     for name, expected in by_keras(make()).items():
         np.testing.assert_allclose(values[name], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("tensorflow", marks=pytest.mark.long),
+        pytest.param("jax", marks=pytest.mark.long),
+        pytest.param("torch", marks=pytest.mark.torch),
+    ],
+)
+def test_each_of_keras_optimizers_trains_in_each_mode_as_without_servers(
+    backend: str, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, *script_for(backend, Path(server_optimizers.__file__))],
+        env={**os.environ, "KERAS_BACKEND": backend, "INSITU_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    differences: dict[str, float] = result_of(process)
+    assert len(differences) >= 3 * 12
+    assert {name: far for name, far in differences.items() if not far < 2e-5} == {}
+
+
+def test_the_names_are_those_that_any_backend_knows() -> None:
+    other = type(
+        "Adam", (keras.optimizers.Adam,), {"__module__": "keras.src.backend.torch.optimizers.torch_adam"}
+    )
+    assert public_class(other(0.1)) is keras.optimizers.Adam
+    config = json.loads(serialize_optimizer(other(0.1)))
+    assert (config["module"], config["class_name"]) == ("keras.optimizers", "Adam")
+    own = type("Adam", (keras.optimizers.Adam,), {"__module__": "my_optimizers"})
+    assert public_class(own(0.1)) is own
+    assert json.loads(serialize_optimizer(own(0.1)))["module"] == "my_optimizers"
+
+
+def test_slots_begin_with_the_first_values() -> None:
+    updater = KerasUpdater(serialize_optimizer(StartsAtValues(0.1)), jit=False)
+    slots = {"a": updater.slots("a", (2,), np.dtype("float32"))}
+    updater.initialise({"a": VALUES["a"]}, slots)
+    assert [array.tolist() for array in slots["a"].values()] == [[1.0, -2.0]]
+
+
+@keras.saving.register_keras_serializable("insitu_tests")
+class StartsAtValues(keras.optimizers.SGD):
+    """Keeps what each variable was at first."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.first = [self.add_variable_from_reference(v, "first") for v in variables]
+        for first, variable in zip(self.first, variables, strict=True):
+            first.assign(variable)
 
 
 def test_gradients_are_left_as_they_were() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from models import in_shards
 
 import insitu
 from insitu.errors import InputError, TrainingError
-from insitu.train import HybridStrategy, ParameterServerStrategy
+from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 
 KEYS = np.array([2**62, -5, 17, 10_000_000, 3, -(2**63), 2**63 - 1, 40], np.int64)
 
@@ -157,6 +158,28 @@ def test_dense_layers_train_together_around_tables_on_servers() -> None:
         dense.fit(np.zeros((8, 2)), np.zeros(8), verbose=0)
     with pytest.raises(TrainingError, match="Use fit"):
         strategy.run(lambda: None)
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_loaded_model_trains_on_alike_with_and_without_servers(tmp_path: Path) -> None:
+    given, labels = np.array([[1], [5], [7], [5]] * 8), np.array([0, 1, 0, 1] * 8, "float32")
+    with over(1).scope():
+        key = keras.Input((1,), dtype="int64")
+        rows = keras.layers.Flatten()(insitu.layers.Embedding(4, name="rows")(key))
+        model = keras.Model(key, keras.layers.Dense(1, "sigmoid")(rows))
+        model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+    model.fit(given, labels, epochs=2, shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    came = []
+    for strategy in (None, MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)), over(1)):
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            loaded = keras.models.load_model(tmp_path / "model.keras")
+        history = loaded.fit(given, labels, epochs=3, shuffle=False, verbose=0).history["loss"]
+        came.append([history, loaded.get_layer("rows").contents()[1]])
+    for history, rows in came[1:]:
+        np.testing.assert_allclose(history, came[0][0], rtol=1e-5)
+        np.testing.assert_allclose(rows, came[0][1], rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")

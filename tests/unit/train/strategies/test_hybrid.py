@@ -12,6 +12,7 @@ import pytest
 import insitu
 from insitu.errors import InputError, TrainingError
 from insitu.spec import TaskId
+from insitu.train.elastic import TRAIN, LoopPosition
 
 EXAMPLE = (np.ones((1, 3), "float32"), np.ones((1, 1), "float32"))
 
@@ -46,4 +47,4 @@ def test_shards_stay_with_their_task_and_what_replicas_hold_is_saved_by_them() -
     strategy = insitu.HybridStrategy()
     assert not strategy.membership.shards_move
     assert strategy.save_elsewhere() is False
-    strategy.end_fit(0, [])
+    strategy.end_fit(0, [], LoopPosition(0, TRAIN))

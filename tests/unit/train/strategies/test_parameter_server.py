@@ -242,6 +242,53 @@ def test_a_checkpoint_that_another_life_has_under_way_ends_no_training(
     model.fit(*rows, **FIT)
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)),
+        lambda: keras.optimizers.Nadam(0.01, use_ema=True, ema_momentum=0.9),
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    ],
+    ids=["scheduled adam", "averaged nadam", "momentum"],
+)
+def test_servers_that_start_from_a_checkpoint_go_on_with_the_same_numbers(
+    mode: Any, optimizer: Any, rows: Any, tmp_path: Path
+) -> None:
+    """Weights, the optimizer's slots and its count of updates are all in the checkpoint."""
+
+    def train(folder: Path | None = None, stop: int = -1) -> Any:
+        context = dataclasses.replace(in_shards((0,), 1), shared_secret=b"0123456789abcdef")
+        config = ServerConfig(ConsistencyPolicy(mode, 1), "refuse")
+        seen, losses = [], []
+
+        def end_epoch(epoch: int, logs: Any) -> None:
+            seen.append(weights(model))
+            losses.append(logs["loss"])
+            if epoch == stop:
+                strategy._open_session()._client.checkpoint(folder).result()
+                raise KeyboardInterrupt
+
+        with config.server("127.0.0.1:0", context, checkpoint=folder) as server:
+            context = dataclasses.replace(context, servers=(server.address,))
+            strategy = ParameterServerStrategy(context=context, mode=mode)
+            keras.backend.clear_session()
+            keras.utils.set_random_seed(7)
+            with strategy.scope():
+                model = image_model(optimizer=optimizer(), dropout=0.0)
+            watch = keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)
+            with pytest.raises(KeyboardInterrupt) if stop >= 0 else contextlib.nullcontext():
+                model.fit(*rows, **{**FIT, "epochs": 4}, callbacks=[watch])
+            strategy._open_session().close()
+        return [*seen, weights(model)], losses, int(model.optimizer.iterations.numpy())
+
+    whole, losses, updates = train()
+    train(tmp_path, stop=1)
+    rest, again, count = train(tmp_path)
+    assert (again, count) == (losses[2:], updates)
+    assert all(same_bits(mine, theirs) for mine, theirs in zip(rest, whole[2:], strict=True))
+
+
 def test_gradients_that_come_late_are_told_of(rows: Any) -> None:
     strategy, seen = over(2, mode="sync", replicas_to_aggregate=1), []
 
@@ -409,7 +456,7 @@ def test_a_custom_loop_that_starts_over_pushes_nothing_twice(rows: Any) -> None:
     assert server._client.stats()[0]["applied"] == 8
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "ftrl"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "ftrl", "nadam"])
 def test_slots_have_the_same_names_in_each_server(optimizer: str) -> None:
     # A mirror, a server that starts again and a checkpoint find them by name, in other processes.
     text = serialize_optimizer(keras.optimizers.get(optimizer))
