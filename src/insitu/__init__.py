@@ -13,7 +13,6 @@ from insitu._version import __version__
 # Loaded at once: the name is also that of the module, which an import of it would put in its place.
 from insitu.context import Context, context
 from insitu.doors import lazy_door
-from insitu.grid import set_store_finder
 from insitu.import_hooks import call_after_import
 from insitu.missing_names import missing_name
 from insitu.parent_death import tie_to_parent
@@ -187,6 +186,12 @@ def _find_known_stores(paths: Any) -> Any:
     return importlib.import_module("insitu.cluster").find_known_stores(paths)
 
 
+def _install_store_finder() -> None:
+    import importlib
+
+    importlib.import_module("insitu.grid").set_store_finder(_find_known_stores)
+
+
 def _to_tf_dataset(dataset: Any) -> Any:
     import importlib
 
@@ -199,7 +204,7 @@ config.apply_device_settings()
 # Models may be saved to insitu:// and loaded from there by Keras alone, too.
 call_after_import("keras", _install_file_access)
 # A damaged copy is replaced by one of another host.
-set_store_finder(_find_known_stores)
+call_after_import("insitu.grid", _install_store_finder)
 # A further replica of a script ends with the process that started it, even while it imports.
 tie_to_parent()
 

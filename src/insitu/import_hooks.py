@@ -9,11 +9,11 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
-"""The functions to call, by the name of a top-level module that hasn't been imported yet."""
+"""The functions to call, by the name of a module that hasn't been imported yet."""
 
 
 def call_after_import(name: str, function: Callable[[], None]) -> None:
-    """Call `function` now if the top-level module `name` is imported, else once right after its import."""
+    """Call `function` now if the module `name` is imported, else once right after its import."""
     module = sys.modules.get(name)
     # While a module is being imported, what its users need isn't there yet.
     if module is not None and not getattr(module.__spec__, "_initializing", False):

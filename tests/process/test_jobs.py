@@ -606,7 +606,11 @@ def test_ps_and_describe_tell_what_the_documents_say(insitu: Insitu) -> None:
         {"shard": 1, "home": "node-0", "partitions": [1, 3]},
     ]
     assert [t["shards"] for t in described["task_list"]] == [[0], [1], []]
-    assert described["ledger"] == [] and described["events"][0]["event"] == {"event": "Submitted"}
+    assert described["ledger"] == [] and described["events"][0]["event"] == {
+        "event": "Submitted",
+        "lost": [],
+        "has_checkpoint": False,
+    }
     assert "PLACEHOLDER" not in insitu.run("describe", job_id, "--ledger", "--events").stdout
     (insitu.paths.home / "go").touch()
     insitu.run("attach", job_id)
