@@ -85,7 +85,7 @@ class Embedding(keras.layers.Layer):
     that it uses and pushes their gradients; the servers update row by row. Elsewhere the layer looks keys up
     in the table that it was saved with, or, with `input_dim`, is a plain embedding.
 
-    A loaded table is trained on without servers, too: the rows that it has. Its optimizer begins again.
+    A loaded table is trained on without servers, too: the rows that it has, by an optimizer without a state.
 
     Input: integers of any shape. Output: that shape with `output_dim` behind it. A key that a saved table
     doesn't have gives zeros.
