@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -47,7 +47,7 @@ class FitListener(Protocol):
     def share_restored(self) -> None:
         """Give all tasks what a callback that the chief alone runs has restored."""
 
-    def begin_files(self, callbacks: Iterable[Any]) -> None:
+    def begin_files(self, callbacks: Sequence[Any]) -> None:
         """Take out of files what earlier processes of this task have written of a fit that begins again."""
 
     def meet(self, position: LoopPosition) -> None:

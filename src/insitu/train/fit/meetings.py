@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from insitu.train.collectives import barrier_token
@@ -52,7 +52,7 @@ class FitMeetings:
         send_restored(self._membership, self._membership.calls.position(RESTORE), self._model)
         self._loop.gap.rebase()
 
-    def begin_files(self, callbacks: Iterable[Any]) -> None:
+    def begin_files(self, callbacks: Sequence[Any]) -> None:
         """Take out of the chief's files what its earlier processes have written of a fit that begins again
         from its beginning."""
         context = self._membership.context

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +61,24 @@ def appending(callbacks: Iterable[Any]) -> Iterator[list[Any]]:
             callback.append = False
 
 
-def begin_files(callbacks: Iterable[Any], record: Path) -> None:
+def begin_files(callbacks: Sequence[Any], record: Path) -> None:
     """Take what earlier processes of this task have written of a fit, which begins again from its beginning,
     out of the files of callbacks. `record` keeps what was there when it began for the first time, and who has
-    written since."""
+    written since. Event files of others stay as they are: another job may write to the same folder."""
+    loggers = [c for c in callbacks if isinstance(c, keras.callbacks.CSVLogger) and c.append]
+    appended = {str(logger.filename) for logger in loggers}
     folders = sorted({str(folder) for callback in callbacks for folder in _folders(callback)})
-    files = [path for folder in folders for path in _event_files(Path(folder))]
-    known: dict[str, Any] = {"sizes": {}, "writers": []}
+    events = [path for folder in folders for path in _event_files(Path(folder))]
     if record.exists():
-        known = json.loads(record.read_text())
-        for path in files:
-            if str(path) in known["sizes"]:
-                _cut(path, known["sizes"][str(path)])
-            elif _writer_of(path) in known["writers"]:
+        known: dict[str, Any] = json.loads(record.read_text())
+        ours = [path for path in events if _writer_of(path) in known["writers"]]
+        for path in (*map(Path, sorted(appended)), *ours):
+            _cut(path, known["sizes"].get(str(path), 0))
+        for path in ours:
+            if str(path) not in known["sizes"]:
                 path.unlink(missing_ok=True)
     else:
-        known["sizes"] = _mark(files)["sizes"]
+        known = {"sizes": _mark([*appended, *events])["sizes"], "writers": []}
     publish_file(record, json.dumps({**known, "writers": [*known["writers"], _writer()]}).encode())
 
 

@@ -13,7 +13,7 @@ import pytest
 from insitu.train import TensorBoard
 from insitu.train.collectives.serialization import decode, encode
 from insitu.train.fit.callback_memory import CallbackMemory
-from insitu.train.fit.writer_files import appending, mark_files, rewind_files
+from insitu.train.fit.writer_files import appending, begin_files, mark_files, rewind_files
 
 pytest.importorskip("tensorflow")
 
@@ -214,3 +214,48 @@ def test_marks_are_plain_values(tmp_path: Path) -> None:
     marks = mark_files(board)
     assert in_another_process(marks) == marks
     assert all(isinstance(size, int) for size in marks["sizes"].values()) and np.size(marks["writer"]) == 1
+
+
+@pytest.mark.parametrize("make", [keras.callbacks.TensorBoard, TensorBoard])
+def test_a_fit_that_begins_again_leaves_no_events_of_its_first_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    folder, record = tmp_path / "logs", tmp_path / "record.json"
+    begun(make(folder), make_model()).on_epoch_end(0, {"loss": 0.9})
+    before = contents(folder)
+    foreign = folder / "train" / "events.out.tfevents.1700000000.some.host.12.34.v2"
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_bytes(b"of somebody else")
+
+    first = make(folder)
+    begin_files([first], record)
+    board = begun(first, make_model())
+    board.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.5})
+    mark_files(board)  # has what is still in memory written
+    assert sum(map(len, contents(folder).values())) > sum(map(len, before.values())) + foreign.stat().st_size
+    # Another job goes on writing meanwhile.
+    foreign.write_bytes(b"of somebody else, and more")
+    later = foreign.with_name("events.out.tfevents.1800000000.some.host.13.34.v2")
+    later.write_bytes(b"of somebody else, too")
+
+    monkeypatch.setattr(os, "getpid", lambda: 1234568)
+    begin_files([make(folder)], record)
+    found = contents(folder)
+    for path, content in ((foreign, b"of somebody else, and more"), (later, b"of somebody else, too")):
+        assert found.pop(str(path.relative_to(folder))) == content
+    assert found == before
+
+
+def test_a_csv_file_that_is_appended_to_loses_the_rows_of_a_fit_that_begins_again(tmp_path: Path) -> None:
+    for name, first in (("old.csv", "epoch,loss\n0,0.9\n"), ("new.csv", "")):
+        path = tmp_path / name
+        if first:
+            path.write_text(first)
+        for _ in range(2):
+            logger = keras.callbacks.CSVLogger(str(path), append=True)
+            begin_files([logger], tmp_path / f"{name}.json")
+            logger.on_train_begin()
+            logger.on_epoch_end(0, {"loss": 0.5})
+            logger.on_train_end()
+        assert lines(path)[-1] == "0,0.5,NA"
+        assert path.read_text().count("0,0.5") == 1 and path.read_text().startswith(first)
