@@ -133,8 +133,11 @@ class CallbackMemory:
                 continue
             state = self._read(name, vars(callback), self._mark_files(callback))
             is_sent = isinstance(callback, WRITERS) or name in self._differing
-            is_small = _count_bytes(state) <= _SMALL_STATE
-            states[name] = state if is_sent or is_small else {_HASH: _hash(state)}
+            # Asked last: it takes longest, and this may be done in each step.
+            if is_sent or _count_bytes(state) <= _SMALL_STATE:
+                states[name] = state
+            else:
+                states[name] = {_HASH: _hash(state)}
         return states
 
     def take_sent(self, sent: StateDict) -> list[str]:

@@ -201,11 +201,8 @@ class LoopState:
 
     def metrics_behind_last_unit(self) -> dict[str, Any]:
         """Return what the metrics' variables held when callbacks were first called since the last unit."""
-        state = self.model_state
-        metrics = {id(variable) for variable in (*state.sums, *state.metric_first)}
-        names = [name for name, variable in state.named() if id(variable) in metrics]
-        values = self.gap.views(state)
-        return {name: np.array(values[name]) for name in names}
+        values = self.gap.views(self.model_state)
+        return {name: np.array(values[name]) for name in self.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a replacement needs to go on behind the unit that was done last."""
