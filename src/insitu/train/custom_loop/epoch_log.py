@@ -32,7 +32,7 @@ _ADVICE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EpochNote:
     """How far the data of a loop was when an epoch began or ended."""
 
     #: That of the roster which the tasks of the attempt were launched for: later attempts have higher ones.
@@ -112,7 +112,7 @@ class EpochLog:
             return False
         return self._move(found)
 
-    def _move(self, found: list[Entry]) -> bool:
+    def _move(self, found: list[EpochNote]) -> bool:
         """Move datasets to the latest of these entries. Returns False if others were distributed then."""
         if not found or any(len(entry.epochs) != len(self._positions) for entry in found):
             return False
@@ -175,7 +175,7 @@ class EpochLog:
                 "Where a custom loop stands in its data couldn't be written: %s. Training goes on.", error
             )
 
-    def _read(self) -> Iterator[Entry]:
+    def _read(self) -> Iterator[EpochNote]:
         """Yield what was noted. A line that was cut off is left out."""
         try:
             lines = self._path.read_text().splitlines() if self._path is not None else []
@@ -185,4 +185,4 @@ class EpochLog:
             with contextlib.suppress(ValueError, TypeError):
                 generation, strategy, weights, epochs, begins = json.loads(line)
                 if strategy == self._tracker.number:
-                    yield Entry(int(generation), str(weights), tuple(map(int, epochs)), begins)
+                    yield EpochNote(int(generation), str(weights), tuple(map(int, epochs)), begins)
