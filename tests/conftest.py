@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from left_open import LeftOpen
 
-from insitu.paths import Paths
+from insitu.base.paths import Paths
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

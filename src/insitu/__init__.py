@@ -5,20 +5,21 @@ Names are loaded on first use, so that `import insitu` and the command line stay
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from insitu import config
-from insitu._version import __version__
-
-# Loaded at once: the name is also that of the module, which an import of it would put in its place.
-from insitu.context import Context, context
-from insitu.doors import lazy_door
-from insitu.import_hooks import call_after_import
-from insitu.missing_names import missing_name
-from insitu.parent_death import tie_to_parent
+from insitu.base import config
+from insitu.base._version import __version__
+from insitu.base.context import Context, context
+from insitu.base.disk.written_once import install_written_once
+from insitu.base.doors import lazy_door
+from insitu.base.missing_names import missing_name
+from insitu.base.process.import_hooks import call_after_import
 
 if TYPE_CHECKING:
-    from insitu import errors, exchange, parameters
+    from insitu import exchange, parameters
+    from insitu.base import errors
     from insitu.grid import Dataset, dataset
     from insitu.parameters import ParameterServer
     from insitu.train import (
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         get_strategy,
         has_strategy,
         in_cross_replica_context,
+        over_batch,
         predict_into,
     )
     from insitu.train.features import feature_column
@@ -60,55 +62,8 @@ if TYPE_CHECKING:
     from insitu.train.parameter_server.script_server import Server
     from insitu.train.strategies import cluster_resolver, experimental
 
-_load, _ = lazy_door(
-    __name__,
-    {
-        "errors": ("errors",),
-        "exchange": ("exchange",),
-        "grid": ("Dataset", "dataset"),
-        "insitu.train.estimator": ("estimator",),
-        "insitu.train.features.adaptation": ("adapt",),
-        "insitu.train.features.feature_column": ("feature_column",),
-        "insitu.train.parameter_server.coordinator": ("coordinator",),
-        "insitu.train.parameter_server.layers": ("layers",),
-        "insitu.train.parameter_server.script_server": ("Server",),
-        "insitu.train.strategies.cluster_resolver": ("cluster_resolver",),
-        "insitu.train.strategies.experimental": ("experimental",),
-        "parameters": ("ParameterServer", "parameters"),
-        "train": (
-            "BackupAndRestore",
-            "CentralStorageStrategy",
-            "DistributedDataset",
-            "DistributedIterator",
-            "DistributedValues",
-            "HierarchicalCopyAllReduce",
-            "HybridStrategy",
-            "InputContext",
-            "InputOptions",
-            "InputReplicationMode",
-            "MirroredStrategy",
-            "ModelParallelStrategy",
-            "MultiWorkerMirroredStrategy",
-            "NcclAllReduce",
-            "OneDeviceStrategy",
-            "ParameterServerStrategy",
-            "ReduceOp",
-            "ReductionToOneDevice",
-            "ReplicaContext",
-            "RunOptions",
-            "SidecarEvaluator",
-            "StepLog",
-            "Strategy",
-            "TPUStrategy",
-            "TensorBoard",
-            "get_replica_context",
-            "get_strategy",
-            "has_strategy",
-            "in_cross_replica_context",
-            "predict_into",
-        ),
-    },
-)
+_load, _ = lazy_door(__name__, aliases=True)
+sys.modules["insitu.config"] = config
 
 __all__ = [
     "BackupAndRestore",
@@ -157,6 +112,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "layers",
+    "over_batch",
     "parameters",
     "predict_into",
 ]
@@ -177,7 +133,9 @@ def _register_dataset_adapter() -> None:
 def _install_file_access() -> None:
     import importlib
 
-    importlib.import_module("insitu.train.files").install_file_access()
+    files = importlib.import_module("insitu.train.files")
+    files.install_file_access()
+    files.install_whole_saves()
 
 
 def _find_known_stores(paths: Any) -> Any:
@@ -198,15 +156,23 @@ def _to_tf_dataset(dataset: Any) -> Any:
     return importlib.import_module("insitu.train.fit.tf_dataset").to_tf_dataset(dataset)
 
 
+def _load_old_config(name: str) -> Any:
+    import importlib
+
+    return getattr(importlib.import_module("insitu.train.devices.old_config"), name)
+
+
 config.subscribe(_set_up_backend)
+config.provide_old_names(_load_old_config)
 # Backends that this process imports later get the settings of its environment.
 config.apply_device_settings()
 # Models may be saved to insitu:// and loaded from there by Keras alone, too.
 call_after_import("keras", _install_file_access)
+# All tasks of a job write the same files. A standby gets its task later.
+if "INSITU_TASK" in os.environ:
+    install_written_once(context())
 # A damaged copy is replaced by one of another host.
 call_after_import("insitu.grid", _install_store_finder)
-# A further replica of a script ends with the process that started it, even while it imports.
-tie_to_parent()
 
 
 def __getattr__(name: str) -> Any:

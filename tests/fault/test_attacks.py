@@ -16,7 +16,7 @@ import pytest
 from exchange_ranks import DEADLINE, SECRET
 from parameter_servers import clients, servers
 
-from insitu.errors import InsituError
+from insitu.base.errors import InsituError
 from insitu.exchange import memory
 from insitu.parameters import ParameterServer, Table
 from insitu.parameters.connection import Connection, ConnectionClosed
@@ -195,8 +195,8 @@ def test_a_server_that_was_stopped_cannot_write_to_memory_that_was_taken_back() 
         client.define_tables([Table("t", 4)])
         client.pull().result()
         rows = client.pull_rows("t", [1, 2]).result()
-        assert client.connections[0].shares_memory
-        client.take_memory_back(client.connections[0], 5.0)
+        assert client.requests.connections[0].shares_memory
+        client.requests.take_memory_back(client.requests.connections[0], 5.0)
         client.values["w"][:] = 7
         rows[:] = 7
         for late in (client.pull(), client.pull_rows("t", [1, 2]), client.push(0, 1, pull_follows=True)):
@@ -204,7 +204,7 @@ def test_a_server_that_was_stopped_cannot_write_to_memory_that_was_taken_back() 
                 late.result()
         assert (client.values["w"] == 7).all() and (rows == 7).all()
         # The memory is lent again with the next connection.
-        with client.lock:
-            client._reconnect(client.connections[0], 10.0)
+        with client.requests.lock:
+            client.requests._reconnect(client.requests.connections[0], 10.0)
         client.pull().result()
         assert (client.values["w"] == 1).all()

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from insitu.base.paths import Paths
 from insitu.grid import bring_up, import_cache
-from insitu.paths import Paths
 
 JOB = Path(__file__).parents[1] / "support" / "chaos_job"
 REPORT = os.environ.get("INSITU_CHAOS_REPORT")

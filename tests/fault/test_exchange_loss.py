@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from exchange_ranks import SECRET, Rank, ranks, without_main
+from numpy_reference import step_through_sums, sums_in_python
 
 from insitu import exchange
-from insitu.cluster.chaos.fault_injection import blackhole_connections
-from insitu.errors import ExchangeError, JoinTimeout, PeerLost
+from insitu.base.errors import ExchangeError, JoinTimeout, PeerLost
+from insitu.cluster.chaos.injector import blackhole_connections
 from insitu.exchange.shm import SharedMemoryTransport
 from insitu.exchange.tcp import TcpTransport
 
@@ -88,9 +89,9 @@ def _reduce_with_algorithm(
 ) -> Any:
     from insitu.exchange import tcp
 
-    os.environ["INSITU_NATIVE"] = str(int(compiled))
     tcp.choose_algorithm = lambda *_: algorithm  # type: ignore[assignment,return-value]
-    return _reduce_for_ever(pipe, rank, addresses, size, "tcp", 600.0)
+    with sums_in_python(lambda: not compiled):
+        return _reduce_for_ever(pipe, rank, addresses, size, "tcp", 600.0)
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "python"])
@@ -115,9 +116,9 @@ def _answer_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) -> 
     """Rank 0 adds up for all, and dies when it has sent half of a sum."""
     from insitu.exchange import peer_connections, tcp
 
-    os.environ["INSITU_NATIVE"] = str(int(compiled and rank != 0))
     tcp.choose_algorithm = lambda *_: "star"  # type: ignore[assignment,return-value]
-    with exchange.join(rank, addresses, secret=SECRET, transport="tcp") as group:
+    in_python = sums_in_python(lambda: not compiled or rank == 0)
+    with in_python, exchange.join(rank, addresses, secret=SECRET, transport="tcp") as group:
         buffer = group.buffer(25_000, np.float32)
         buffer[:] = np.arange(25_000) + rank
         before = buffer.copy()
@@ -244,21 +245,15 @@ def _die_at(place: str, piece: int) -> None:
     shm_reductions.copy_to_targets = copy_to_targets
 
 
-def _without_compiled_code(group: exchange.Group) -> None:
-    """This rank reduces its part step by step in Python, in pieces as small as the compiled code's."""
-    group._transport.session.kernels = None  # type: ignore[attr-defined]
-
-
 def _lose_one_in_the_middle(
     pipe: Any, rank: int, addresses: list[str], place: str, piece: int, compiled: bool
 ) -> Any:
-    os.environ["INSITU_NATIVE"] = str(int(compiled))
+    if rank == VICTIM or not compiled:
+        step_through_sums()
     if rank == VICTIM:
         _die_at(place, piece)
     with exchange.join(rank, addresses, secret=SECRET, transport="shm") as group:
         buffer = group.buffer(2_000_000, np.float32)
-        if rank == VICTIM:
-            _without_compiled_code(group)
         buffer[:] = np.arange(2_000_000) % 1000 + rank
         with pytest.raises(PeerLost) as caught:
             group.all_reduce(buffer)
@@ -283,10 +278,9 @@ def _come_late_to_the_barrier(pipe: Any, rank: int, addresses: list[str]) -> Any
     with exchange.join(rank, addresses, secret=SECRET, transport="shm") as group:
         if rank == VICTIM:
             _die_at("summing", 0)
+            step_through_sums()
         buffer = group.buffer(500_000, np.float32)
         buffer[:] = rank
-        if rank == VICTIM:
-            _without_compiled_code(group)
         wait = ShmBarrier._wait_for_missing
 
         def slowly(self: ShmBarrier, word: int, excused: Any) -> None:

@@ -23,9 +23,8 @@ import pytest
 from exchange_ranks import SECRET, in_threads, ranks
 
 from insitu import exchange
-from insitu.errors import PeerLost, StaleGeneration
-from insitu.exchange.liveness import is_unreachable
-from insitu.exchange.peer_connections import PeerConnections
+from insitu.base.errors import PeerLost, StaleGeneration
+from insitu.exchange.peer_connections import PeerConnections, is_unreachable
 
 HOSTS = ("10.213.9.1", "10.213.9.2")
 
@@ -215,8 +214,15 @@ def _until_lost(pipe: Any, rank: int, addresses: list[str], size: int) -> int:
             return lost.rank
 
 
-@pytest.mark.parametrize("size", [10, 100_000])
-@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("victim", "size"),
+    [
+        (0, 10),
+        (1, 100_000),
+        (3, 10),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(0, 100_000), (1, 10), (3, 100_000)]),
+    ],
+)
 def test_all_hosts_name_the_stuck_rank_on_another(victim: int, size: int) -> None:
     with ranks(4, _until_lost, size) as processes:
         for process in processes:

@@ -15,7 +15,7 @@ from exchange_ranks import SECRET, in_threads
 from free_ports import free_addresses
 
 from insitu import exchange
-from insitu.errors import (
+from insitu.base.errors import (
     AuthenticationError,
     ExchangeError,
     InputError,

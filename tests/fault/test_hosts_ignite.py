@@ -18,11 +18,11 @@ from hosts_lab import HostsLab, find_obstacle
 from ignite_jobs import training_script
 from ignite_servers import FILES, IgniteServers, find_missing, run_java
 
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec
 from insitu.cluster import find_owners
 from insitu.grid import bring_up, read_snapshot
 from insitu.grid.ignite import FieldOptions
-from insitu.paths import Paths
-from insitu.spec import CacheSpec
 
 pytestmark = [
     pytest.mark.hosts,

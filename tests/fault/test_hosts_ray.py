@@ -27,13 +27,13 @@ from host_jobs import (
 from hosts_lab import Host, HostsLab, find_obstacle
 from ray_hosts import RayLab, find_ours, find_processes, wait_until_none
 
-from insitu.cluster.agents import records
+from insitu.base.paths import Paths
 from insitu.cluster.job_files import Journal, is_locked
-from insitu.paths import Paths
+from insitu.cluster.wire import records
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
-AGENT = "insitu.cluster.agents.agent"
+AGENT = "insitu.cluster.nodes.agent_process"
 HOLDER = "ray::AgentHolder"
 
 
@@ -93,7 +93,7 @@ def read_process(pid: int) -> dict[str, str]:
 def test_each_node_of_ray_has_an_agent_until_down(ray: RayLab) -> None:
     first, second, _ = ray.hosts
     said = up(ray)
-    assert "2 of 2 node(s) up. The head is at " in said and "host2: host2 serves at " in said
+    assert "2 of 2 nodes up. The head is at " in said and "host2: host2 serves at " in said
     found = nodes(ray)
     assert {n: (f["state"], f["host"]) for n, f in found.items()} == {
         host.name: ("alive", host.name) for host in (first, second)
@@ -113,13 +113,13 @@ def test_each_node_of_ray_has_an_agent_until_down(ray: RayLab) -> None:
 
     # Again: what runs stays.
     before = [agent_of(host) for host in (first, second)]
-    assert "2 of 2 node(s) up" in up(ray)
+    assert "2 of 2 nodes up" in up(ray)
     assert [agent_of(host) for host in (first, second)] == before
     ray.insitu(first, "down")
     assert [find_ours(host) for host in (first, second)] == [{}, {}] and ray.list_actors() == []
     up(ray)
     assert {n: f["store_id"] for n, f in nodes(ray).items()} == {n: f["store_id"] for n, f in found.items()}
-    assert "2 agent(s) ended: host1, host2" in ray.insitu(first, "down", "--force").stderr
+    assert "2 agents ended: host1, host2" in ray.insitu(first, "down", "--force").stderr
     assert [find_ours(host) for host in (first, second)] == [{}, {}] and ray.list_actors() == []
     assert [list(Paths(host.home).nodes.glob("*")) for host in (first, second)] == [[], []]
 
@@ -157,7 +157,7 @@ def test_a_node_that_joins_later_gets_an_agent_and_finds_its_store_when_it_retur
 
 
 BROKEN = {
-    "insitu 9.9 instead of": "import insitu._version; insitu._version.__version__ = '9.9'",
+    "insitu 9.9 instead of": "import insitu.base._version; insitu.base._version.__version__ = '9.9'",
     "can't load this version of insitu (ModuleNotFoundError": (
         "import sys\n"
         "class Refuse:\n"
@@ -197,7 +197,7 @@ def test_ray_asks_for_its_own_token_and_its_end_ends_the_agents(ray: RayLab) -> 
     refused = " ".join(ray.insitu(third, "up", "--engine", "ray", code=1).stderr.split())
     assert "Received: --address auto" in refused and find_ours(third) == {}
     said = ray.insitu(third, "up", "--engine", "ray", code=0, **access).stderr
-    assert "1 of 1 node(s) up" in said
+    assert "1 of 1 node up" in said
     stopped = ray.run(third, f"{sys.executable} -m ray.scripts.scripts stop --force")
     assert stopped.returncode == 0, stopped.stderr
     wait_until(lambda: not find_processes(third, AGENT), "the end of the agent")
@@ -213,7 +213,7 @@ def reserve(ray: RayLab, job: str, gpus: int = 0, cores: int = 0) -> dict[str, A
     assert record is not None
     wanted = {"host3": {"gpus": gpus, "cores": cores}}
     request = {"address": ray.address, "cluster": record.cluster, "job": job, "wanted": wanted}
-    program = f"{sys.executable} -P -m insitu.cluster.agents.ray_reserving"
+    program = f"{sys.executable} -P -m insitu.cluster.ray.ray_reserving"
     done = ray.run(first, f"echo {shlex.quote(json.dumps(request))} | {program}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -237,7 +237,7 @@ def test_ray_gives_nobody_else_the_gpus_of_a_job_until_it_has_ended(ray: RayLab)
         assert reserve(ray, "one", 1) == given, "it has them already"
         refused = reserve(ray, "two", 2)
         assert refused["gpus"] == {}
-        assert refused["failed"] == {"host3": "2 more GPU(s) needed, and Ray has 1 of 2 free (job one has 1)"}
+        assert refused["failed"] == {"host3": "2 more GPUs needed, and Ray has 1 of 2 free (job one has 1)"}
     wait_until_returned(ray)
     assert sorted(reserve(ray, "two", 2)["gpus"]["host3"]) == ["0", "1"]
 
@@ -247,7 +247,7 @@ def start_job(ray: RayLab, jobs: HostJobs, *options: str, cache: str = "-") -> s
     fixed = ("--detach", "--threads", "1", "--standby", "0", *options)
     script = (cache, str(jobs.code), "train.py", str(jobs.meeting))
     done = ray.insitu(ray.hosts[0], "start", *fixed, *script, KERAS_BACKEND="jax", NO_COLOR="1")
-    return done.stderr.split()[0]
+    return done.stdout.strip()
 
 
 def wait_for_end(jobs: HostJobs, job: str) -> int:
@@ -289,7 +289,7 @@ def test_ray_gives_nobody_else_the_processors_of_a_job_until_it_has_ended(
     options = ("--workers", "1", "--node", "host3", "--cores-per-worker", "2")
     job = start_job(ray, jobs, *options)
     jobs.wait_in_the_middle(job, 1)
-    taken = f"1 more processor(s) needed, and Ray has 0 of 2 free (job {job} has 2)"
+    taken = f"1 more processor needed, and Ray has 0 of 2 free (job {job} has 2)"
     assert reserve(ray, "two", cores=1)["failed"] == {"host3": taken}
     assert not runs_work(ray)
     # Another job is refused, and says who has them.
@@ -304,7 +304,7 @@ def test_ray_gives_nobody_else_the_processors_of_a_job_until_it_has_ended(
     cores = nodes(ray)["host3"]["cores"]
     code = (*options[:-1], str(cores + 1), "-", str(jobs.code), "train.py", str(jobs.meeting))
     done = ray.insitu(first, "start", "--detach", *code, code=2)
-    assert f"host3 has {cores} for 1 task(s)" in " ".join(done.stderr.split())
+    assert f"host3 has {cores} for 1 task" in " ".join(done.stderr.split())
 
 
 def test_the_raylet_of_a_host_of_a_job_is_killed_and_the_job_goes_on(ray: RayLab, tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from host_jobs import JOB_SECONDS, HostJobs, run_undisturbed
 from hosts_lab import HostsLab, find_obstacle
 from ray_hosts import RayLab, find_processes
 
+from insitu.base.paths import Paths
 from insitu.cluster.job_files import Journal, is_locked
-from insitu.paths import Paths
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
-AGENT = "insitu.cluster.agents.agent"
+AGENT = "insitu.cluster.nodes.agent_process"
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def test_ray_head_comes_back_with_its_state_and_nobody_has_noticed(ray: RayLab, 
     ray.start(first, **kept)
     for host in (second, third):
         ray.start(host)
-    assert "3 of 3 node(s) up" in ray.insitu(second, "up", "--engine", "ray").stderr
+    assert "3 of 3 nodes up" in ray.insitu(second, "up", "--engine", "ray").stderr
     before = {host.name: find_processes(host, AGENT) for host in (second, third)}
     jobs = HostJobs(second.home, tmp_path / "job")
     options = ("--workers", "2", "--node", "host2", "--node", "host3", "--threads", "1", "--standby", "0")
     script = ("-", str(jobs.code), "train.py", str(jobs.meeting))
     started = ray.insitu(second, "start", "--detach", *options, *script, KERAS_BACKEND="jax", NO_COLOR="1")
-    job = started.stderr.split()[0]
+    job = started.stdout.strip()
     jobs.wait_in_the_middle(job, 2)
     for pid in first.processes():
         with suppress(ProcessLookupError):

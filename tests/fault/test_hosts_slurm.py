@@ -16,7 +16,7 @@ from hosts_lab import HostsLab, find_obstacle
 from slurm_hosts import KILL_WAIT, STORE, SlurmHosts
 from slurm_hosts import find_obstacle as find_slurm_obstacle
 
-from insitu.paths import Paths
+from insitu.base.paths import Paths
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 DOCS = Path(__file__).parents[2] / "docs" / "hosts.md"
@@ -76,7 +76,7 @@ def test_the_script_of_the_documentation_trains_and_leaves_nothing(slurm: SlurmH
     assert sorted(line.split()[-2] for line in said.splitlines() if " WHERE " in line) == [
         host.name for host in slurm.hosts
     ]
-    assert "3 agent(s) ended" in said
+    assert "3 agents ended" in said
     for host in slurm.hosts:
         assert list(Paths(host.home).node(host.name).rglob("part-*.arrow")), host.name
     assert_nothing_left(slurm)
@@ -91,7 +91,7 @@ def test_a_job_that_slurm_cancels_leaves_nothing(slurm: SlurmHosts, tmp_path: Pa
     slurm.run(f"scancel {number}")
     assert wait_for_end(slurm, number) == "CANCELLED"
     assert_nothing_left(slurm)
-    assert "agent(s) ended" in output(slurm, number)
+    assert "agents ended" in output(slurm, number)
 
 
 def test_a_script_that_is_killed_leaves_nothing(slurm: SlurmHosts, tmp_path: Path) -> None:

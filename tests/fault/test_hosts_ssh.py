@@ -16,7 +16,7 @@ from hosts_lab import Host, HostsLab, find_obstacle
 from ssh_hosts import PASSWORD_PORT, SshHosts
 from ssh_hosts import find_obstacle as find_ssh_obstacle
 
-from insitu.paths import Paths
+from insitu.base.paths import Paths
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
@@ -63,7 +63,7 @@ def test_hosts_come_up_import_train_and_go_down_over_ssh(cluster: SshCluster, tm
     names = [host.name for host in cluster.hosts]
     first, *others = cluster.hosts
     said = cluster.up(first.name, f"root@{others[0].address}", f"{others[1].address} interface=eth0")
-    assert "3 of 3 host(s) up" in said and f"host1: host1 serves at {first.address}:" in said
+    assert "3 of 3 hosts up" in said and f"host1: host1 serves at {first.address}:" in said
     assert "runs already" in cluster.up(first.name)
 
     insitu(cluster.head, "import", "images", str(make_images(tmp_path / "images")), "--backups", "1")
@@ -116,7 +116,7 @@ def test_hosts_that_ssh_cannot_use_are_named_with_a_remedy_and_others_stay_up(cl
         assert all(part in lines[host] for part in parts), (host, parts, lines[host])
     assert f"host1: host1 serves at {first.address}:" in said
     assert f"chatty@host2: host2 serves at {second.address}:" in said
-    assert "2 of 11 host(s) up" in said and f"Received: {', '.join(bad)} didn't" in said
+    assert "2 of 11 hosts up" in said and f"Received: {', '.join(bad)} didn't" in said
 
     # What didn't come up isn't waited for by `down`, and nothing of ssh is left.
     third.heal()
@@ -127,7 +127,7 @@ def test_hosts_that_ssh_cannot_use_are_named_with_a_remedy_and_others_stay_up(cl
 def test_a_connection_that_ssh_keeps_for_later_holds_up_nothing(cluster: SshCluster) -> None:
     with tempfile.TemporaryDirectory(prefix="ssh") as folder:  # the path of a socket is short
         cluster.ssh.configure(f"ControlMaster auto\nControlPath {folder}/%C\nControlPersist 5m\n")
-        assert "2 of 2 host(s) up" in cluster.up("host1", "host2")
+        assert "2 of 2 hosts up" in cluster.up("host1", "host2")
         cluster.down()
         for name in ("host1", "host2"):
             cluster.ssh.run(cluster.head, "ssh", "-O", "exit", name)

@@ -16,7 +16,7 @@ import pytest
 from exchange_ranks import SECRET, Rank, without_main
 from parameter_servers import DEADLINE, Servers, clients
 
-from insitu.errors import ServerLost, ServerMoved, StorageFull
+from insitu.base.errors import ServerLost, ServerMoved, StorageFull
 from insitu.parameters import Client, Table, connect
 from insitu.parameters.server_connection import ServerConnection
 
@@ -285,7 +285,7 @@ def test_a_full_disk_fails_the_checkpoint_and_training_goes_on(tmp_path: Path):
         with clients(addresses) as (client,):
             define(client)
             push_one(client, 0, 0)
-            with pytest.raises(StorageFull, match="training goes on"):
+            with pytest.raises(StorageFull, match="The last published one stays"):
                 client.checkpoint(tmp_path).result(DEADLINE)
             push_one(client, 0, 1)
             check(client, 2)

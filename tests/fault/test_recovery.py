@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from recovering_jobs import RecoveringJob, make_cache
 
-from insitu.context import Context
+from insitu.base.context import Context
+from insitu.base.paths import Paths
 from insitu.grid import Catalog, audit, dataset, read_ledgers
-from insitu.grid.shards import read_shard_map
-from insitu.paths import Paths
+from insitu.grid.reading.shards import read_shard_map
 
 pytestmark = pytest.mark.timeout(300)
 

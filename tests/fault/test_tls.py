@@ -15,7 +15,7 @@ from parameter_servers import clients, servers
 from tls_peers import Relay, man_in_the_middle, relay
 
 from insitu import exchange
-from insitu.errors import AuthenticationError, ExchangeError, JoinTimeout, PeerLost
+from insitu.base.errors import AuthenticationError, ExchangeError, JoinTimeout, PeerLost
 from insitu.exchange.tls_socket import TLS_FIRST_BYTE
 from insitu.parameters import Client
 
@@ -70,7 +70,8 @@ def test_numbers_of_the_exchange_are_not_on_the_wire(mode: str, monkeypatch: pyt
                 return float(group.all_reduce(np.full(7, KNOWN))[0])
 
         assert in_threads(2, run) == [float(KNOWN + KNOWN)] * 2
-        assert between.calls == 2 and len(between.seen) > 400_000
+        # A rank dials again if its first call isn't answered in time.
+        assert between.calls >= 2 and len(between.seen) > 400_000
         assert (between.seen[:1] == TLS_FIRST_BYTE) == (mode == "always")
         for words in (KNOWN.tobytes() * 2, b"all_reduce", b'"rank"'):
             assert (words in between.seen) == (mode == "never"), words
@@ -163,13 +164,13 @@ def test_a_group_forms_again_over_new_encrypted_connections(monkeypatch: pytest.
 
         def cut_it() -> None:
             assert cut.wait(60)
-            assert between.cut() == 2
+            assert between.cut() >= 2
 
         fault = threading.Thread(target=cut_it, daemon=True)
         fault.start()
         assert in_threads(2, run) == [[float(KNOWN + KNOWN)] * 2] * 2
         fault.join(60)
-        assert between.calls == 4
+        assert between.calls >= 4
 
 
 def test_a_worker_reconnects_over_tls_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,9 +192,9 @@ def test_a_worker_reconnects_over_tls_and_repeats_nothing(monkeypatch: pytest.Mo
         for sequence in range(12):
             pending = client.pull()
             if sequence % 4 == 3:
-                assert between.cut() == 2
+                assert between.cut() >= 2
             push(client, sequence)
             pending.result(60)
         client.pull().result()
         np.testing.assert_array_equal(client.values["w"], np.full(count, 12, "f4"))
-        assert between.calls == 2 * 4
+        assert between.calls >= 2 * 4

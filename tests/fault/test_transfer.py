@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from partition_servers import SECRET, ServerProcess
 
-from insitu.errors import TransferError
+from insitu.base.errors import TransferError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId
 from insitu.grid import bring_up, import_cache
 from insitu.grid.partitions import file_checksum
 from insitu.grid.transfer import fetch_partition, fetching
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId
 
 HERE = NodeId("node-2")
 

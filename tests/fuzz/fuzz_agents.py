@@ -35,18 +35,19 @@ with atheris.instrument_imports(include=["insitu"]):
     import numpy as np
     from agent_facts import LOAD, VERSIONS, WALL, facts
 
-    from insitu.cluster.agents import head as head_module
-    from insitu.cluster.agents import messages
-    from insitu.cluster.agents.agent import Agent
-    from insitu.cluster.agents.head import Head, _Caller
-    from insitu.cluster.agents.records import HeadRecord
-    from insitu.cluster.agents.upkeep import StoreUpkeep
+    from insitu.base.errors import InsituError
+    from insitu.base.paths import Paths
+    from insitu.base.spec import NodeId
     from insitu.cluster.decide import Membership
     from insitu.cluster.engines import Channel, ChannelClosed
-    from insitu.errors import InsituError
+    from insitu.cluster.nodes import head as head_module
+    from insitu.cluster.nodes import head_files
+    from insitu.cluster.nodes.agent import Agent, StoreUpkeep
+    from insitu.cluster.nodes.agent_files import HeadCalls
+    from insitu.cluster.nodes.head import Head, _Caller
+    from insitu.cluster.wire import messages
+    from insitu.cluster.wire.records import HeadRecord
     from insitu.grid import import_cache
-    from insitu.paths import Paths
-    from insitu.spec import NodeId
 
 EDGES = [2**31, 2**62, 2**63, 10**400, -1, 0.5, float("inf"), float("nan"), None, True, [], {}, "", "..", "a"]
 
@@ -120,7 +121,9 @@ def fuzz_head() -> Any:
     logging.disable()
     # Agents whose clocks differ by more than a minute aren't let in.
     head_module.time = SimpleNamespace(monotonic=time.monotonic, time=lambda: WALL)  # type: ignore[assignment]
-    head = Head(paths, None, HeadRecord("c" * 32, address="h:1"))  # type: ignore[arg-type]
+    record = HeadRecord("c" * 32, address="h:1")
+    files = head_files.open_head_files(paths, record, "t" * 32)
+    head = Head(paths, None, record, files)  # type: ignore[arg-type]
 
     def fuzz(data: bytes) -> None:
         drawn = atheris.FuzzedDataProvider(data)
@@ -169,7 +172,7 @@ def fuzz_agent() -> Any:
     examples: list[messages.Message] = [
         {"do": "members", "members": [member]},
         {"do": "stop", "delete": True},
-        *messages.split_catalog(b"SQLite format 3\0" + bytes(100)),
+        *split_whole(b"SQLite format 3\0" + bytes(100)),
     ]
 
     def fuzz(data: bytes) -> None:
@@ -178,6 +181,7 @@ def fuzz_agent() -> Any:
         agent._paths, agent.node, agent._catalog = paths, NodeId("a"), messages.CatalogParts()
         agent.members, agent._checks = {}, queue.SimpleQueue()
         agent._server, agent._upkeep = None, StoreUpkeep(paths, agent.node)
+        agent._files = SimpleNamespace(note_members=lambda members: None, head=HeadCalls())
         for _ in range(drawn.ConsumeIntInRange(1, 3)):
             if drawn.ConsumeBool():
                 changed = bytearray(catalog)
@@ -186,15 +190,19 @@ def fuzz_agent() -> Any:
                     at = drawn.ConsumeIntInRange(0, len(changed) // 64 - 1) * 64
                     at += drawn.ConsumeIntInRange(0, 63)
                     changed[at : at + 1] = drawn.ConsumeBytes(drawn.ConsumeIntInRange(0, 3))
-                sent = list(messages.split_catalog(bytes(changed)))
+                sent = split_whole(bytes(changed))
             else:
                 sent = [draw_message(drawn, examples)]
             with suppress(InsituError):
                 for message in sent:
                     if message.get("do") != "check":  # starts a thread that dials
-                        agent._obey(message)
+                        agent._act(message)
 
     return fuzz
+
+
+def split_whole(data: bytes) -> list[messages.Message]:
+    return list(messages.split_catalog(data, messages.identify_catalog(data), None))
 
 
 def fuzz_line() -> Any:

@@ -26,12 +26,12 @@ FOLDER = Path(tempfile.mkdtemp(prefix="insitu-fuzz-"))
 os.environ["INSITU_HOME"] = str(FOLDER / "home")
 
 with atheris.instrument_imports(include=["insitu"]):
+    from insitu.base.disk.signatures import sign
+    from insitu.base.errors import CheckpointError, ClusterError
+    from insitu.base.roster import Member, Roster, read_roster, write_roster
+    from insitu.base.spec import NodeId, TaskId, TaskSpec
     from insitu.cluster.decide import new_job
     from insitu.cluster.job_files import Journal, find_other_host, read_controller, read_supervisor
-    from insitu.errors import CheckpointError, ClusterError
-    from insitu.roster import Member, Roster, read_roster, write_roster
-    from insitu.signatures import sign
-    from insitu.spec import NodeId, TaskId, TaskSpec
 
 KEY = b"k" * 32
 

@@ -27,13 +27,13 @@ with atheris.instrument_imports(include=["insitu"]):
     import pyarrow as pa
     from ignite_recording import RECORDED
 
-    from insitu.errors import InputError, SourceError
+    from insitu.base.errors import InputError, SourceError
     from insitu.grid.ignite import protocol
     from insitu.grid.ignite.arrow_values import find_arrow_columns, unpack_arrow
     from insitu.grid.ignite.fields import FieldOptions, decode_rows, find_fields
     from insitu.grid.ignite.objects import UnknownSchema
-    from insitu.grid.ignite.row_order import digest_rows, order_rows, take_rows
     from insitu.grid.ignite.rows import find_rows
+    from insitu.grid.ignite.source import digest_rows, order_rows, take_rows
     from insitu.grid.ignite.wire import Malformed
     from insitu.grid.sources import SourceOptions
 

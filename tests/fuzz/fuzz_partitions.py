@@ -26,10 +26,10 @@ with atheris.instrument_imports(include=["insitu.grid"]):
     import numpy as np
     from partition_rows import make_rows, write_rows
 
-    from insitu.errors import CorruptPartition
+    from insitu.base.errors import CorruptPartition
+    from insitu.base.spec import Column
     from insitu.grid.partitions import TEXT, BlockReader, Partition, row_bytes
-    from insitu.grid.partitions.ipc_footer import TAIL_BYTES, footer_bytes, read_places
-    from insitu.spec import Column
+    from insitu.grid.partitions.ipc_message import TAIL_BYTES, footer_bytes, read_places
 
 FOLDER = Path(tempfile.mkdtemp(prefix="insitu-fuzz-"))
 COLUMNS = (Column("x", "uint8", (5,)), Column("n", "int64"), Column("f", "bool"), Column("t", TEXT))

@@ -18,7 +18,7 @@ import atheris
 with atheris.instrument_imports(include=["insitu"]):
     import numpy as np
 
-    from insitu.errors import ExchangeError
+    from insitu.base.errors import ExchangeError
     from insitu.exchange import handshake, memory_links
     from insitu.exchange.plan import MemberLost
     from insitu.parameters import ParameterServer, Table

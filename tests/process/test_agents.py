@@ -20,14 +20,14 @@ import numpy as np
 import pytest
 from agent_hosts import INSITU, LoopbackHosts, insitu, is_running, wait_until
 
-from insitu.cluster.agents import records
-from insitu.cluster.agents.node_list import read_nodes
-from insitu.cluster.agents.saved_members import read_kept_members
+from insitu.base.paths import Paths
+from insitu.base.spec import NodeId, PlacedCopy
+from insitu.cluster.wire import records
+from insitu.cluster.wire.node_list import read_nodes
+from insitu.cluster.wire.saved_members import read_kept_members
 from insitu.grid import Catalog, import_cache
-from insitu.grid.leftovers import host_mark
+from insitu.grid.catalog.leftovers import host_mark
 from insitu.grid.transfer import ServerAddress, fetch_partition
-from insitu.paths import Paths
-from insitu.spec import NodeId, PlacedCopy
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def assert_asked_from_outside(hosts: LoopbackHosts, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_agents_come_up_serve_a_copy_of_the_catalogue_and_end(hosts: LoopbackHosts, tmp_path: Path) -> None:
     said = hosts.up().stderr
-    assert "2 of 2 host(s) up. The head is at 127.0.0.1:" in said and "a serves at 127.0.0.1:" in said
+    assert "2 of 2 hosts up. The head is at 127.0.0.1:" in said and "a serves at 127.0.0.1:" in said
     found = hosts.nodes()
     assert {n: (f["state"], f["host"]) for n, f in found.items()} == {
         n: ("alive", socket.gethostname()) for n in ("a", "b")
@@ -97,7 +97,7 @@ def test_agents_come_up_serve_a_copy_of_the_catalogue_and_end(hosts: LoopbackHos
     pids = [hosts.agent_pid(name) for name in hosts.homes]
     pids.append(records.read_head(Paths(hosts.head)).pid)  # type: ignore[union-attr]
     stores = {n: f["store_id"] for n, f in found.items()}
-    assert "2 agent(s) ended, whose stores stay: a, b" in insitu(hosts.head, "down").stderr
+    assert "2 agents ended, whose stores stay: a, b" in insitu(hosts.head, "down").stderr
     assert not [pid for pid in pids if is_running(pid)]
 
     # They come back with what they hold, and go as a whole with --force.
@@ -127,7 +127,7 @@ def test_a_head_comes_up_alone_for_agents_that_others_start(hosts: LoopbackHosts
     options = ("--name", "a", "--head", address)
     insitu(hosts.homes["a"], "agent", "--detach", "--token-stdin", *options, given=f"{token}\n")
     assert hosts.states() == {"a": "alive"}
-    assert "1 agent(s) ended, whose stores stay: a" in insitu(hosts.head, "down").stderr
+    assert "1 agent ended, whose stores stay: a" in insitu(hosts.head, "down").stderr
 
 
 @pytest.mark.hosts
@@ -194,7 +194,7 @@ def test_an_import_lands_on_the_agents_and_is_read_from_there(hosts: LoopbackHos
     assert "Imported 5,000 rows" in said and "Sent " in said and " to a, " in said and " to b" in said
     assert {p.owners for p in cache.partitions} == {("a", "b"), ("b", "a")}
     assert [len(owned_files(home, name)) for name, home in hosts.homes.items()] == [4, 4]
-    assert "verified: 8 file(s)" in insitu(hosts.head, "describe", "digits", "--verify").stdout
+    assert "verified: 8 files" in insitu(hosts.head, "describe", "digits", "--verify").stdout
 
     # A lost catalogue is put together again from what the agents have.
     assert json.loads(insitu(hosts.head, "rebalance", "digits", "--json").stdout)[0]["moves"] == []
@@ -261,7 +261,7 @@ def test_a_node_that_joins_gets_its_part_and_what_a_lost_one_had_is_made_again(
         return dict(found)
 
     def count_copies() -> dict[str, int]:
-        assert "verified: 12 file(s)" in insitu(hosts.head, "describe", "digits", "--verify").stdout
+        assert "verified: 12 files" in insitu(hosts.head, "describe", "digits", "--verify").stdout
         owners = [node for p in Catalog(Paths(hosts.head)).get("digits").partitions for node in p.owners]
         return {str(node): owners.count(node) for node in sorted(set(owners))}
 
@@ -311,41 +311,75 @@ def test_an_agent_that_runs_and_is_not_let_in_again_is_named(
     os.kill(record.pid, signal.SIGKILL)
     said = " ".join(hosts.up(code=1).stderr.split())
     assert "The agent of b runs, but isn't let in. The clocks of nodes differ by 60 s at most" in said
-    assert "1 of 2 host(s) up" in said
+    assert "1 of 2 hosts up" in said
     listed = insitu(hosts.head, "nodes").stderr
     assert "b isn't let in: The clocks" in listed and "a isn't" not in listed
     (hosts.homes["b"] / "ahead").unlink()
     wait_until(lambda: hosts.states() == {"a": "alive", "b": "alive"}, "b is let in")
     assert hosts.nodes()["b"]["refused"] is None
-    assert "2 of 2 host(s) up" in hosts.up().stderr
+    assert "2 of 2 hosts up" in hosts.up().stderr
 
 
 @pytest.mark.long
-def test_an_agent_that_was_away_finds_the_head_that_has_taken_over(tmp_path: Path) -> None:
-    """It is started with the address of the head before, as by what starts agents at each boot."""
+def test_a_head_whose_home_is_lost_is_replaced_and_agents_that_were_away_find_the_new_one(
+    tmp_path: Path,
+) -> None:
+    """The agent of c is started with the address of the head before, as by a script at each boot."""
     with contextlib.closing(LoopbackHosts(tmp_path, ("a", "b", "c"))) as hosts:
         hosts.up()
+        np.save(tmp_path / "x.npy", np.arange(5000))
+        insitu(hosts.head, "import", "digits", str(tmp_path / "x.npy"), "--partitions", "6", "--backups", "1")
         paths = {name: Paths(home) for name, home in hosts.homes.items()}
         wait_until(lambda: all(len(read_kept_members(p)) == 3 for p in paths.values()), "the lists of agents")
+        partitions = Catalog(Paths(hosts.head)).get("digits").partitions
         before = records.read_head(Paths(hosts.head))
         assert before is not None
+        lived = " ".join(hosts.move_head(tmp_path / "too early", "a", code=2).stderr.split())
+        assert f"Received: the head at {before.address}, which answers" in lived
+        assert records.read_head(Paths(hosts.head)) is None
         for pid in (hosts.agent_pid("c"), before.pid):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not records.is_locked(Paths(hosts.head).head_lock), "the end of the head")
-        here = hosts.homes["a"]
+        wait_until(lambda: not records.is_locked(Paths(hosts.former[0]).head_lock), "the end of the head")
         again = ("agent", "--detach", "--name", "c", "--head", before.address)
-        # While no other head leads, it serves its store, and the others recognize it.
+        # While there is no other head, it serves its store, and the others recognize it.
         joined = json.loads(insitu(hosts.homes["c"], *again).stdout)
         assert "The head must be reachable" in joined["without_head"]
-        try:
-            assert "3 of 3 agent(s) obey" in insitu(here, "up", "--take-over", code=None).stderr
-            wait_until(lambda: hosts.nodes(here)["c"]["state"] == "alive", "c obeys the new head")
-            states = {name: node["state"] for name, node in hosts.nodes(here).items()}
-            assert states == dict.fromkeys("abc", "alive")
-            taken, obeyed = records.read_head(paths["a"]), records.read_agent(paths["c"], NodeId("c"))
-            assert taken is not None and obeyed is not None and obeyed.head == taken.address
-        finally:
-            insitu(here, "down", code=None)
+        lines = hosts.file.read_text().splitlines(keepends=True)
+        hosts.file.write_text("".join(lines[:2]))  # nobody tells c
+        said = hosts.move_head(tmp_path / "other head", "a").stderr
+        assert "2 of 2 hosts up" in said and "`insitu repair` rebuilds it" in said, said
+        wait_until(lambda: hosts.states() == dict.fromkeys("abc", "alive"), "the agents follow the new head")
+        taken, kept = records.read_head(Paths(hosts.head)), records.read_agent(paths["c"], NodeId("c"))
+        assert taken is not None and kept is not None and kept.head == taken.address
+        assert taken.cluster == before.cluster
+        assert f"has replaced the one at {before.address}" in " ".join(
+            insitu(hosts.homes["c"], "nodes").stderr.split()
+        )
+        # What was handed out is read on; the new head rebuilds the rest.
+        assert json.loads(insitu(hosts.homes["b"], "caches", "--json").stdout)[0]["rows"] == 5000
+        assert insitu(hosts.head, "caches", "--json").stdout.strip() == "[]"
+        assert "digits" in insitu(hosts.head, "repair").stdout
+        found = Catalog(Paths(hosts.head)).get("digits").partitions
+        assert [(p.index, p.rows, p.checksum) for p in found] == [
+            (p.index, p.rows, p.checksum) for p in partitions
+        ]
+        assert "verified: 12 files" in insitu(hosts.head, "describe", "digits", "--verify").stdout
+        # The head of before comes back, and hears of it from the first agent that is asked to follow it.
+        former, hosts.head = hosts.head, hosts.former[0]
+        refused = " ".join(hosts.up(code=1).stderr.split())
+        assert f"which the one at {taken.address} has replaced" in refused, refused
+        wait_until(lambda: not records.is_locked(Paths(hosts.head).head_lock), "the end of that head")
+        log = Paths(hosts.head).head_log.read_text()
+        assert f"the head at {taken.address} has replaced this one" in log
+        listed = " ".join(insitu(hosts.head, "nodes").stderr.split())
+        assert f"The head at {taken.address} has replaced the one of this home" in listed
+        for change in (("delete", "--yes", "digits"), ("import", "more", str(tmp_path / "x.npy"))):
+            said = " ".join(insitu(hosts.head, *change, code=None).stderr.split())
+            assert "The head alone changes the catalogue" in said, said
+        again_up = hosts.up(code=2).stderr
+        assert f"whose head the one at {taken.address} has replaced" in " ".join(again_up.split())
+        hosts.head = former
+        assert hosts.states() == dict.fromkeys("abc", "alive")
 
 
 def test_a_copy_of_the_home_of_a_head_ends_no_agent_and_deletes_no_store(
@@ -361,7 +395,7 @@ def test_a_copy_of_the_home_of_a_head_ends_no_agent_and_deletes_no_store(
     assert "A head ends its own agents alone. Received: a, whose head at" in down
     assert hosts.states() == {"a": "alive", "b": "alive"}
     assert all(Paths(home).node(NodeId(name)).exists() for name, home in hosts.homes.items())
-    assert "2 agent(s) ended" in insitu(hosts.head, "down").stderr
+    assert "2 agents ended" in insitu(hosts.head, "down").stderr
 
 
 def test_what_cannot_join_is_refused_by_a_clear_error(hosts: LoopbackHosts, tmp_path: Path) -> None:
@@ -381,7 +415,7 @@ def test_what_cannot_join_is_refused_by_a_clear_error(hosts: LoopbackHosts, tmp_
         port = taken.getsockname()[1]
         said = agent(other, head, "--port", str(port), token=token)
         assert f"Received: 127.0.0.1:{port} (Address already in use)" in said
-    versions = "import insitu._version as v; v.__version__ = '9.9'; from insitu.cli import main; main()"
+    versions = "import insitu.base._version as v; v.__version__ = '9.9'; from insitu.cli import main; main()"
     arguments = ("--token-stdin", "--head", head, "--name", "c")
     old = subprocess.run(
         [sys.executable, "-c", versions, "agent", *arguments],
@@ -468,7 +502,7 @@ def test_hosts_that_fail_are_named_and_the_others_stay_up(hosts: LoopbackHosts) 
         hosts.head, "up", "--hosts", str(hosts.file), "--launcher", launcher, "--insitu", INSITU, code=1
     )
     assert "no.such.host.invalid: failed: no route to no.such.host.invalid" in done.stderr
-    assert "2 of 3 host(s) up" in done.stderr and "Received: no.such.host.invalid didn't" in done.stderr
+    assert "2 of 3 hosts up" in done.stderr and "Received: no.such.host.invalid didn't" in done.stderr
     assert hosts.states() == {"a": "alive", "b": "alive"}
     listed = insitu(hosts.head, "nodes", "--check", "--json").stdout
     assert [each["node"] for each in json.loads(listed)] == ["a", "b"]
@@ -563,8 +597,8 @@ def test_jobs_are_seen_from_any_node_and_from_outside(hosts: LoopbackHosts, tmp_
 
 
 @pytest.mark.hosts
-def test_what_is_left_of_two_hosts_becomes_a_new_cluster(hosts: LoopbackHosts, tmp_path: Path) -> None:
-    """The machine with the head and one of two agents is lost with its disk, so there is no majority."""
+def test_what_is_left_of_two_hosts_goes_on_with_another_head(hosts: LoopbackHosts, tmp_path: Path) -> None:
+    """The machine with the head and one of two agents is lost with its disk."""
     hosts.up()
     np.save(tmp_path / "x.npy", np.arange(5000))
     options = ("--partitions", "4", "--backups", "1")
@@ -588,23 +622,22 @@ def test_what_is_left_of_two_hosts_becomes_a_new_cluster(hosts: LoopbackHosts, t
     read = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert read.stdout == f"{sum(range(5000))}\n", read.stderr
 
-    said = " ".join(insitu(left, "up", "--take-over", code=1).stderr.split())
-    assert "Received: 1 of 2 agents; a can't be reached" in said
-    assert "start a new cluster" in said and "`insitu repair`" in said
-    assert records.read_head(Paths(left)) is None
-
-    # The agent says which file to remove, and goes to the head of a new home with what it holds.
+    # A home without the token, and one with another cluster's, get nothing.
     hosts.file.write_text(f"127.0.0.1 name=b home={left}\n")
-    hosts.head = tmp_path / "new head"
-    insitu(left, "agent", "--stop")
+    hosts.head = tmp_path / "stranger"
+    assert "The cluster's token must be in" in hosts.up("--replace-head", code=2).stderr
+    records.write_token(Paths(hosts.head), "of another cluster")
+    refused = " ".join(hosts.up("--replace-head", code=2).stderr.split())
+    assert "Who replaces a head has the cluster's token" in refused, refused
+    # Without the option, it is another cluster.
     refused = " ".join(hosts.up(code=1).stderr.split())
-    assert f"remove {Paths(left).agent('b')}" in refused, refused
-    Paths(left).agent("b").unlink()
-    assert "1 of 1 host(s) up" in hosts.up().stderr
+    assert records.read_agent(Paths(left), NodeId("b")).epoch == head.epoch, refused
+    insitu(hosts.head, "down")
+    assert "1 of 1 host up" in hosts.move_head(tmp_path / "new head", "b").stderr
     repaired = insitu(hosts.head, "repair").stdout
     assert "digits" in repaired, repaired
     found = Catalog(Paths(hosts.head)).get("digits")
     assert [(p.index, p.rows, p.checksum) for p in found.partitions] == [
         (p.index, p.rows, p.checksum) for p in before.partitions
     ]
-    assert "verified: 4 file(s)" in insitu(hosts.head, "describe", "digits", "--verify", code=None).stdout
+    assert "verified: 4 files" in insitu(hosts.head, "describe", "digits", "--verify", code=None).stdout

@@ -27,4 +27,4 @@ def test_a_host_is_lost_another_one_joins_and_the_bits_stay() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same bits" in done.stdout and "host2 loses its power" in done.stdout
-    assert "left on 4 hosts: 0 process(es), 0 file(s) of shared memory" in done.stdout
+    assert "left on 4 hosts: 0 processes, 0 files of shared memory" in done.stdout

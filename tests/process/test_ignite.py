@@ -21,12 +21,12 @@ from ignite_jobs import training_script
 from ignite_rows import expected_types
 from ignite_servers import FILES, IgniteServers, find_missing, run_java
 
-from insitu.context import Context
-from insitu.errors import InputError, SourceError
+from insitu.base.context import Context
+from insitu.base.errors import InputError, SourceError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec
 from insitu.grid import Catalog, bring_up, dataset, export_cache, import_cache, read_snapshot, take_down
 from insitu.grid.ignite import FieldOptions, describe_ignite, describe_moves
-from insitu.paths import Paths
-from insitu.spec import CacheSpec
 
 pytestmark = [pytest.mark.ignite, pytest.mark.skipif(bool(find_missing()), reason=find_missing())]
 

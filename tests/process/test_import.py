@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
+from command_line import CliRunner
 
-from insitu.grid import Catalog
+from insitu.base.paths import Paths
+from insitu.grid import Catalog, bring_up
 from insitu.grid.partitions import file_checksum
-from insitu.paths import Paths
 
 DEADLINE = 60
 
@@ -34,13 +36,14 @@ POINTS = {
 
 CHILD = """
 import os, signal, sys
-import insitu.grid.importer as importer, insitu.grid.partitions.writer, insitu.grid.import_plan
-import insitu.grid.import_journal, insitu.grid.import_owners as import_owners
-import insitu.grid.row_routing as row_routing
-from insitu.paths import Paths
+import insitu.grid.importing.importer as importer, insitu.grid.intake.import_plan
+import insitu.grid.partitions.writer
+import insitu.grid.importing.import_journal, insitu.grid.importing.import_owners as import_owners
+import insitu.grid.importing.row_routing as row_routing
+from insitu.base.paths import Paths
 
 importer.BLOCK_BYTES = 4000
-insitu.grid.import_plan.BUFFER_BYTES = 0  # so that partitions have several blocks
+insitu.grid.intake.import_plan.BUFFER_BYTES = 0  # so that partitions have several blocks
 
 def kill_at(owner, name, calls_before):
     original, calls = getattr(owner, name), []
@@ -61,10 +64,14 @@ def paths(home: Path) -> Paths:
     return Paths(home)
 
 
+def write_source(folder: Path) -> str:
+    np.save(folder / "a.npy", np.arange(20_000).reshape(-1, 4))
+    return str(folder / "a.npy")
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    np.save(tmp_path / "a.npy", np.arange(20_000).reshape(-1, 4))
-    return str(tmp_path / "a.npy")
+    return write_source(tmp_path)
 
 
 def insitu(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -93,12 +100,31 @@ def check_whole(paths: Paths, version: int) -> None:
             assert file_checksum(paths.partition(owner, "a", version, info.index)) == info.checksum
 
 
+def run(*arguments: str) -> Result:
+    """Run a command in this process. What a killed import has left is the same to it."""
+    done = CliRunner().run(arguments)
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    return done
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The checksums of the partitions of an import that nothing kills."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    source = write_source(folder)
+    bring_up(Paths(folder / "home"), 2)
+    child = CHILD.replace("kill_at({point})", "")
+    environment = {**os.environ, "INSITU_HOME": str(folder / "home")}
+    subprocess.run([sys.executable, "-c", child, source], env=environment, check=True, timeout=DEADLINE)
+    return [info.checksum for info in Catalog(Paths(folder / "home")).get("a").partitions]
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_anywhere_the_cache_is_whole_and_the_next_import_cleans_up(
     point: str, paths: Paths, source: str
 ) -> None:
-    succeed("up", "--nodes", "2")
-    succeed("import", "a", source, "--backups", "1")
+    run("up", "--nodes", "2")
+    run("import", "a", source, "--backups", "1")
     killed = subprocess.run(
         [sys.executable, "-c", CHILD.replace("{point}", POINTS[point]), source],
         capture_output=True,
@@ -108,9 +134,9 @@ def test_killed_anywhere_the_cache_is_whole_and_the_next_import_cleans_up(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     check_whole(paths, 2 if point == "just after the transaction" else 1)
     assert len(files(paths)) > 16, "the kill came too early or too late to leave anything"
-    (listed,) = json.loads(succeed("caches", "--json"))
+    (listed,) = json.loads(run("caches", "--json").stdout)
     assert listed["rows"] == 5000
-    succeed("import", "a", source, "--backups", "1", "--overwrite")
+    run("import", "a", source, "--backups", "1", "--overwrite")
     check_whole(paths, listed["version"] + 1)
     assert len(files(paths)) == 16
 
@@ -123,22 +149,20 @@ def test_killed_anywhere_the_cache_is_whole_and_the_next_import_cleans_up(
     ],
 )
 def test_killed_anywhere_an_import_goes_on_and_makes_the_same_files(
-    point: str, paths: Paths, source: str
+    point: str, paths: Paths, source: str, unbroken: list[str]
 ) -> None:
-    succeed("up", "--nodes", "2")
+    run("up", "--nodes", "2")
     child = CHILD.replace("{point}", point).replace("backups=1", "backups=1, resume=True")
-    child = child.replace("def kill_at", "insitu.grid.import_journal.JOURNAL_BYTES = 1\n\ndef kill_at")
+    child = child.replace(
+        "def kill_at", "insitu.grid.importing.import_journal.JOURNAL_BYTES = 1\n\ndef kill_at"
+    )
     killed = subprocess.run([sys.executable, "-c", child, source], capture_output=True, timeout=DEADLINE)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    listed = insitu("caches")
+    listed = run("caches")
     assert "An interrupted import into a keeps" in listed.stderr and "--resume" in listed.stderr
-    resumed = insitu("import", "a", source, "--backups", "1", "--overwrite", "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    run("import", "a", source, "--backups", "1", "--overwrite", "--resume")
     check_whole(paths, 1)
-    sums = [info.checksum for info in Catalog(paths).get("a").partitions]
-    unbroken = CHILD.replace("kill_at({point})", "")
-    subprocess.run([sys.executable, "-c", unbroken, source], check=True, timeout=DEADLINE)
-    assert [info.checksum for info in Catalog(paths).get("a").partitions] == sums
+    assert [info.checksum for info in Catalog(paths).get("a").partitions] == unbroken
     assert len(files(paths)) == 16
 
 
@@ -205,7 +229,7 @@ def test_the_second_import_of_a_cache_at_once_is_refused(paths: Paths, source: s
     child = """
 import sys
 from insitu.grid import import_cache
-from insitu.paths import Paths
+from insitu.base.paths import Paths
 def hold(rows, done, total):
     print("reading", flush=True)
     sys.stdin.readline()
@@ -228,7 +252,7 @@ def test_an_interrupt_leaves_nothing(paths: Paths, source: str) -> None:
     child = """
 import os, signal, sys
 from insitu.grid import import_cache
-from insitu.paths import Paths
+from insitu.base.paths import Paths
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it without
 def interrupt(rows, done, total):
     os.kill(os.getpid(), signal.SIGINT)
@@ -319,6 +343,35 @@ def test_a_home_that_cannot_be_used_is_named(
         assert not list(paths.staging.iterdir())
 
 
+@pytest.mark.parametrize(
+    "command", [("ps",), ("ps", "--all"), ("caches",), ("nodes",), ("describe", "a"), ("down",)]
+)
+def test_a_home_that_may_not_be_entered_is_told_in_a_line(command: tuple[str, ...], paths: Paths) -> None:
+    succeed("up", "--nodes", "2")
+    paths.home.chmod(0)
+    try:
+        done = insitu(*command, preexec_fn=obey_permissions)
+    finally:
+        paths.home.chmod(0o700)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert str(paths.home) in done.stderr
+
+
+def test_a_job_of_another_user_is_left_alone(paths: Paths) -> None:
+    """`controller.json` may not be read, as in the folder of another user."""
+    succeed("up", "--nodes", "2")
+    job = paths.job("theirs-1")
+    job.root.mkdir(parents=True)
+    job.controller.touch()
+    job.root.chmod(0)
+    try:
+        done = insitu("down", preexec_fn=obey_permissions)
+    finally:
+        job.root.chmod(0o700)
+    assert done.returncode == 0 and "Left alone, as jobs of other users: theirs-1" in done.stderr
+    assert "2 nodes down" in done.stderr and job.controller.exists()
+
+
 @pytest.mark.parametrize("closed", ["file", "folder", "deep folder", "parent"])
 def test_a_source_without_permission_is_named(closed: str, paths: Paths, tmp_path: Path) -> None:
     (tmp_path / "data" / "deep").mkdir(parents=True)
@@ -339,11 +392,11 @@ def test_a_source_without_permission_is_named(closed: str, paths: Paths, tmp_pat
     ("arguments", "message"),
     [
         (("a", "nothing.npy"), "nothing.npy doesn't exist"),
-        (("a", "{source}", "--partitions", "0"), "--partitions must be in"),
+        (("a", "{source}", "--partitions", "0"), "--partitions must be at least 1. Received: 0"),
         (("a", "{source}", "--backups", "1"), "--backups must be in"),
         (("a", "{source}", "--split", "train=2"), "add up to 1"),
         (("a", "{source}", "--split", "train"), "--split lists parts"),
-        (("a", "{source}", "--format", "tsv"), "--format must be one of"),
+        (("a", "{source}", "--format", "tsv"), "--format must be npy, "),
         (("../a", "{source}"), "name is made of"),
     ],
 )
@@ -353,3 +406,47 @@ def test_mistakes_exit_with_2_and_a_message(
     done = insitu("import", *(a.replace("{source}", source) for a in arguments))
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
     assert files(paths) == []
+
+
+SLOW_READS = """
+import io, sys, time
+from pathlib import Path
+from insitu.grid.sources.base import SourceOptions
+from insitu.grid.sources.csv import CsvSource
+
+class SlowFile(io.FileIO):
+    def read(self, size=-1):
+        time.sleep(0.05)
+        return super().read(size)
+
+    def readinto(self, buffer):
+        time.sleep(0.05)
+        return super().readinto(buffer)
+
+class SlowPath(type(Path())):
+    def open(self, *arguments, **options):
+        return SlowFile(self)
+
+CsvSource(SlowPath(sys.argv[1]), SourceOptions())
+"""
+
+
+def write_wrong_table(path: Path) -> str:
+    """Write a table of 12 MB whose second row has a field too many."""
+    path.write_text("a,b\n" + "1,2,3\n" * 2_000_000)
+    return str(path)
+
+
+def test_no_thread_reads_on_after_an_error(tmp_path: Path) -> None:
+    wrong = write_wrong_table(tmp_path / "wrong.csv")
+    command = [sys.executable, "-c", SLOW_READS, wrong]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 1 and "Expected 2 columns, got 3" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_an_import_that_is_refused_ends_with_its_code_each_time(paths: Paths, tmp_path: Path) -> None:
+    wrong = write_wrong_table(tmp_path / "wrong.csv")
+    for _ in range(12):
+        done = insitu("import", "a", wrong)
+        assert done.returncode == 2 and "Expected 2 columns, got 3" in done.stderr.splitlines()[-1]

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from job_runs import PATIENCE, Insitu, insitu_at, wait_for
 
-from insitu.cluster import Journal, Request, end_job, stop_job, submit
+from insitu.base.paths import JobPaths
+from insitu.base.process.processes import is_stopped
+from insitu.cluster import Journal, end_job, stop_job, submit
 from insitu.cluster.client import job_requests, submission
 from insitu.cluster.job_files import connect_for_requests, take_lock
-from insitu.paths import JobPaths
-from insitu.processes import is_stopped
+from insitu.options import JobOptions
 
 WAITS = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)\n"
 
@@ -175,7 +176,7 @@ def test_a_job_runs_on_an_engine_in_another_process(insitu: Insitu, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setenv("INSITU_HOME", str(insitu.paths.home))
         patch.setattr(submission, "start_supervisor", lambda job, lock: None)
-        request = Request("data/train", insitu.folder, ("train.py",), workers=2)
+        request = JobOptions("data/train", insitu.folder, ("train.py",), workers=2)
         job = insitu.job(submit(insitu.paths, request))
         spec = json.loads(job.spec.read_text())
         job.spec.write_text(json.dumps({**spec, "engine": "server"}))

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.progress import Progress, ProgressWriter
+from insitu.base.roster import Member, Roster, read_roster
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.decide.job_state import Failure
 from insitu.cluster.engines.engine import Command, Ended, Engine, Output
 from insitu.cluster.engines.local import LocalEngine
 from insitu.cluster.engines.remote import RemoteEngine, start_engine_server
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths, Paths
-from insitu.progress import Progress, ProgressWriter
-from insitu.roster import Member, Roster, read_roster
-from insitu.spec import NodeId, TaskId, TaskSpec
 from tests.support.descriptors import find_new_descriptors, list_descriptors
 from tests.support.foreign_user import needs_root, run_as
 
@@ -114,7 +114,7 @@ def test_addresses_are_distinct_and_fresh(engine: Engine) -> None:
 
 
 LISTENS = """
-from insitu import ports
+from insitu.base.net import ports
 host, _, port = {address!r}.rpartition(":")
 listener = ports.take_inherited(host, int(port))
 listener.listen()

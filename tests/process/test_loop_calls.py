@@ -56,8 +56,7 @@ def run(tmp_path: Path, backend: str, way: str) -> list[dict[str, Any]]:
 def test_calls_in_a_loop_give_the_numbers_of_one_device(tmp_path: Path, backend: str, way: str) -> None:
     losses, kernel, bias = plain(2)
     tasks = run(tmp_path, backend, way)
-    # Two devices are two processes on PyTorch.
-    assert len(tasks) == (1 if (way, backend) == ("mirrored", "jax") else 2)
+    assert len(tasks) == (1 if way == "mirrored" else 2)
     for task in tasks:
         trained, own, places = (task[name] for name in ("trained", "trained_on_own_data", "places"))
         np.testing.assert_allclose(trained["losses"], losses, rtol=1e-4)

@@ -13,9 +13,9 @@ import pytest
 from agent_hosts import LoopbackHosts, insitu, is_running, wait_until
 from host_jobs import HostJobs, make_images
 
-from insitu.cluster.agents import read_head
+from insitu.base.paths import Paths
+from insitu.cluster.wire.records import read_head
 from insitu.grid import Catalog
-from insitu.paths import Paths
 
 pytestmark = pytest.mark.hosts
 
@@ -112,7 +112,7 @@ def test_workers_follow_their_data_and_leave_a_node_that_is_drained_with_the_sam
 
     wait_until(lambda: hosts.states()["a"] == "drained", "a is drained")
     assert count_copies(hosts, "images") == {"b": 4}
-    assert "verified: 4 file(s)" in insitu(hosts.head, "describe", "images", "--verify").stdout
+    assert "verified: 4 files" in insitu(hosts.head, "describe", "images", "--verify").stdout
     np.save(tmp_path / "x.npy", np.arange(6_000))
     insitu(hosts.head, "import", "more", str(tmp_path / "x.npy"), "--partitions", "2")
     assert count_copies(hosts, "more") == {"b": 2}
@@ -136,7 +136,7 @@ def test_what_a_node_had_is_copied_again_when_it_is_lost_or_gets_sigterm(
     assert count_copies(hosts, "x") == {"a": 4, "b": 4, "c": 4}
     hosts.up("--copy-lost-after", "1s")
     wait_until(lambda: count_copies(hosts, "x") == {"a": 6, "b": 6}, "copies are made again")
-    assert "verified: 12 file(s)" in insitu(hosts.head, "describe", "x", "--verify").stdout
+    assert "verified: 12 files" in insitu(hosts.head, "describe", "x", "--verify").stdout
 
     # A machine that gets SIGTERM some time before it goes.
     hosts.homes["d"] = tmp_path / "d"
@@ -152,9 +152,9 @@ def test_what_a_node_had_is_copied_again_when_it_is_lost_or_gets_sigterm(
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: not is_running(pid), "the agent has ended")
     assert count_copies(hosts, "x") == {"a": 6, "b": 6} and hosts.states()["d"] == "left"
-    assert "verified: 12 file(s)" in insitu(hosts.head, "describe", "x", "--verify").stdout
+    assert "verified: 12 files" in insitu(hosts.head, "describe", "x", "--verify").stdout
     # What only that node had was copied from itself.
-    assert "verified: 3 file(s)" in insitu(hosts.head, "describe", "alone", "--verify").stdout
+    assert "verified: 3 files" in insitu(hosts.head, "describe", "alone", "--verify").stdout
     assert "copied again for c" in Paths(hosts.head).head_log.read_text()
 
 

@@ -17,9 +17,9 @@ from hdfs_server import find_obstacle
 from object_stores import S3, Gcs, Hdfs, Hub, Store, Web, WebHdfs
 from record_writer import encode_example, frame
 
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec
 from insitu.grid import Catalog, bring_up, import_cache
-from insitu.paths import Paths
-from insitu.spec import CacheSpec
 
 pytestmark = pytest.mark.long
 STORES: dict[str, tuple[type[Store], str]] = {

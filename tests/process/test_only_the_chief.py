@@ -12,7 +12,7 @@ import sys
 import keras
 import numpy as np
 import insitu
-from insitu.errors import CollectiveMismatch
+from insitu.base.errors import CollectiveMismatch
 
 me = insitu.context()
 strategy = insitu.MultiWorkerMirroredStrategy()

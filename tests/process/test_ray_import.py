@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from record_writer import encode_example, write_records
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec
 from insitu.grid import bring_up, import_cache
 from insitu.grid.partitions import Partition
 from insitu.grid.ray_data import RayReader, parse_reader
-from insitu.paths import Paths
-from insitu.spec import CacheSpec
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 

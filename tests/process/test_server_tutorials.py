@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from server_jobs import PATIENCE, make_cache
 
-from insitu.paths import Paths
+from insitu.base.paths import Paths
 
 pytest.importorskip("tensorflow", reason="these scripts need TensorFlow: pip install tensorflow")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

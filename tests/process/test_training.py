@@ -1,4 +1,4 @@
-"""Real jobs: the same bits whoever runs the shards, every row once, data read in place."""
+"""Real jobs: the same bits whoever runs the shards and dies, every row once, data read in place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from training_jobs import TrainingJobs, assert_every_row_once
 
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 
 
 @pytest.mark.timeout(400)
@@ -35,6 +35,25 @@ def test_two_workers_and_one_over_both_shards_end_with_the_same_bits(two_workers
     reads = other["task_list"][0]["reads"]
     assert reads["remote_bytes"] > 0
     assert reads["local_bytes"] > 0
+
+
+@pytest.mark.timeout(400)
+def test_sigkill_changes_nothing(two_workers: Any):
+    jobs, _, undisturbed = two_workers
+    options = ("--workers", "2", "--threads", "1", "--standby", "1")
+    job, results = jobs.run(*options, backup=3, kill_at=["worker:1", 2, 4])
+    assert jobs.injected.read_text() == "worker:1"
+    (recovery,) = job["recoveries"]
+    assert (recovery["how"], recovery["tasks"], recovery["generation"]) == ("replaced", ["worker:1"], 2)
+    assert "SIGKILL" in recovery["text"] and recovery["seconds"] > 0
+    assert job["attempt"] == 1
+    assert [task["attempt"] for task in job["task_list"]] == [1, 2]
+    assert results == undisturbed
+    assert_every_row_once(job, epochs=4)
+    survivor, replacement = (task["progress"]["rows"] for task in job["task_list"])
+    # The survivor fed all its rows once, the replacement none of the steps that were done.
+    assert survivor + replacement < 4 * job["ledger"][0]["expected"]
+    assert replacement < survivor / 2
 
 
 SCRIPT = """

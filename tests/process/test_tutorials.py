@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from training_jobs import PATIENCE
 
+from insitu.base.paths import Paths
 from insitu.grid import bring_up, import_cache
-from insitu.paths import Paths
 
 pytest.importorskip("tensorflow")
 

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from object_stores import Web, WebWithoutRanges
 
+from insitu.base.paths import Paths
 from insitu.grid import Catalog
-from insitu.paths import Paths
 
 pytest.importorskip("aiohttp")
 ROWS = b"id,half\n" + b"".join(b"%d,%.1f\n" % (i, i / 2) for i in range(50_000))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from insitu.base.spec import NodeId
 from insitu.cluster.decide import AgentFacts, AgentLoad
-from insitu.spec import NodeId
 
 VERSIONS = {"insitu": "1.0", "python": "3.11", "keras": "3.11.3"}
 LOAD = AgentLoad(memory_available=1, disk_free=2, unknown_versions=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster.agents import stop_agents
-from insitu.cluster.agents.home import find_running
-from insitu.paths import Paths
+from insitu.base.paths import Paths
+from insitu.cluster.job_hosts.home import find_running, stop_agents
 
 INSITU = f"{sys.executable} -m insitu"
 WAIT_SECONDS = 60.0
@@ -60,6 +60,8 @@ class LoopbackHosts:
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
         self.head = folder / "head"
         self.homes = {name: folder / name for name in names}
+        #: Homes of heads that were replaced.
+        self.former: list[Path] = []
         self.file = folder / "hosts.txt"
         self.file.write_text("".join(f"127.0.0.1 name={n} home={h}\n" for n, h in self.homes.items()))
 
@@ -78,8 +80,16 @@ class LoopbackHosts:
         (record,) = find_running(Paths(self.homes[name])).values()
         return record.pid
 
+    def move_head(self, home: Path, token_of: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Replace the head from another home, which has the token from that of an agent."""
+        home.mkdir(exist_ok=True)
+        shutil.copy(Paths(self.homes[token_of]).token, Paths(home).token)
+        self.former, self.head = [*self.former, self.head], home
+        return self.up("--replace-head", code=code)
+
     def close(self) -> None:
         """End whatever still runs."""
-        insitu(self.head, "down", code=None)
+        for home in (self.head, *self.former):
+            insitu(home, "down", code=None)
         for home in self.homes.values():
             stop_agents(Paths(home))

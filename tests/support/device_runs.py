@@ -19,8 +19,8 @@ import numpy as np  # noqa: E402
 from matrix_models import step_by_hand  # noqa: E402
 from models import image_model, in_shards, weights  # noqa: E402
 
+from insitu.base.paths import Paths  # noqa: E402
 from insitu.grid import import_cache  # noqa: E402
-from insitu.paths import Paths  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(70, 8, 8, 1)).astype("float32")
 Y = (X.mean((1, 2, 3)) > 0).astype("int64")
@@ -242,24 +242,10 @@ def import_images() -> None:
     import_cache(Paths(folder / "home"), "images", [str(folder / "images.npz")], partitions=1)
 
 
-def by_processes(results: dict[str, float]) -> None:
-    """On PyTorch each device has a process: the second and third run this script too, up to here."""
-    if insitu.context().is_chief:
-        import_images()
-    by_fit = images(insitu.MirroredStrategy())
-    by_cache = rows_of_a_cache(insitu.MirroredStrategy())
-    if not insitu.context().is_chief:
-        sys.exit()
-    results["processes"] = difference(by_fit, of_reference(images))
-    results["cache"] = difference(by_cache, rows_of_arrays(reference()))
-
-
 def main() -> None:
     backend, everything = keras.backend.backend(), "all" in sys.argv
     central = insitu.CentralStorageStrategy
     results: dict[str, float] = {}
-    if backend == "torch":
-        by_processes(results)
     results["central"] = between(lambda: central(["cpu:2", "cpu:1", "cpu:0"], "cpu:1"), images)
     if backend == "jax" or everything:
         results["central by hand"] = between(lambda: central(["cpu:2", "cpu:1", "cpu:0"], "cpu:1"), by_hand)
@@ -279,11 +265,14 @@ def main() -> None:
         strategy = insitu.MirroredStrategy if backend == "tensorflow" else central
         for run in cases:
             results[run.__name__] = between(strategy, run)
-    if backend == "tensorflow":
+    if backend == "torch":
+        results["mirrored"] = between(insitu.MirroredStrategy, images)
+    if backend != "jax":
         import_images()
         results["cache"] = difference(
             rows_of_a_cache(insitu.MirroredStrategy()), rows_of_arrays(insitu.MirroredStrategy())
         )
+    if backend == "tensorflow":
         tensorflow_only(results, everything)
     if backend == "torch":
         torch_only(results)

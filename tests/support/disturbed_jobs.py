@@ -14,20 +14,26 @@ from typing import Any
 import numpy as np
 
 FOLDER = Path(__file__).parent
-SCRIPT = FOLDER / "disturbed_job" / "train.py"
+SCRIPTS = FOLDER / "disturbed_job"
 PATIENCE = 400.0
+SUPERVISOR = "control.supervisor"
+"""A job ends with the process of this name."""
 
 Fault = dict[str, Any]
 
 
+def bring_up(home: Path) -> None:
+    """Two nodes on this machine."""
+    _insitu(home, "up", "--nodes", "2")
+
+
 def make_cache(home: Path, folder: Path) -> None:
-    """The cache `rows`: 44 rows of 6 numbers and a target, in 4 partitions."""
+    """Import the cache `rows`: 44 rows of 6 numbers, a target and a key, in 4 partitions."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(44, 6)).astype("float32")
     y = (x @ rng.normal(size=(6, 1)) + 1).astype("float32")
-    np.savez(folder / "rows.npz", x=x, y=y)
-    for args in (["up", "--nodes", "2"], ["import", "--partitions", "4", "rows", str(folder / "rows.npz")]):
-        _insitu(home, *args)
+    np.savez(folder / "rows.npz", x=x, y=y, id=np.arange(44))
+    _insitu(home, "import", "--partitions", "4", "rows", str(folder / "rows.npz"))
 
 
 def run(
@@ -38,15 +44,16 @@ def run(
     variables: Mapping[str, str] | None = None,
     *,
     kills: str = "",
+    script: str = "train.py",
 ) -> tuple[dict[str, Any], str]:
-    """Run the script in a job; return what it has left behind, by file, and what the job has printed. Fails
-    where a fault hasn't fired, or the job has another exit code than 0. `kills` are random ones; see
-    `disturbance/sitecustomize.py`."""
+    """Run a script in a job, and resume it each time that it ended with its supervisor; return what it
+    has left behind, by file, and what the job has printed. Fails if a fault hasn't fired, or the job has
+    another exit code than 0. `kills` are random ones; see `disturbance/sitecustomize.py`."""
     fired = folder / "fired"
     job = folder / "job"
     fired.mkdir(parents=True)
     job.mkdir()
-    (job / "train.py").write_text(SCRIPT.read_text())
+    (job / script).write_text((SCRIPTS / script).read_text())
     named = [{"name": f"{number}", **fault} for number, fault in enumerate(faults)]
     environment = {
         **(variables or {}),
@@ -57,28 +64,43 @@ def run(
         "OUT": str(folder / "out"),
     }
     started = [*options, "--max-restarts", "40", "--seed", "5"]
-    printed = _insitu(home, "start", *started, "rows", str(job), "train.py", variables=environment)
+    command = ["start", *started, "rows", str(job), script]
+    done = _run(home, command, environment)
+    printed = done.stdout
+    for _ in [fault for fault in named if fault.get("target") in ("", SUPERVISOR)]:
+        if done.returncode:
+            done = _run(home, ["resume", printed.split()[0]])
+            printed += done.stdout
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{printed}"
     missing = [fault for fault in named if not (fired / fault["name"]).exists()]
     assert not missing, f"not fired: {missing}\n{printed}"
     identifier = printed.split()[0]
     found = read_artifacts(folder / "out")
     found["ledger"] = json.loads(_insitu(home, "describe", identifier, "--ledger", "--json"))["ledger"]
+    scores = json.loads(_insitu(home, "describe", identifier, "--json"))["evaluations"]
+    found["scores"] = [[one["checkpoint"], one["metrics"]] for one in scores[-1:]]
     return found, printed
 
 
-def _insitu(home: Path, *args: str, variables: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(
+def _insitu(home: Path, *args: str) -> str:
+    done = _run(home, args)
+    assert done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _run(
+    home: Path, args: Sequence[str], variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "insitu", *args],
         env={**os.environ, "INSITU_HOME": str(home), **(variables or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if args[0] == "start" else subprocess.PIPE,
+        stderr=subprocess.STDOUT if args[0] in ("start", "resume") else subprocess.PIPE,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
-    assert done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def read_artifacts(folder: Path) -> dict[str, Any]:
@@ -139,6 +161,18 @@ def read_events(path: Path) -> list[Any]:
         if event.graph_def:
             found.append([event.step, "graph", ""])
     return found
+
+
+def outline(found: dict[str, Any]) -> dict[str, Any]:
+    """Return which files there are, and what callbacks have heard of epochs, tests and ends, by result."""
+    outlined: dict[str, Any] = {}
+    for name, content in found.items():
+        if name.startswith("result-"):
+            counted = json.loads(content)["counted"][0]
+            outlined[name] = [event.partition(" [")[0] for event in counted]
+        elif name != "ledger":
+            outlined[name] = ""
+    return outlined
 
 
 def find_differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:

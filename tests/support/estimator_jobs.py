@@ -12,7 +12,7 @@ from typing import Any
 
 from server_jobs import make_cache
 
-from insitu.paths import Paths
+from insitu.base.paths import Paths
 
 PATIENCE = 300.0
 """Seconds for a job, also beside other work."""

@@ -76,7 +76,7 @@ def shm_sessions(
                 memory.adopt(os.dup(file), SegmentLayout(size, count).size),
                 links[rank],
                 range(size),
-                SpinPolicy(0, 2),
+                SpinPolicy(2),
                 find_dead,
                 stall_timeout,
             )

@@ -7,15 +7,16 @@ import threading
 from collections.abc import Iterator
 from unittest import mock
 
-from insitu.exchange import native
+from numpy_reference import sums_in_python
+
 from insitu.exchange.plan.costs import find_chain_order
 from insitu.exchange.plan.transport import Members
 
 ALGORITHMS = ["gather", "star", "direct", "chain"]
-WITHOUT_COMPILER = [f"{name} without compiler" for name in ALGORITHMS[:3]]
-FORCED_TRANSPORTS = ["shm", "numpy", "tcp", *ALGORITHMS, *WITHOUT_COMPILER, "two hosts", "three hosts"]
-"""For `forced_transport`. "numpy": shared memory, but rank 1 has no compiler. An algorithm: TCP with it; also
-without a compiler on rank 1. "two hosts": the ranks are distributed over hosts."""
+IN_PYTHON = [f"{name} in Python" for name in ALGORITHMS[:3]]
+FORCED_TRANSPORTS = ["shm", "numpy", "tcp", *ALGORITHMS, *IN_PYTHON, "two hosts", "three hosts"]
+"""For `forced_transport`. "numpy": shared memory, but rank 1 sums in NumPy. An algorithm: TCP with it; also
+in Python on rank 1. "two hosts": the ranks are distributed over hosts."""
 
 
 @contextlib.contextmanager
@@ -26,10 +27,8 @@ def forced_transport(transport: str) -> Iterator[None]:
             hosts = 2 if transport == "two hosts" else 3
             name = lambda: f"host {int(threading.current_thread().name.split()[1]) % hosts}"  # noqa: E731
             stack.enter_context(mock.patch("insitu.exchange.memory.read_host_identity", name))
-        if transport == "numpy" or "without compiler" in transport:
-            compiled = native.load_kernels()
-            some = lambda: None if threading.current_thread().name == "rank 1" else compiled  # noqa: E731
-            stack.enter_context(mock.patch("insitu.exchange.native.load_kernels", some))
+        if transport == "numpy" or "in Python" in transport:
+            stack.enter_context(sums_in_python(lambda: threading.current_thread().name == "rank 1"))
         algorithm = transport.split()[0]
         if algorithm in ALGORITHMS:
 

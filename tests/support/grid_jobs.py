@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from insitu.context import Context
-from insitu.grid.shards import shard_map_to_json
-from insitu.paths import Paths
-from insitu.spec import NodeId, ShardMap, TaskId
+from insitu.base.context import Context
+from insitu.base.paths import Paths
+from insitu.base.spec import NodeId, ShardMap, TaskId
+from insitu.grid.reading.shards import shard_map_to_json
 
 ROWS = 1000
 """Rows of the file that the fixture `source` of the grid's tests makes."""

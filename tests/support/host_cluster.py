@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_hosts import INSITU, insitu
+from etcd_servers import ETCD
 from hosts_lab import Host, HostsLab
 
-from insitu.paths import Paths
+from insitu.base.paths import Paths
+
+LOCALLY = f"--launcher 'env HOST={{host}} sh -c' --insitu '{INSITU}'"
+"""Options of `insitu up` that start an agent on the machine of the head itself."""
 
 
 class Cluster:
@@ -54,4 +58,22 @@ class Cluster:
 
 def count_tasks(host: Host) -> int:
     """How many processes run on a host beside its agent."""
-    return sum("insitu.cluster.agents.agent" not in line for line in host.processes().values())
+    return sum("insitu.cluster.nodes.agent_process" not in line for line in host.processes().values())
+
+
+def start_etcd(cluster: Cluster) -> str:
+    """Start a member of an etcd on each host. Returns its URL."""
+    hosts = cluster.lab.hosts
+    members = ",".join(f"{host.name}=http://{host.address}:2380" for host in hosts)
+    for host in hosts:
+        client, peer = f"http://{host.address}:2379", f"http://{host.address}:2380"
+        options = f"--name {host.name} --data-dir {host.disk / 'etcd'} --initial-cluster {members}"
+        options += f" --listen-client-urls {client} --advertise-client-urls {client}"
+        options += f" --listen-peer-urls {peer} --initial-advertise-peer-urls {peer}"
+        started = cluster.run_on(
+            host,
+            f"rm -rf {host.disk / 'etcd'}; "
+            f"setsid {ETCD} {options} > {host.disk / 'etcd.log'} 2>&1 < /dev/null &",
+        )
+        assert started.returncode == 0, started.stderr
+    return f"etcd://{','.join(f'{host.address}:2379' for host in hosts)}"

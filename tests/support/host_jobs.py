@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from agent_hosts import insitu, wait_until
 
+from insitu.base.paths import Paths
 from insitu.cluster.job_files import read_supervisor
-from insitu.paths import Paths
 
 JOB_SECONDS = 240.0
 SCRIPT = '''
@@ -101,7 +101,7 @@ class HostJobs:
         fixed = ("--detach", "--workers", str(workers), "--threads", "1", "--standby", "0")
         script = (cache, str(self.code), "train.py", str(self.meeting), *([kill] if kill else []))
         done = insitu(self.home, "start", *fixed, *options, *script, KERAS_BACKEND="jax", NO_COLOR="1")
-        return done.stderr.split()[0]
+        return done.stdout.strip()
 
     def wait_in_the_middle(self, job: str, workers: int) -> None:
         wait_until(
@@ -166,9 +166,9 @@ IMPORT_OPTIONS = ("--partitions", "6", "--backups", "1", "--label-from-filename"
 
 def run_undisturbed_on_images(folder: Path, workers: int) -> tuple[set[str], Any]:
     """Return the weights and the ledger of the job on the images of `make_images`, which are imported with
-    IMPORT_OPTIONS onto three nodes of this machine."""
+    IMPORT_OPTIONS onto a node of this machine for each worker."""
     jobs = HostJobs(folder / "home", folder / "job")
-    insitu(jobs.home, "up", "--nodes", "3")
+    insitu(jobs.home, "up", "--nodes", str(workers))
     insitu(jobs.home, "import", "images", str(make_images(folder / "images")), *IMPORT_OPTIONS)
     jobs.let_go()
     job = jobs.start(workers=workers, cache="images")

@@ -136,7 +136,7 @@ class Host:
         return os.listdir(f"/proc/{self.pid}/root/dev/shm")
 
     def clear(self) -> None:
-        """End what runs on it and empty its disk, after a test."""
+        """End what runs on it and empty its disk and shared memory, after a test."""
         if self._init is None or self._init.poll() is not None:
             self._init = None
             self.start()
@@ -149,6 +149,8 @@ class Host:
             assert time.monotonic() < deadline, self.processes()
             time.sleep(0.02)
         shutil.rmtree(self.home, ignore_errors=True)
+        for name in self.shared_memory():
+            shutil.rmtree(f"/proc/{self.pid}/root/dev/shm/{name}", ignore_errors=True)
 
 
 class HostsLab:

@@ -294,7 +294,7 @@ def _up(options: argparse.Namespace) -> None:
     STATE.write_text(json.dumps([process.pid for process in servers.processes.values()]))
     for name, value in servers.environment().items():
         print(f"export {name}={value}")
-    print(f"{options.nodes} server(s) run: insitu describe {servers.address('CACHE')}")
+    print(f"{options.nodes} servers run: insitu describe {servers.address('CACHE')}")
 
 
 def _down() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from insitu.base.spec import ROLES, NodeId, TaskId, TaskSpec
 from insitu.cluster.decide.events import (
     Action,
     Event,
@@ -20,7 +21,6 @@ from insitu.cluster.decide.events import (
 from insitu.cluster.decide.job import advance, new_job
 from insitu.cluster.decide.job_json import decode_job, encode_job
 from insitu.cluster.decide.job_state import Failure, JobState, OnLoss, validate
-from insitu.spec import ROLES, NodeId, TaskId, TaskSpec
 
 CHIEF, W0, W1, W2, PS, EVALUATOR = (
     TaskId.parse(t) for t in ("chief", "worker:0", "worker:1", "worker:2", "ps", "evaluator")

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from insitu.base.errors import JobEnded
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.spec import CacheSpec, Column, NodeId, PartitionInfo
 from insitu.cluster import list_job_ids, stop_job
-from insitu.errors import JobEnded
 from insitu.grid import Catalog
-from insitu.paths import JobPaths, Paths
-from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo
 
 PATIENCE = 60.0
 """Seconds that any one step may take on a loaded machine."""
@@ -118,7 +118,7 @@ class Run:
     def __init__(self, insitu: Insitu, done: subprocess.CompletedProcess[str]) -> None:
         self.done = done
         self.out, self.err = done.stdout, done.stderr
-        self.job_id = done.stderr.split("\n", 1)[0]
+        self.job_id = done.stdout.strip() if "--detach" in done.args else done.stderr.split("\n", 1)[0]
         self.job = insitu.job(self.job_id)
 
 

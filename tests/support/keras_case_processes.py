@@ -99,7 +99,7 @@ def _run_case(
     import keras
     from keras_case_tools import Endless, Run
 
-    from insitu.errors import InsituError
+    from insitu.base.errors import InsituError
 
     keras.backend.clear_session()
     keras.utils.set_random_seed(7)
@@ -153,10 +153,9 @@ def _write(path: Path, value: Any) -> None:
 # In the process that compares
 
 
-def members(strategy: str, backend: str) -> int:
-    """How many processes train together. On PyTorch the script runs once for each further device."""
-    by_processes = strategy == "mirrored" and backend == "torch"
-    return WORKERS if strategy == "workers" else 2 if by_processes else 1
+def members(strategy: str) -> int:
+    """How many processes train together."""
+    return WORKERS if strategy == "workers" else 1
 
 
 class Processes:
@@ -167,7 +166,7 @@ class Processes:
         self.root = root
         self.folder = Path(tempfile.mkdtemp(prefix=f"{strategy}-", dir=root))
         self.number = 0
-        self.members = members(strategy, backend)
+        self.members = members(strategy)
         self._log = (self.folder / "log").open("wb")
         self._process = subprocess.Popen(
             self._command(),
@@ -206,8 +205,8 @@ class Processes:
 
     def _make_job(self) -> None:
         """A job needs a cache, of which the cases take no rows."""
+        from insitu.base.paths import Paths
         from insitu.grid import bring_up, import_cache
-        from insitu.paths import Paths
 
         paths = Paths(self.folder / "home")
         (self.folder / "job").mkdir()
@@ -275,9 +274,9 @@ class Processes:
         self._log.close()
 
     def _stop_job(self) -> None:
+        from insitu.base.errors import JobEnded
+        from insitu.base.paths import Paths
         from insitu.cluster import list_job_ids, stop_job
-        from insitu.errors import JobEnded
-        from insitu.paths import Paths
 
         paths = Paths(self.folder / "home")
         for job_id in list_job_ids(paths):

@@ -20,7 +20,7 @@ with contextlib.suppress(ImportError):
 import pytest
 
 import insitu
-from insitu.errors import InsituError
+from insitu.base.errors import InsituError
 
 STRATEGY_ENV = "KERAS_SUITE_STRATEGY"
 RESULTS_ENV = "KERAS_SUITE_RESULTS"
@@ -74,13 +74,11 @@ class SuitePlugin:
         self.chosen = json.loads(Path(chosen).read_text()) if chosen else ["*"]
         #: Names of tests that have run before.
         self.done = set(json.loads(Path(done).read_text())) if done else set()
-        # PyTorch's processes are joined once; elsewhere a test begins with a strategy that has seen nothing.
-        shared = self.strategy_name == "mirrored" and os.environ.get("KERAS_BACKEND") == "torch"
-        self.strategy = make_strategy(self.strategy_name) if shared else None
 
     @pytest.fixture(autouse=True)
     def _in_scope(self) -> Iterator[None]:
-        strategy = self.strategy or make_strategy(self.strategy_name)
+        # A test begins with a strategy that has seen nothing.
+        strategy = make_strategy(self.strategy_name)
         with strategy.scope() if strategy is not None else contextlib.nullcontext():
             yield
 

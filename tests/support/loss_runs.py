@@ -89,6 +89,10 @@ def line() -> Any:
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
 
 
+def wide_line() -> Any:
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)])
+
+
 def flat_line() -> Any:
     inputs = keras.Input((4,))
     return keras.Model(inputs, keras.layers.Dense(1)(inputs)[:, 0])
@@ -96,6 +100,54 @@ def flat_line() -> Any:
 
 def one_number(y, p):
     return ops.mean(ops.square(y - p))
+
+
+def contrast(y, p):
+    """Rows with one label are to be near each other, and far from the others."""
+    label = y[:, 0] > 0
+    p = p / ops.sqrt(ops.sum(ops.square(p), -1, keepdims=True) + 1)
+    near = ops.cast(label[:, None] == label[None], p.dtype)
+    return -ops.mean(near * ops.log_softmax(p @ ops.transpose(p) / 0.3))
+
+
+insitu.over_batch(contrast, rows="global")
+
+
+class Towers(keras.Model):
+    """Each row of one tower is to find its own of the other, among all rows of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = keras.layers.Dense(3, kernel_regularizer="l2")
+        self.other = keras.layers.Dense(3, use_bias=False)  # on which this loss wouldn't depend
+
+    def build(self, shape):
+        self.one.build(shape)
+        self.other.build(shape)
+        self.temperature = self.add_weight(shape=(), initializer="ones", name="temperature")
+        self.built = True
+
+    def call(self, x):
+        return {"one": self.one(x), "other": self.other(ops.sin(x))}
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        logits = self.temperature * y_pred["one"] @ ops.transpose(y_pred["other"])
+        logits = logits - 0.1 * ops.abs(x[:, :1] - ops.transpose(x[:, 1:2]))
+        own = ops.arange(ops.shape(logits)[0])
+        loss = keras.losses.sparse_categorical_crossentropy(own, logits, from_logits=True)
+        return ops.sum(loss * y[:, 0]) + ops.sum(ops.stack(self.losses))
+
+    insitu.over_batch(compute_loss, rows="global")
+
+
+def towers() -> Any:
+    model = Towers()
+    model.build((None, 4))
+    return model
+
+
+def over_all(loss: Any) -> Any:
+    return insitu.over_batch(loss, rows="global")
 
 
 def ignoring() -> Any:
@@ -125,6 +177,18 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], tuple[Any, ...]]] =
     "one number": (line, lambda: one_number, (X, Y)),
     "one number with weights": (line, lambda: one_number, (X, Y, WEIGHTS)),
     "one number with mask": (tagger, lambda: one_number, (TOKENS, TAGS)),
+    "global": (wide_line, lambda: contrast, (X, Y)),
+    "global towers": (towers, lambda: None, (X, Y)),
+    "global with mask and weights": (
+        tagger,
+        lambda: over_all(mse(reduction="mean_with_sample_weight")),
+        (TOKENS, TAGS, STEP_WEIGHTS),
+    ),
+    "one of several outputs global": (
+        two_outputs,
+        lambda: {"tags": "mse", "whole": contrast, "classes": ignoring()},
+        (TOKENS, {"tags": TAGS, "whole": Y, "classes": CLASSES}),
+    ),
     "outputs without columns": (flat_line, lambda: "mse", (X, Y[:, 0], WEIGHTS)),
     "several outputs": (
         two_outputs,
@@ -141,7 +205,10 @@ def train(name: str, scope: Any, **compile_options: Any) -> dict[str, Any]:
     with scope:
         model = make()
         rate = 0.002 if name.startswith("sum") else 0.05
-        model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss(), **compile_options)
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+        if name == "global towers":
+            optimizer = keras.optimizers.Adam(0.01)
+        model.compile(optimizer, loss(), **compile_options)
     history = model.fit(data[0], **y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
     evaluated = model.evaluate(data[0], **y, batch_size=BATCH, verbose=0, return_dict=True)
     return {

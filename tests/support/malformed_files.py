@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from record_writer import encode_example, frame
 
-from insitu.errors import SourceError
-from insitu.grid.source_blocks import read_blocks
+from insitu.base.errors import SourceError
+from insitu.grid.intake.source_blocks import read_blocks
 from insitu.grid.sources import open_sources
 from insitu.grid.sources.base import SourceOptions
 

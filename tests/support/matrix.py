@@ -253,11 +253,10 @@ A cell says what was compared:
 
 Replicas on the devices of one process run at the same time, except on PyTorch with CPUs.
 
-One shard computes what plain Keras does on the same backend. On TensorFlow this includes a peculiarity of
-Keras: if a row of an `Embedding` occurs several times in a batch, optimizers that square gradients (Adam,
-AdamW, Nadam, RMSprop, Adagrad, Adadelta, Ftrl) square the gradient of each occurrence, not their sum. With
-two shards or more, insitu adds the occurrences up first, as Keras does on the other backends. On TensorFlow
-such a model therefore trains differently with one shard and with several.
+One shard computes what plain Keras does on the same backend, with one exception on TensorFlow: if a row of an
+`Embedding` occurs several times in a batch, optimizers that square gradients, such as Adam, square there the
+gradient of each occurrence. In a scope insitu adds the occurrences up first, for any number of shards, as
+Keras does on JAX and PyTorch, and the chief says so ([keras.md](keras.md#one-device)).
 """
 
 

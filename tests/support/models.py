@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.context import Context, context
+from insitu.base.context import Context, context
 from insitu.train.replica.state import to_numpy
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from insitu.base.spec import Column
 from insitu.grid.partitions import TEXT, PartitionWriter
-from insitu.spec import Column
 
 CODECS = st.sampled_from(["lz4", "zstd"])
 DTYPES = ("bool", "uint8", "int16", "float32", "int64", "float64", TEXT)

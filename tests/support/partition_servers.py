@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from insitu.certificates import Certificate, make_certificate
-from insitu.grid.transfer import PartitionServer, ServerAddress
-from insitu.paths import Paths
-from insitu.spec import NodeId
+from insitu.base.net.certificates import Certificate, make_certificate
+from insitu.base.paths import Paths
+from insitu.base.spec import NodeId
+from insitu.grid.serving import PartitionServer
+from insitu.grid.transfer import ServerAddress
 
 SECRET = b"a secret that nobody can guess.."
 _CERTIFICATE: list[Certificate] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from insitu.paths import JobPaths, Paths
+from insitu.base.paths import JobPaths, Paths
 
 
 def publish_models(home: Path) -> JobPaths:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from disturbed_jobs import find_differences, make_cache, run
+from disturbed_jobs import bring_up, find_differences, make_cache, run
 
 PER_JOB = 8
 """Kills in one job, at most."""
@@ -30,6 +30,7 @@ def main() -> int:
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="kills-"))
     variables = {"KERAS_BACKEND": options.backend}
+    bring_up(root / "home")
     make_cache(root / "home", root)
     expected, _ = run(root / "home", root / "undisturbed", options.options.split(), variables=variables)
     jobs = killed = failures = 0

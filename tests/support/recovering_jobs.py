@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.roster import Member, Roster, write_roster
+from insitu.base.spec import TaskId
 from insitu.exchange.rendezvous import parse_address
 from insitu.grid import bring_up, import_cache
-from insitu.paths import JobPaths, Paths
-from insitu.roster import Member, Roster, write_roster
-from insitu.spec import TaskId
 
 PATIENCE = 280.0
 
@@ -117,7 +117,8 @@ with strategy.scope():
         return keras.metrics.sparse_categorical_accuracy(truth[:, 0], predicted)
 
     counts = [SumOf(1, "ids"), SumOf(2, "squares")]
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=[accuracy, *counts])
+    optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=3)
+    model.compile(optimizer, loss, metrics=[accuracy, *counts])
 
 
 def digest(variables):

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 
 PATIENCE = 240.0
 """Seconds for a job, also beside other work."""

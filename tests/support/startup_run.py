@@ -14,7 +14,7 @@ insitu.config.set_log_placement()
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from insitu.errors import InsituError  # noqa: E402
+from insitu.base.errors import InsituError  # noqa: E402
 from insitu.train.devices.names import list_devices, resolve  # noqa: E402
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from partition_servers import SECRET, certificate
 
-from insitu.access import make_folder
+from insitu.base.disk.access import make_folder
+from insitu.base.paths import Paths
+from insitu.base.spec import NodeId
 from insitu.grid import Catalog, CatalogWatch, install_catalog_copy
-from insitu.grid.transfer import PartitionServer, RemoteStores, ServerAddress
-from insitu.paths import Paths
-from insitu.spec import NodeId
+from insitu.grid.serving import PartitionServer
+from insitu.grid.transfer import RemoteStores, ServerAddress
 
 
 class StoreHosts:
@@ -20,6 +22,8 @@ class StoreHosts:
         #: The home of each node.
         self.paths = {NodeId(name): Paths(folder / f"host-{name}") for name in names}
         self.servers: dict[NodeId, PartitionServer] = {}
+        #: How often the head of the cluster was replaced, as each node knows.
+        self.numbers = dict.fromkeys(self.paths, 0)
         for node, paths in self.paths.items():
             make_folder(paths.home, paths.node(node))
             paths.agent(node).write_text("{}")
@@ -27,7 +31,9 @@ class StoreHosts:
 
     def start(self, name: str) -> None:
         node = NodeId(name)
-        self.servers[node] = PartitionServer(self.paths[node], node, SECRET, certificate())
+        self.servers[node] = PartitionServer(
+            self.paths[node], node, SECRET, certificate(), find_number=lambda: self.numbers[node]
+        )
 
     def stop(self, name: str) -> ServerAddress:
         """End the server of a node; return where it was."""
@@ -35,11 +41,13 @@ class StoreHosts:
         server.stop()
         return server.address
 
-    def remote(self, **others: ServerAddress) -> RemoteStores:
+    def remote(
+        self, *, number: int | None = None, here: Sequence[NodeId] = (), **others: ServerAddress
+    ) -> RemoteStores:
         """The stores whose servers run; `others` are further addresses."""
         addresses = {node: server.address for node, server in self.servers.items()}
         addresses |= {NodeId(name): address for name, address in others.items()}
-        return RemoteStores(addresses, SECRET, silence=2.0)
+        return RemoteStores(addresses, SECRET, silence=2.0, number=number, here=here)
 
     def copy_catalog(self, head: Paths) -> None:
         """Give each host the catalogue of the head, as its agents get it."""

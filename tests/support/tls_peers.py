@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from insitu.certificates import FOREVER, make_certificate
+from insitu.base.net.certificates import FOREVER, make_certificate
 from insitu.exchange.tls import TlsSettings
 from insitu.exchange.tls_socket import TlsSocket
 

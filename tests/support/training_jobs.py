@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from insitu.base.paths import Paths
 from insitu.grid import bring_up, import_cache
-from insitu.paths import Paths
 
 PATIENCE = 250.0
 
@@ -65,7 +65,11 @@ elif kind == "PyDataset":
 elif kind == "tf.data":
     import tensorflow as tf
 
-    train = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(230, seed=1).batch(48)
+    def augment(x, y):
+        return x + tf.random.normal((8, 8, 1), 0, 0.1), y
+
+    train = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(230, seed=1)
+    train = train.map(augment, num_parallel_calls=tf.data.AUTOTUNE).batch(48)
     held_out = tf.data.Dataset.from_tensor_slices((X[:100], Y[:100])).shuffle(100, seed=2).batch(32)
 with strategy.scope():
     model = keras.Sequential(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from insitu import cli
-from insitu.errors import ClusterError, InputError, JobEnded
+from insitu.base.errors import ClusterError, InputError, JobEnded
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +24,7 @@ def sigpipe() -> Iterator[None]:
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, app: Callable[[], Any]) -> object:
     monkeypatch.setattr(cli, "build_app", lambda: app)
+    monkeypatch.setattr(cli, "_leave", sys.exit)  # the true one ends this process
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return ended.value.code
@@ -44,6 +45,13 @@ def test_an_error_of_insitu_is_one_line_and_a_code(
 ) -> None:
     assert exit_code(monkeypatch, failing(error)) == code
     assert capsys.readouterr() == ("", "error: no room\n")
+
+
+def test_a_lack_of_threads_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(monkeypatch, failing(RuntimeError("can't start new thread"))) == 1
+    assert "no more threads" in capsys.readouterr().err
 
 
 def test_the_end_of_a_command_and_an_interrupt_have_codes(monkeypatch: pytest.MonkeyPatch) -> None:

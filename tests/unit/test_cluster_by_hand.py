@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from insitu.cluster_by_hand import find_secret, read_cluster
-from insitu.context import Context, read_context
-from insitu.errors import InputError, TrainingError
-from insitu.paths import Paths
-from insitu.spec import TaskId
+from insitu.base.context import Context, find_secret, read_cluster, read_context
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
 from insitu.train.elastic.membership import SynchronousMembership
 from insitu.train.parameter_server.server_task import serve_or_configure
 
@@ -60,6 +59,11 @@ def test_a_job_says_who_its_tasks_are() -> None:
     [
         ({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}, "must be in its cluster"),
         ({"cluster": {"worker": ["a:1"]}, "task": {"type": "master", "index": 0}}, "must be one of chief"),
+        (
+            {"cluster": {"worker": ["a:1"], "trainer": ["b:1"]}, "task": {"type": "worker", "index": 0}},
+            "Received: trainer. Name the tasks that train worker",
+        ),
+        ({"cluster": {"chief": ["a:1", "b:1"]}, "task": {"type": "chief", "index": 1}}, "has one chief"),
         ({"cluster": {"worker": ["a:1"]}, "task": {"index": 0}}, "must have the form"),
         ({"cluster": ["a:1"], "task": {"type": "worker"}}, "must have the form"),
     ],
@@ -110,6 +114,10 @@ def test_several_hosts_need_the_users_own_secret(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a file that can be read"):
         find_secret({"INSITU_SECRET_FILE": str(tmp_path / "none")}, paths, REMOTE)
     (tmp_path / "secret").write_text("0123456789abcdef\n")
+    (tmp_path / "secret").chmod(0o644)
+    with pytest.raises(InputError, match=r"mode 644\. Give it mode 0600"):
+        find_secret({"INSITU_SECRET_FILE": str(tmp_path / "secret")}, paths, REMOTE)
+    (tmp_path / "secret").chmod(0o600)
     assert find_secret({"INSITU_SECRET_FILE": str(tmp_path / "secret")}, paths, REMOTE) == b"0123456789abcdef"
     assert find_secret({"INSITU_SECRET": "0123456789abcdef"}, paths, REMOTE) == b"0123456789abcdef"
     with pytest.raises(InputError, match="neither INSITU_SECRET_FILE nor INSITU_SECRET"):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from insitu import gpus
-from insitu.gpus import GpuReader
+from insitu.train.elastic import progress_reporter
+from insitu.train.elastic.progress_reporter import GpuReader
 
 
 class Nvml:
@@ -41,7 +41,7 @@ class Nvml:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Nvml:
     made = Nvml()
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
+    monkeypatch.setattr(progress_reporter, "_DRIVER", tmp_path)
     monkeypatch.setattr(importlib, "import_module", lambda name: made)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return made
@@ -69,7 +69,7 @@ def test_without_a_driver_or_the_library_there_are_none(
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", refuse)
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "none")
+    monkeypatch.setattr(progress_reporter, "_DRIVER", tmp_path / "none")
     assert GpuReader().read() == []
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
+    monkeypatch.setattr(progress_reporter, "_DRIVER", tmp_path)
     assert GpuReader().read() == []

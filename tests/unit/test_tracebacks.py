@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from insitu import tracebacks
-from insitu.errors import InputError
-from insitu.tracebacks import shorten_printed_tracebacks, shorten_traceback
+from insitu.base.errors import InputError
+from insitu.train.strategies import base
+from insitu.train.strategies.base import shorten_printed_tracebacks, shorten_traceback
 
 
 def run_in(folder: Path, name: str, text: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def run_in(folder: Path, name: str, text: str) -> dict[str, Any]:
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Calls a function through one that stands for insitu's; returns the functions of the traceback."""
     (tmp_path / "insitu").mkdir()
-    monkeypatch.setattr(tracebacks, "_OWN", f"{tmp_path}/insitu/")
+    monkeypatch.setattr(base, "_OWN", f"{tmp_path}/insitu/")
     own = run_in(
         tmp_path / "insitu",
         "own.py",

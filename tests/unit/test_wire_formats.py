@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange import memory, memory_passing
 from insitu.exchange.handshake import (
     MAGIC,

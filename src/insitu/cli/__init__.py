@@ -6,6 +6,7 @@ user interrupted. `start` and `attach` exit with the code of the training.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -20,9 +21,8 @@ def build_app() -> object:
     """Return the whole command line, as a Typer application."""
     import typer
 
-    from insitu._version import __version__
     from insitu.cli.by_url import URL_OPTION, run_by_url
-    from insitu.cli.command_group import CommandGroup
+    from insitu.cli.command_group import CommandGroup, show_version
     from insitu.cli.outside import CLUSTER_OPTION, run_from_outside
 
     app = typer.Typer(
@@ -34,11 +34,6 @@ def build_app() -> object:
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["--help", "-h"]},
     )
-
-    def show_version(requested: bool) -> None:
-        if requested:
-            typer.echo(f"insitu {__version__}")
-            raise typer.Exit()
 
     @app.callback()
     def options(
@@ -70,12 +65,12 @@ def _follow_top(*arguments: Any) -> int:
 
 def _list_modules() -> dict[str, tuple[Any, ...]]:
     """Return the modules that have commands, in the order of the help, by its headings."""
-    from insitu.cli import chaos, data, delete, describe, devices, drain, export, jobs, nodes, repair, scrub
-    from insitu.cli import examples, fetch, files, rebalance, serve, storage, top, ui  # isort: skip
+    from insitu.cli import chaos, data, delete, describe, devices, drain, export, jobs, logs, nodes, repair
+    from insitu.cli import examples, fetch, files, prune, rebalance, scrub, serve, storage, top, ui  # isort: skip
 
     return {
         "Data": (data, delete, export, fetch, rebalance, scrub, repair, storage, files),
-        "Jobs": (jobs, describe, top),
+        "Jobs": (jobs, logs, describe, top, prune),
         "Nodes": (nodes, drain, devices),
         "More": (ui, serve, examples, chaos),
     }
@@ -95,19 +90,56 @@ def _end_without_reader(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGPIPE)
 
 
-def main() -> NoReturn:
-    """Run the command line and exit."""
-    from insitu.cli.console import print_error
-    from insitu.errors import InsituError
-
-    signal.signal(signal.SIGPIPE, _end_without_reader)
+def _run_app() -> None:
     try:
         build_app()()  # type: ignore[operator]
+    except OSError:
+        from insitu.base.paths import Paths
+        from insitu.grid import home_errors
+
+        with home_errors(Paths.default().home):
+            raise
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        from insitu.base.errors import ClusterError
+
+        raise ClusterError(
+            "The system lets this user start no more threads. End some processes of this user, or allow "
+            "more, such as by `ulimit -u 8192`"
+        ) from error
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    from insitu.base.errors import InsituError
+    from insitu.cli.console import print_error
+
+    signal.signal(signal.SIGPIPE, _end_without_reader)
+    code: Any = 0
+    try:
+        _run_app()
         sys.stdout.flush()
-        code = 0
     except InsituError as error:
         print_error(str(error))
         code = error.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except SystemExit as end:
+        code = end.code
+    _leave(code)
+
+
+def _leave(code: Any) -> NoReturn:
+    """Exit with `code`, also if another interrupt comes meanwhile.
+
+    An interrupt may leave threads of Arrow in the middle of their work. They abort the process if the
+    interpreter is finalized beside them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if code == INTERRUPTED:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)

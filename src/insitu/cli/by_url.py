@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
 
-from insitu.cli.command_group import StartCommand
+from insitu.base.errors import InputError, InsituError
+from insitu.base.paths import Paths
+from insitu.cli import INTERRUPTED
+from insitu.cli.command_group import StartCommand, VersionedGroup, take_options
 from insitu.cli.console import JsonOption, escape_controls, format_size, print_json, print_notice, print_table
+from insitu.cli.jobs import START_ARGUMENTS, print_jobs
 from insitu.cli.outside import ARGUMENTS
 from insitu.cli.rest import TOKEN_FILE_ENV, URL_ENV, RestClient, open_client
-from insitu.cli.start_by_url import HELP, make_start
-from insitu.errors import InputError
+from insitu.options import JobOptions, list_given
 
 URL_OPTION: dict[str, Any] = {
     "metavar": "URL",
@@ -27,9 +34,21 @@ COMMANDS = ("start", "ps", "describe", "logs", "stop", "resume", "scale", "cache
 _PAGE = 2000
 _INTERVAL = 0.5
 _ENDED = ("finished", "failed", "stopped")
-JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB_ID", help="The job's id, or enough of its beginning.")
-]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or enough of its beginning.")]
+
+
+_START_HELP = """
+Send JOB_DIR to the page, and start JOB_CMD there on a cache of the page.
+
+JOB_DIR is a folder or a .zip of this machine. What is left out of a folder, and how much it may hold, is as
+for `insitu start` without --url. Prints the job's id first, then the training's output, and ends with its
+exit code; Ctrl-C leaves the job running. Needs a token with the role operate.
+
+Examples:
+
+    insitu --url https://grid-1:8780 start digits/train ./my_job train.py --epochs 3
+    insitu --url https://grid-1:8780 start --detach --workers 2 - job.zip train.py
+"""
 
 
 def run_by_url(url: str) -> None:
@@ -54,11 +73,16 @@ def run_by_url(url: str) -> None:
 def build_url_app() -> Any:
     """Return the commands, as a Typer application whose object is the address of the page that they ask."""
     app = typer.Typer(
-        name="insitu --url URL", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
+        name="insitu --url URL",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        cls=VersionedGroup,
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
     options_first = {"allow_interspersed_args": False}
-    app.command("start", cls=StartCommand, help=HELP, context_settings=options_first)(
-        make_start(_client, _follow_job)
+    app.command(cls=StartCommand, help=_START_HELP, context_settings=options_first)(
+        take_options(JobOptions, START_ARGUMENTS, start, without=lambda option: "url" in option.not_at)
     )
     for command in (ps, describe, logs, stop, resume, scale, caches, nodes):
         app.command()(command)
@@ -79,8 +103,6 @@ def ps(
     as_json: JsonOption = False,
 ) -> None:
     """List the running jobs."""
-    from insitu.cli.jobs import print_jobs
-
     found: list[dict[str, Any]] = []
     while page := _client().get("jobs", limit=1000, offset=len(found)):
         found += page
@@ -90,7 +112,7 @@ def ps(
 
 
 def describe(
-    name: Annotated[str, typer.Argument(metavar="CACHE_OR_JOB", help="A cache's name, or a job's id.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A cache's name, or a job's id.")],
     as_json: JsonOption = False,
     ledger: Annotated[bool, typer.Option("--ledger", help="Of a job: audit the rows of each epoch.")] = False,
     events: Annotated[bool, typer.Option("--events", help="Of a job: everything that happened.")] = False,
@@ -114,8 +136,7 @@ def describe(
 
 
 def _print_cache(report: dict[str, Any]) -> None:
-    from insitu.cli.column_statistics import print_statistics
-    from insitu.cli.data import print_caches
+    from insitu.cli.data import print_caches, print_statistics
 
     print_caches([{**report, "partitions": len(report["partition_list"])}], as_json=False)
     typer.echo("")
@@ -133,8 +154,8 @@ def logs(
     task: Annotated[
         str | None, typer.Argument(metavar="TASK", help="Such as worker:0.", show_default="all")
     ] = None,
-    follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Which start of the task.")] = None,
+    follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")] = False,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Attempt of the task.")] = None,
 ) -> None:
     """Print a job's output: of all tasks merged, or one task's own."""
     client = _client()
@@ -179,6 +200,66 @@ def _follow_job(client: RestClient, job_id: str) -> int:
     return int(client.get("jobs", job_id)["exit_code"])
 
 
+def start(options: JobOptions) -> None:
+    """Start a job on the page, and follow it."""
+    client = _client()
+    job = send_job(client, options.job_dir, write_fields(options))
+    if options.detach:
+        typer.echo(job)
+        return
+    print_notice(job)
+    try:
+        code = _follow_job(client, job)
+    except KeyboardInterrupt:
+        print_notice(
+            f"\nDetached; {job} goes on. `insitu --url {client.url} logs -f {job}` follows it, "
+            f"`insitu --url {client.url} stop {job}` stops it."
+        )
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
+def write_fields(options: JobOptions) -> dict[str, Any]:
+    """Return what the REST interface takes to start the same job; what has its default is left out."""
+    fields = {each.name: each.write(value) for each, value in list_given(options, "rest")}
+    return {"cache": options.cache, "command": list(options.command), **fields}
+
+
+def send_job(client: RestClient, job_dir: Path, fields: dict[str, Any]) -> str:
+    """Send a job's folder and start the job. Returns its id.
+
+    Raises InputError where the token, the folder or a field can't be used, and what the page answers.
+    """
+    session = client.get("session")
+    if session["role"] != "operate":
+        raise InputError(
+            f"A job is started with a token of the role operate. Received: one of the role "
+            f"{session['role']}. The file ui-USER.json of the page has both"
+        )
+    with tempfile.TemporaryDirectory(prefix="insitu-start-") as folder:
+        archive = pack_job(job_dir, Path(folder))
+        # Without a cache the job is named after it.
+        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", job_dir.absolute().stem).lstrip(".-")[:90]
+        upload = client.send("uploads", file=archive, name=f"{stem or 'job'}.zip")["upload"]
+    try:
+        started = client.post("jobs", **fields, upload=upload)
+    except BaseException:
+        with contextlib.suppress(InsituError):
+            client.delete("uploads", str(upload))
+        raise
+    return str(started["job_id"])
+
+
+def pack_job(job_dir: Path, folder: Path) -> Path:
+    """Return a .zip of JOB_DIR: itself where it is one, else one that is made in `folder`.
+
+    Raises JobSpecError for what `insitu start` would refuse.
+    """
+    from insitu.cluster import pack_code
+
+    return pack_code(job_dir, folder, Paths.default().home)
+
+
 def stop(job_id: JobArgument) -> None:
     """Stop a job, and wait until it has ended. A second `stop` kills at once."""
     client = _client()
@@ -198,7 +279,8 @@ def resume(
     """Let a job go on that has ended, from its last checkpoint. Doesn't stream its output."""
     given = {name: os.environ.get(name) for name in env or ()}
     done = _client().post("jobs", job_id, "resume", env=given)
-    for line in (done["job_id"], *done["notices"]):
+    typer.echo(done["job_id"])
+    for line in done["notices"]:
         print_notice(line)
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from insitu.base.errors import JobEnded
+from insitu.base.paths import Paths
 from insitu.cli.console import print_notice, table_lines
-from insitu.errors import JobEnded
-from insitu.paths import Paths
+from insitu.options import JobOptions
 
 if TYPE_CHECKING:
-    from insitu.cluster import InjectedFault, Request
-    from insitu.paths import JobPaths
+    from insitu.base.paths import JobPaths
+    from insitu.cluster import InjectedFault
 
 CHAOS_ENV = "INSITU_CHAOS"
 CHAOS_HELP = """
@@ -48,35 +49,37 @@ def chaos(
     cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache to train on.")],
     job_dir: Annotated[Path, typer.Argument(metavar="JOB_DIR", help="Folder or .zip with the script.")],
     command: Annotated[
-        list[str], typer.Argument(metavar="JOB_CMD [JOB_ARGS]", help="What to run in JOB_DIR.")
+        list[str], typer.Argument(metavar="JOB_CMD [JOB_ARGS]", help="Command to run in JOB_DIR.")
     ],
     workers: Annotated[int, typer.Option(help="Worker tasks.")] = 2,
     shards: Annotated[int | None, typer.Option(help="Shards.", show_default="--workers")] = None,
     threads: Annotated[int, typer.Option(help="Backend threads per replica.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the faults and of the training.")] = 0,
-    faults: Annotated[int, typer.Option(help="How many faults to draw.")] = 20,
+    faults: Annotated[int, typer.Option(help="Number of faults to draw.")] = 20,
     fault: Annotated[
         list[str] | None, typer.Option(metavar="FAULT", help="A fault, instead of drawing.")
     ] = None,
     kinds: Annotated[str | None, typer.Option(metavar="KIND,KIND", help="Kinds to draw from.")] = None,
-    on_loss: Annotated[str, typer.Option(metavar="replace|adopt|restart", help="As in start.")] = "replace",
+    on_loss: Annotated[
+        str, typer.Option(metavar="replace|adopt|restart", help="As in `insitu start`.")
+    ] = "replace",
     standby: Annotated[
-        int | None, typer.Option(help="As in start.", show_default="1 if memory allows")
+        int | None, typer.Option(help="As in `insitu start`.", show_default="1 if memory allows")
     ] = None,
-    stall_timeout: Annotated[float, typer.Option(metavar="SEC", help="As in start.")] = 30.0,
+    stall_timeout: Annotated[float, typer.Option(metavar="SEC", help="As in `insitu start`.")] = 30.0,
     run_timeout: Annotated[
-        float, typer.Option("--patience", metavar="SEC", help="How long each run may take.")
+        float, typer.Option("--patience", metavar="SEC", help="Time limit of each run.")
     ] = 600.0,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Markdown file that a section on this run is added to."),
     ] = None,
 ) -> None:
-    from insitu.cluster import FaultInjector, Request, plan_faults, stop_job, submit, wait_until_ended
+    from insitu.cluster import FaultInjector, plan_faults, stop_job, submit, wait_until_ended
 
     paths = Paths.default()
     planned = plan_faults(fault or [], seed, faults, workers, kinds)
-    request = Request(
+    options = JobOptions(
         cache=cache,
         job_dir=job_dir,
         command=tuple(command),
@@ -89,13 +92,13 @@ def chaos(
         stall_timeout=stall_timeout,
         max_restarts=10 * len(planned) + 10,
     )
-    reference = job = paths.job(submit(paths, request))
+    reference = job = paths.job(submit(paths, options))
     try:
         print_notice(f"without faults: {reference.root.name}")
         wait_until_ended(reference, run_timeout)
         with tempfile.NamedTemporaryFile(prefix="insitu-chaos-") as marker:
             os.environ[CHAOS_ENV] = marker.name
-            job = paths.job(submit(paths, request))
+            job = paths.job(submit(paths, options))
             print_notice(f"with faults:    {job.root.name}")
             done = FaultInjector(paths, job, run_timeout).run(planned, _report_injection)
         code = wait_until_ended(job, run_timeout)
@@ -108,7 +111,7 @@ def chaos(
     typer.echo(verdict)
     if report is not None:
         with report.open("a") as file:
-            file.write(_format_section(request, done, verdict))
+            file.write(_format_section(options, done, verdict))
     raise typer.Exit(0 if good else 1)
 
 
@@ -161,12 +164,12 @@ def _summarize_recoveries(description: dict[str, Any]) -> list[str]:
     ]
 
 
-def _format_section(request: Request, done: list[InjectedFault], verdict: str) -> str:
+def _format_section(options: JobOptions, done: list[InjectedFault], verdict: str) -> str:
     """Return the section of a report on one run."""
     counts = Counter(i.fault.kind for i in done if i.done)
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "none"
-    setting = f"{request.workers} workers, on loss {request.on_loss}"
-    title = f"`{' '.join(request.command)}`: {setting}, stall timeout {request.stall_timeout:g} s"
+    setting = f"{options.workers} workers, on loss {options.on_loss}"
+    title = f"`{' '.join(options.command)}`: {setting}, stall timeout {options.stall_timeout:g} s"
     return f"\n### {title}\n\nInjected: {kinds}.\n\n```text\n{verdict}\n```\n"
 
 

@@ -1,14 +1,19 @@
-"""The group of all commands, and commands that say by example what is missing."""
+"""The group of all commands, and what they share: examples of what is missing, and declared options."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Annotated, Any, TypeVar
 
 import click
-from typer.core import TyperCommand, TyperGroup
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from insitu.cli.console import print_notice
 from insitu.cli.outside import ARGUMENTS
+from insitu.options import Declared, Option, options_of
 
 START_EXAMPLES = """
 Start a training job on the nodes that hold CACHE, and stream its output.
@@ -35,7 +40,30 @@ Examples:
 """
 
 
-class CommandGroup(TyperGroup):
+def show_version(requested: bool) -> None:
+    """Print the version and exit, if that was `requested`."""
+    if requested:
+        from insitu.base._version import __version__
+
+        click.echo(f"insitu {__version__}")
+        click.get_current_context().exit()
+
+
+class VersionedGroup(TyperGroup):
+    """Has each command print the version on --version, as the command line itself does."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and not any("-V" in each.opts for each in command.params):
+            option = TyperOption(
+                param_decls=["--version", "-V"], is_flag=True, is_eager=True, expose_value=False, hidden=True,
+                callback=lambda ctx, option, value: show_version(value),
+            )  # fmt: skip
+            command.params.append(option)
+        return command
+
+
+class CommandGroup(VersionedGroup):
     """Leaves the suggestion to Click where that makes one: Typer would add the same a second time."""
 
     def resolve_command(
@@ -47,12 +75,14 @@ class CommandGroup(TyperGroup):
 
 
 class StartCommand(TyperCommand):
-    """Says which of CACHE, JOB_DIR and JOB_CMD are missing, by example."""
+    """Says which of CACHE, JOB_DIR and JOB_CMD are missing, by example, and which options come too late."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = " ".join(args)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            self._tell_of_late_options(ctx.params.get("command") or ())
+            return rest
         except click.MissingParameter as error:
             words = [str(ctx.params[name]) for name in ("cache", "job_dir") if ctx.params.get(name)]
             example = complete_arguments(words)
@@ -63,6 +93,17 @@ class StartCommand(TyperCommand):
                 f"{' '.join(example.values())}",
                 ctx,
             ) from error
+
+    def _tell_of_late_options(self, command: Sequence[str]) -> None:
+        own = {
+            name for each in self.params for name in (*each.opts, *each.secondary_opts) if name[:2] == "--"
+        }
+        late = [word for word in command[1:] if word.partition("=")[0] in own]
+        if late:
+            print_notice(
+                f"All that follows JOB_DIR is the job's command: {', '.join(late)} "
+                f"{'goes' if len(late) == 1 else 'go'} to the script. Give options of start before CACHE"
+            )
 
 
 _EXAMPLE = {"CACHE": "digits/train", "JOB_DIR": "./my_job", "JOB_CMD": "train.py"}
@@ -79,7 +120,66 @@ def complete_arguments(words: Sequence[str]) -> dict[str, str]:
             name = "JOB_DIR"
         elif word.endswith(".py"):
             name = "JOB_CMD"
+            folder, _, script = word.rpartition("/")
+            if folder and "JOB_DIR" not in found:  # such as my_job/train.py
+                found["JOB_DIR"] = folder if folder[0] in "./~" else f"./{folder}"
+                word = script
         else:
             name = next(name for name in _EXAMPLE if name not in found)
         found[name] = word
     return {**_EXAMPLE, **found}
+
+
+# Gives a command the options that a dataclass of `insitu.options` declares
+
+
+_Made = TypeVar("_Made", bound=Declared)
+
+
+def take_options(
+    declaration: type[_Made],
+    arguments: Mapping[str, Any],
+    command: Callable[[_Made], None],
+    *,
+    without: Callable[[Option], object] = lambda option: False,
+    complete: Mapping[str, Callable[[str], list[str]]] | None = None,
+) -> Callable[..., None]:
+    """Return a function for Typer that takes `arguments` and the options, and calls `command` with them.
+
+    `arguments`: parameters by the fields of `declaration` that are no options. `without` returns true for
+    options that it doesn't take. `complete` returns what the shell completes, by option.
+    """
+    chosen = [each for each in options_of(declaration) if not without(each)]
+
+    def run(**given: Any) -> None:
+        values = {
+            name: tuple(given[name]) if type(given[name]) is list else given[name] for name in arguments
+        }
+        command(declaration(**values, **{each.name: each.read(given[each.name]) for each in chosen}))
+
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=each) for name, each in arguments.items()
+    ]
+    parameters += [_make_parameter(each, (complete or {}).get(each.name)) for each in chosen]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__name__ = command.__name__
+    return run
+
+
+def _make_parameter(declared: Option, complete: Callable[[str], list[str]] | None) -> Parameter:
+    default = declared.write(declared.default)
+    kind: Any = str if declared.words else list[str] if declared.many else declared.kind
+    # Typer adds a name with --no- if no name is given.
+    is_named = declared.flags or default is False
+    given = typer.Option(
+        *((declared.flags or (declared.flag,)) if is_named else ()),
+        help=declared.help,
+        metavar=declared.metavar or "|".join(declared.choices) or None,
+        show_default=declared.default_text or True,
+        autocompletion=complete,
+    )
+    if declared.many or default is None:
+        kind, default = kind | None, None
+    return Parameter(
+        declared.name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, given], default=default
+    )

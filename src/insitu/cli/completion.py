@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from insitu.errors import InsituError
-from insitu.paths import Paths
+from insitu.base.errors import InsituError
+from insitu.base.paths import Paths
 
 
 def complete_job(incomplete: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TextIO
 
 import typer
 
+from insitu.base.errors import InputError
 from insitu.service import format_duration as format_duration
 from insitu.service import format_position as format_position
 from insitu.service import format_size as format_size
@@ -80,6 +81,16 @@ def format_cell(text: str) -> str:
     """Return `text` as one line, short enough for a cell of a table."""
     line = " ".join(text.split())
     return line if len(line) <= _CELL_WIDTH else f"{line[: _CELL_WIDTH - 3]}..."
+
+
+def ask_to_delete(command: str, what: str) -> None:
+    """Ask on a terminal whether to delete `what`. Raises InputError if nobody can answer, Abort for no."""
+    if not sys.stdin.isatty():
+        raise InputError(
+            f"`insitu {command}` asks first, and its input isn't a terminal. Received: {what}. Give --yes to "
+            f"delete without asking"
+        )
+    typer.confirm(f"Delete {what}?", abort=True, err=True)
 
 
 class OutputPrinter:

@@ -5,36 +5,50 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.column_statistics import print_statistics
-from insitu.cli.compression import describe_sizes
-from insitu.cli.console import JsonOption, format_size, print_json, print_notice, print_table
-from insitu.cli.ignite import (
-    ArrowOption,
-    ConfigOption,
-    FillOption,
-    find_address,
-    find_agents,
-    format_origin,
-)
+from insitu.base.errors import ClusterError, GridError, InputError
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count
+from insitu.cli.command_group import take_options
+from insitu.cli.console import JsonOption, format_cell, format_size, print_json, print_notice, print_table
+from insitu.cli.ignite import find_address, find_agents, format_origin
 from insitu.cli.import_progress import shown_progress
-from insitu.cli.reader import (
-    ReaderOption,
-    ReaderSettingOption,
-    TensorOption,
-    WithoutOption,
-    find_reader,
-)
-from insitu.errors import ClusterError, GridError, InputError
-from insitu.paths import Paths
+from insitu.options import ImportOptions, options_of
 from insitu.service import build_cache_report, describe_columns, summarize_cache
 
 if TYPE_CHECKING:
+    from insitu.base.spec import CacheSpec, NodeId
+    from insitu.grid.ray_data import RayReader
     from insitu.grid.transfer import RemoteStores
-    from insitu.spec import CacheSpec, NodeId
+
+
+def find_reader(name: str | None, options: Sequence[str]) -> RayReader | None:
+    """Return the reader that the options name, or None. Raises InputError."""
+    if name is None and not options:
+        return None
+    from insitu.grid.ray_data import RayReader, parse_reader
+
+    request = parse_reader(name, options)
+    return None if request is None else RayReader(request)
+
+
+# What `insitu describe` says of compressed columns
+
+
+def describe_sizes(cache: CacheSpec) -> list[str]:
+    """Return what follows each column in the list of columns; nothing for caches that aren't compressed."""
+    if cache.codec is None:
+        return [""] * len(cache.columns)
+    return [
+        f", {format_size(raw)}"
+        + (f" as {format_size(stored)} of {cache.codec}" if stored < raw else ", not compressed")
+        for raw, stored in cache.column_bytes
+    ]
+
 
 _ASK_SECONDS = 5.0
 """Seconds in which agents say what they hold."""
@@ -64,109 +78,43 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    app.command("import", help=_IMPORT_HELP)(import_command)
+    app.command("import", help=_IMPORT_HELP)(take_options(ImportOptions, ARGUMENTS, import_command))
     app.command("caches")(caches)
 
 
-def import_command(
-    cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache's name, such as quickdraw/train.")],
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Files, folders, globs or URLs.")],
-    partitions: Annotated[
-        int | None, typer.Option(help="Number of partitions.", show_default="one a GiB, 8 at least")
-    ] = None,
-    backups: Annotated[int, typer.Option(help="Copies of each partition on further nodes.")] = 0,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="npy, npz, parquet, csv, arrow, tfrecord or ndjson.", show_default="by the files' suffixes"
-        ),
-    ] = None,
-    column: Annotated[
-        str | None, typer.Option(help="The column that the values of .npy files make.", show_default="x")
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(help="Column whose hash chooses the partition.", show_default="the row's index"),
-    ] = None,
-    label_from_filename: Annotated[
-        bool, typer.Option("--label-from-filename", help="One file per class: add a column label.")
-    ] = False,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Make CACHE/train and CACHE/test instead, by train=0.9,test=0.1.", metavar="PARTS"),
-    ] = None,
-    ragged: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="A column of lists of different lengths, such as token ids."),
-    ] = None,
-    tensor: TensorOption = None,
-    fill: FillOption = None,
-    arrow: ArrowOption = None,
-    without: WithoutOption = None,
-    config: ConfigOption = None,
-    features: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMNS", help="Of TFRecord files: image:uint8[28,28]=image_raw,label:int64."),
-    ] = None,
-    render: Annotated[
-        int | None, typer.Option(metavar="PIXELS", help="Make images of the drawings in .ndjson files.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Put a new version in the place of an existing one.")
-    ] = False,
-    append: Annotated[
-        bool, typer.Option("--append", help="Make a version with the rows of the latest one and these.")
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on where this command was interrupted; keep what it does."),
-    ] = False,
-    compress: Annotated[
-        str | None,
-        typer.Option(metavar="lz4|zstd", help="Compress the columns that it makes smaller by a tenth."),
-    ] = None,
-    read_on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="nodes|here",
-            help="Who reads the files: nodes, which must all see them, or this host.",
-            show_default="nodes for URLs, else here",
-        ),
-    ] = None,
-    reader: ReaderOption = None,
-    reader_option: ReaderSettingOption = None,
-    as_json: JsonOption = False,
-) -> None:
+ARGUMENTS = {
+    "cache": Annotated[
+        str, typer.Argument(metavar="CACHE", help="The cache's name, such as quickdraw/train.")
+    ],
+    "sources": Annotated[
+        list[str], typer.Argument(metavar="SOURCE...", help="Files, folders, globs or URLs.")
+    ],
+}
+"""The arguments of `import`, by the fields of ImportOptions."""
+
+
+def import_command(options: ImportOptions) -> None:
     from insitu.grid import import_cache
     from insitu.grid.ignite import parse_field_options
 
     paths = Paths.default()
     started = time.monotonic()
     remote = find_agents(paths)
-    with _interruption_explained(paths, resume), shown_progress(cache) as progress:
+    taken = signature(import_cache).parameters
+    given = {each.name: getattr(options, each.name) for each in options_of(ImportOptions)}
+    with _interruption_explained(paths, options.resume), shown_progress(options.cache) as progress:
         published = import_cache(
             paths,
-            cache,
-            [find_address(source, config) for source in sources],
-            partitions=partitions,
-            backups=backups,
-            format=format,
-            column=column,
-            key=key,
-            label_from_filename=label_from_filename,
-            split=None if split is None else parse_split(split),
-            ragged=ragged or (),
-            features=features,
-            render=render,
-            overwrite=overwrite,
-            append=append,
-            resume=resume,
-            compress=compress,
-            fields=parse_field_options(tensor or (), fill or (), arrow or (), without or ()),
+            options.cache,
+            [find_address(source, options.config) for source in options.sources],
             progress=progress.report,
             remote=remote,
-            read_on=read_on,
-            reader=find_reader(reader, reader_option),
+            **{name: value for name, value in given.items() if name in taken}
+            | {
+                "split": None if options.split is None else parse_split(options.split),
+                "fields": parse_field_options(options.tensor, options.fill, options.arrow, options.without),
+                "reader": find_reader(options.reader, options.reader_options),
+            },
         )
     seconds = max(1e-9, time.monotonic() - started)
     speed = format_size(round(progress.bytes_read / seconds))
@@ -174,7 +122,7 @@ def import_command(
     if remote is not None and remote.sent:
         sent = ", ".join(f"{format_size(size)} to {node}" for node, size in sorted(remote.sent.items()))
         print_notice(f"Sent {sent}")
-    print_caches(list(map(summarize_cache, published)), as_json)
+    print_caches(list(map(summarize_cache, published)), options.as_json)
 
 
 @contextlib.contextmanager
@@ -267,25 +215,23 @@ def describe_cache(name: str, as_json: bool, verify: bool, statistics: bool = Fa
     `verify` reads every copy of every partition and compares it with its checksum, `statistics` a sample of
     rows. Raises UnknownCache; CorruptPartition after all has been printed.
     """
-    from insitu.cli.remote import find_remote
-    from insitu.grid import Catalog, find_slow_copies, verify_copies
+    from insitu.grid import Catalog, verify_copies
 
     paths = Paths.default()
     catalog = Catalog(paths)
     cache = catalog.get(name)
     jobs = catalog.pinned_by(name)
     checks = verify_copies(paths, cache, find_remote(paths, cache)) if verify else []
-    slow = find_slow_copies(paths, cache)
     found = describe_columns(paths, name) if statistics else None
     if as_json:
-        report = build_cache_report(cache, jobs, slow, checks if verify else None)
+        report = build_cache_report(cache, jobs, checks if verify else None)
         print_json(report | ({"statistics": found} if found else {}))
     else:
-        _print_cache(cache, jobs, slow)
+        _print_cache(cache, jobs)
         if found:
             print_statistics(found)
         if verify and not any(problem for _, _, problem in checks):
-            typer.echo(f"\nverified: {len(checks)} file(s), all as they were written")
+            typer.echo(f"\nverified: {format_count(len(checks), 'file')}, all as they were written")
     problems = [problem for _, _, problem in checks if problem is not None]
     if problems:
         for problem in problems[:-1]:
@@ -293,14 +239,25 @@ def describe_cache(name: str, as_json: bool, verify: bool, statistics: bool = Fa
         raise problems[-1]
 
 
-def _print_cache(cache: CacheSpec, jobs: list[str], slow: Mapping[int, Sequence[str]]) -> None:
+def find_remote(paths: Paths, cache: CacheSpec) -> RemoteStores | None:
+    """Return the agents, where partitions of a cache lie on other hosts. Raises ClusterError."""
+    from insitu.cluster import find_stores
+
+    owners = {owner for info in cache.partitions for owner in info.owners}
+    return None if all(paths.node(owner).exists() for owner in owners) else find_stores(paths)
+
+
+def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cache.created))
     typer.echo(f"cache      {cache.name}, version {cache.version}, made {made}")
     typer.echo(f"rows       {cache.rows:,}")
     typer.echo(f"size       {format_size(cache.bytes)}, each partition counted once")
     if cache.origin:
         typer.echo(f"read from  {format_origin(dict(cache.origin))}")
-    typer.echo(f"placed by  {'column ' + cache.key if cache.key else 'row index'}, {cache.backups} backup(s)")
+    typer.echo(
+        f"placed by  {'column ' + cache.key if cache.key else 'row index'}, "
+        f"{format_count(cache.backups, 'backup')}"
+    )
     columns = summarize_cache(cache)["columns"]
     for index, (shown, sizes) in enumerate(zip(columns, describe_sizes(cache), strict=True)):
         typer.echo(f"{'columns' if index == 0 else '':10} {format_column(shown)}{sizes}")
@@ -313,12 +270,56 @@ def _print_cache(cache: CacheSpec, jobs: list[str], slow: Mapping[int, Sequence[
         (str(p.index), f"{p.rows:,}", format_size(p.bytes), p.owners[0], ", ".join(p.owners[1:]))
         for p in cache.partitions
     ]
-    header = ("PARTITION", "ROWS", "SIZE", "PRIMARY", "BACKUPS")
-    if slow:
-        ends = [", ".join(slow.get(p.index, ())) for p in cache.partitions]
-        print_table((*header, "ON SLOW PATH"), [(*row, end) for row, end in zip(rows, ends, strict=True)])
+    print_table(("PARTITION", "ROWS", "SIZE", "PRIMARY", "BACKUPS"), rows)
+
+
+def print_statistics(found: Mapping[str, Any]) -> None:
+    """Print what `describe_columns` of `insitu.service` returns."""
+    rows, of_cache = f"{found['rows']:,}", f"{found['rows_of_cache']:,}"
+    drawn = "drawn at random" if found["run"] == 1 else f"in runs of {found['run']} neighbours from all parts"
+    source = "all" if rows == of_cache else f"{rows} rows, {drawn}, of"
+    typer.echo(f"\nStatistics of {source} {of_cache} rows:")
+    header = (
+        "COLUMN",
+        "SMALLEST",
+        "LARGEST",
+        "MEAN",
+        "DEVIATION",
+        "ZEROS",
+        "NOT FINITE",
+        "DIFFERENT",
+        "FREQUENT",
+    )
+    print_table(header, (_format_row(column, found["rows"]) for column in found["columns"]))
+
+
+def _format_row(column: Mapping[str, Any], rows: int) -> tuple[str, ...]:
+    if column["dtype"] == "str":
+        ends = [_format_number(column[name]) for name in ("shortest", "longest")]
+        ends = [f"{end} characters" if end != "-" else end for end in ends]
     else:
-        print_table(header, rows)
+        ends = [_format_number(column[name]) for name in ("minimum", "maximum")]
+    frequent = ", ".join(f"{value} {count / rows:.0%}" for value, count in column["frequent"] or ())
+    return (
+        column["name"],
+        *ends,
+        _format_number(column["mean"]),
+        _format_number(column["deviation"]),
+        _format_share(column["zeros"]),
+        _format_share(column["not_finite"]),
+        _format_number(column["different"]),
+        format_cell(frequent) or "-",
+    )
+
+
+def _format_number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _format_share(value: float | None) -> str:
+    return "-" if not value else f"{value:.1%}"
 
 
 def format_column(column: Mapping[str, Any]) -> str:
@@ -382,6 +383,7 @@ def _name_unknown_versions(paths: Paths, on_hosts: Collection[tuple[str, int]]) 
         if unknown:
             shown = ", ".join(f"{name} version {version}" for name, version in unknown[:5])
             print_notice(
-                f"The stores hold {len(unknown)} version(s) that the catalogue doesn't know: {shown}"
-                f"{', ...' if len(unknown) > 5 else ''}. `insitu repair --dry-run` says what can be put back."
+                f"The stores hold {format_count(len(unknown), 'version')} that the catalogue doesn't know: "
+                f"{shown}{', ...' if len(unknown) > 5 else ''}. `insitu repair --dry-run` says what can be "
+                f"put back."
             )

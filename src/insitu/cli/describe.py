@@ -3,31 +3,127 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from insitu.base.errors import InputError, UnknownCache, UnknownJob
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count
 from insitu.cli.completion import complete_cache, complete_job
 from insitu.cli.console import (
     JsonOption,
     format_duration,
     format_position,
+    format_size,
     format_time,
     print_json,
+    print_notice,
     print_table,
 )
-from insitu.cli.goodput import print_goodput
 from insitu.cli.ignite import ConfigOption, find_address, format_refreshes, format_snapshot
-from insitu.cli.ledger import print_ledger
 from insitu.cli.rates import print_rates
-from insitu.errors import InputError, UnknownCache, UnknownJob
-from insitu.paths import Paths
 from insitu.service import build_job_report, format_staleness
 
 if TYPE_CHECKING:
-    from insitu.paths import JobPaths
+    from insitu.base.paths import JobPaths
 
 
+# Prints the ledger of a job: which rows of each epoch have entered the model
+
+
+def print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -> None:
+    """Print the audit of each epoch, and what parameter servers left out."""
+    typer.echo("")
+    if not epochs:
+        print_notice(
+            "No rows have been accounted for yet. There is no ledger of data that a script brings itself, "
+            "nor of datasets with filter or take."
+        )
+        return
+    left_out = any(e["left_out"] for e in epochs)
+    versions = len({e["version"] for e in epochs}) > 1
+    print_table(
+        (
+            "EPOCH",
+            *(("VERSION",) if versions else ()),
+            "ROWS",
+            "COUNTED",
+            *(("LEFT OUT",) if left_out else ()),
+            "LOST",
+            "REPEATED",
+            "VERDICT",
+        ),
+        (
+            (
+                str(e["epoch"] + 1),
+                *((str(e["version"]),) if versions else ()),
+                f"{e['expected']:,}",
+                f"{e['counted']:,}",
+                *((f"{e['left_out']:,}",) if left_out else ()),
+                f"{e['lost']:,}",
+                f"{e['repeated']:,}",
+                ("each row once" if e["complete"] else "under way") if e["clean"] else "DOESN'T ADD UP",
+            )
+            for e in epochs
+        ),
+    )
+    if left_out:
+        print_notice(
+            "Rows left out were counted, but their gradients entered no update: they came too late for their "
+            "step, or weren't finite."
+        )
+    # Each server decides the same of each gradient.
+    if servers and servers[0]["dropped_rows"]:
+        shards = ", ".join(f"{count:,} of shard {shard}" for shard, count in servers[0]["dropped_by_shard"])
+        print_notice(
+            f"Gradients of {servers[0]['dropped_rows']:,} rows came too late for their step: {shards}."
+        )
+
+
+# Prints where each second of a job went
+
+
+_LEAST = 0.0005
+"""Share of the time that an activity needs to be listed."""
+
+
+def print_goodput(account: Mapping[str, Any]) -> None:
+    """Print the account of a job, as `Goodput.to_json` returns it."""
+    typer.echo("")
+    wall = account["wall"]
+    if not wall or not account["tasks"]:
+        print_notice("No task has run yet, so there is no time to account for.")
+        return
+    typer.echo(
+        f"Goodput: {account['goodput']:.1%} of {format_duration(wall)} ({wall:,.1f} s) went into gradients "
+        "and updates of the model."
+    )
+    typer.echo("")
+    own = {task["task"]: task["seconds"] for task in (*account["tasks"], *account["other_tasks"])}
+    names = dict.fromkeys(name for seconds in (account["seconds"], *own.values()) for name in seconds)
+    shown = [
+        n for n in names if max(s.get(n, 0.0) for s in (account["seconds"], *own.values())) >= _LEAST * wall
+    ]
+    print_table(
+        ("ACTIVITY", "SHARE", "MEAN", *own),
+        (
+            (
+                name,
+                f"{account['seconds'].get(name, 0.0) / wall:.1%}",
+                f"{account['seconds'].get(name, 0.0):,.2f} s",
+                *(f"{seconds.get(name, 0.0):,.2f} s" for seconds in own.values()),
+            )
+            for name in shown
+        ),
+    )
+    for number, loss in enumerate(account["losses"], 1):
+        typer.echo(f"\n{number}. {loss['activity']}: {loss['text']}.\n   {loss['advice']}.")
+
+
+_SHOWN_OUTPUTS = 20
+"""How many files that the job has written are printed; --json has more."""
 _SHOWN_EVALUATIONS = 20
 """How many of the last evaluations are printed; --json has all."""
 
@@ -41,7 +137,7 @@ def describe(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="CACHE_OR_JOB",
+            metavar="NAME",
             help="A cache's name, or a job's id or enough of its beginning.",
             autocompletion=complete_either,
         ),
@@ -163,8 +259,8 @@ def _print_job(job: dict[str, Any]) -> None:
         "Snapshot": format_snapshot(job),
         "Refreshed": format_refreshes(job),
         "Command": " ".join(job["command"]),
-        "Settings": f"{job['workers']} worker(s), {len(job['shards'])} shard(s), "
-        f"{job['threads']} thread(s) per replica, seed {job['seed']}, "
+        "Settings": f"{format_count(job['workers'], 'worker')}, {format_count(len(job['shards']), 'shard')}, "
+        f"{format_count(job['threads'], 'thread')} per replica, seed {job['seed']}, "
         f"stall timeout {job['stall_timeout']:g} s, engine {job['engine']}",
         "Environment": " ".join(f"{name}={value}" for name, value in job["settings"].items()),
         "Strategy": "{strategy}, gradients: {gradients}".format(**job["strategy"]) if job["strategy"] else "",
@@ -185,6 +281,7 @@ def _print_job(job: dict[str, Any]) -> None:
         ("ATTEMPT", "STARTED", "LASTED", "CAME TO", "ENDED BECAUSE"),
         (_format_attempt(attempt) for attempt in job["attempts"]),
     )
+    _print_outputs(job["outputs"])
     _print_recoveries(job["recoveries"])
     _print_evaluations(job["evaluations"])
     _print_servers(job["servers"])
@@ -195,7 +292,7 @@ def _print_job(job: dict[str, Any]) -> None:
 
 
 def _format_cache(job: dict[str, Any]) -> str:
-    from insitu.spec import NO_CACHE
+    from insitu.base.spec import NO_CACHE
 
     if job["cache"] == NO_CACHE:
         return "none, the script brings its own data, of which no ledger is kept"
@@ -250,6 +347,25 @@ def _print_recoveries(recoveries: list[dict[str, Any]]) -> None:
             for entry in recoveries
         ),
     )
+
+
+def _print_outputs(outputs: list[dict[str, Any]]) -> None:
+    """Print what the job has written, as paths in its folder."""
+    if not outputs:
+        return
+    typer.echo("")
+    rows = (
+        (
+            each["path"],
+            each["kind"],
+            "-" if each["bytes"] is None else format_size(each["bytes"]),
+            format_time(each["changed"]),
+        )
+        for each in outputs[:_SHOWN_OUTPUTS]
+    )
+    print_table(("WRITTEN", "KIND", "SIZE", "AT"), rows)
+    if len(outputs) > _SHOWN_OUTPUTS:
+        typer.echo(f"and {len(outputs) - _SHOWN_OUTPUTS} more, which --json has")
 
 
 def _print_evaluations(evaluations: list[dict[str, Any]]) -> None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from insitu.base.config import BACKENDS
+from insitu.base.errors import InputError, TrainingError
 from insitu.cli.console import JsonOption, print_json, print_table
-from insitu.config import BACKENDS
-from insitu.errors import InputError, TrainingError
 
 DEADLINE = 120.0
 """Seconds that a backend may take to say which devices it has."""

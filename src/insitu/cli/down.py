@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from insitu.base.errors import InputError, JobEnded
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count
 from insitu.cli.console import JsonOption, print_json, print_notice
 from insitu.cli.hosts import check_all_ended, down_hosts
-from insitu.errors import InputError, JobEnded
-from insitu.paths import Paths
 
 if TYPE_CHECKING:
     from insitu.cluster import DownReport
@@ -59,9 +60,11 @@ def down(
         print_json(done)
     else:
         if nodes:
-            print_notice(f"{len(nodes)} node(s) down, and their stores deleted: {', '.join(nodes)}")
+            print_notice(
+                f"{format_count(len(nodes), 'node')} down, and their stores deleted: {', '.join(nodes)}"
+            )
         if caches:
-            print_notice(f"{len(caches)} cache(s) deleted: {', '.join(caches)}")
+            print_notice(f"{format_count(len(caches), 'cache')} deleted: {', '.join(caches)}")
     if ended is not None:
         check_all_ended(ended)
 
@@ -79,16 +82,18 @@ def _stop_jobs(paths: Paths, *, force: bool) -> list[str]:
     """Stop the running jobs, whose data would go, and return their ids. Raises InputError, which names them,
     without `force`."""
     from insitu.cli.jobs import stop_and_wait
-    from insitu.cluster import is_running, list_job_ids
+    from insitu.cluster import find_running_jobs
 
-    running = [job for job in list_job_ids(paths) if is_running(paths.job(job))]
+    running, others = find_running_jobs(paths)
+    if others:
+        print_notice(f"Left alone, as jobs of other users: {', '.join(others)}")
     if running and not force:
         raise InputError(
-            f"The stores are in use by {len(running)} running job(s): {', '.join(running)}. Stop them with "
-            f"`insitu stop JOB_ID`; `insitu down --force` stops them and deletes all caches"
+            f"The stores are in use by {format_count(len(running), 'running job')}: {', '.join(running)}. "
+            f"Stop them with `insitu stop JOB`; `insitu down --force` stops them and deletes all caches"
         )
     for job in running:
-        print_notice(f"Stopping {job}, whose data goes.")
+        print_notice(f"Stopping {job}: its data will be deleted.")
         with contextlib.suppress(JobEnded):
             stop_and_wait(paths.job(job))
     return running

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
+from insitu.base.spec import NodeId
 from insitu.cli.completion import complete_node
 from insitu.cli.console import JsonOption, print_json, print_notice
-from insitu.errors import InputError
-from insitu.paths import Paths
-from insitu.spec import NodeId
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _HELP = """
@@ -25,8 +25,7 @@ others.
 their job starts again elsewhere from its last checkpoint, 30 s before the deadline. On the host of an agent
 NODE may be left out.
 
-A node that is lost and won't come back leaves, too: others get copies of what it had, and then it is counted
-no more where most of the nodes are needed.
+A node that is lost and won't come back can be drained, too: others get copies of its data.
 
 Examples:
 
@@ -53,7 +52,7 @@ def drain(
     node: Annotated[
         str | None, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=complete_node)
     ] = None,
-    deadline: Annotated[str, typer.Option(metavar="TIME", help="When it is to have left.")] = "10m",
+    deadline: Annotated[str, typer.Option(metavar="TIME", help="Deadline for the drain.")] = "10m",
     cancel: Annotated[bool, typer.Option("--cancel", help="Keep the node after all.")] = False,
     as_json: JsonOption = False,
 ) -> None:

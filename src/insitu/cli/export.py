@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from insitu.cli.console import print_notice
+from insitu.base.errors import InputError, UnknownJob
+from insitu.base.export_formats import KERAS, SUFFIXES
+from insitu.base.paths import Paths
+from insitu.cli.console import format_time, print_notice
 from insitu.cli.describe import complete_either
 from insitu.cli.ignite import ConfigOption, find_address
-from insitu.errors import InputError, UnknownJob
-from insitu.export_formats import KERAS, SUFFIXES
-from insitu.paths import Paths
 
 if TYPE_CHECKING:
     from insitu.cluster import ExportedModel
@@ -24,7 +24,7 @@ def export(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="CACHE_OR_JOB",
+            metavar="NAME",
             help="A cache's name, or a job's id or enough of its beginning.",
             autocompletion=complete_either,
         ),
@@ -59,9 +59,7 @@ def export(
     without: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="A column that is left out.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where this command was interrupted.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted command.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Put the rows of a cache into a cache of Apache Ignite, or copy the newest model of a job.
@@ -70,8 +68,8 @@ def export(
     The cache of Ignite is made if need be. A row replaces the one under its key, so the command can be given
     again. Columns are fields of objects; a single column `value` is the value itself.
 
-    Models of a job are those that its exporters have published. The copy gets its name when it is whole, and
-    replaces nothing.
+    Models of a job are those that its exporters have published. If it has none, the one that its script has
+    saved last is taken. The copy gets its name when it is whole, and replaces nothing.
 
     Examples:
 
@@ -131,12 +129,17 @@ def _export_model(name: str, target: str, best: bool, exporter: str | None, form
         raise InputError(f"--best names an exporter too. Received: --exporter {exporter}. Leave one out")
     if format is not None and format not in SUFFIXES:
         raise InputError(f"--format is one of {', '.join(SUFFIXES)}. Received: {format}")
+    if format is None and not Path(target).is_dir():
+        # The end of a name tells the format; a SavedModel's has none, and any is taken then.
+        format = {suffix: each for each, suffix in SUFFIXES.items() if suffix}.get(Path(target).suffix)
     model = find_export(job, best=best, exporter=exporter, format=format)
     if format is None or model.format == format:
         copy = copy_export(model, Path(target))
     else:
         copy = _convert(model, Path(target), format)
-    print_notice(f"Exported {copy}: {model.exporter} of {job.root.name} at step {model.step:,}")
+    at = f"{model.exporter} of {job.root.name} at step {model.step:,}"
+    saved = f"{model.path.relative_to(job.root)} of {job.root.name}, of {format_time(model.step)}"
+    print_notice(f"Exported {copy}: {at if model.exporter else saved}")
 
 
 def _convert(model: ExportedModel, target: Path, format: str) -> Path:
@@ -153,7 +156,7 @@ def _convert(model: ExportedModel, target: Path, format: str) -> Path:
 
     with tempfile.TemporaryDirectory(prefix="insitu-") as folder:
         made = convert_export(model.path, Path(folder), model.step, format)
-        return copy_export(ExportedModel(made, model.step), target)
+        return copy_export(ExportedModel(made, model.step, model.exporter), target)
 
 
 def register(app: typer.Typer) -> None:

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
+from insitu.base.errors import GridError
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count
 from insitu.cli.completion import complete_cache
 from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice
-from insitu.errors import GridError
-from insitu.paths import Paths
 
 _HELP = """
 Copy the partitions of CACHE that lie on other hosts alone to this machine, for processes outside of jobs.
@@ -33,7 +34,9 @@ def register(app: typer.Typer) -> None:
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="CACHE", help="Its name.", autocompletion=complete_cache)],
+    name: Annotated[
+        str, typer.Argument(metavar="CACHE", help="The cache's name.", autocompletion=complete_cache)
+    ],
     as_json: JsonOption = False,
 ) -> None:
     from insitu.cluster import find_stores
@@ -58,8 +61,8 @@ def fetch(
         print_notice(f"All partitions of {name} are here already.")
     else:
         print_notice(
-            f"Fetched {len(missing)} partition(s) of {name} version {cache.version} into {node}: "
-            f"{format_size(moved)} in {time.monotonic() - started:.1f} s"
+            f"Fetched {format_count(len(missing), 'partition')} of {name} version {cache.version} into "
+            f"{node}: {format_size(moved)} in {time.monotonic() - started:.1f} s"
         )
 
 

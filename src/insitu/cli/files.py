@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from insitu.base.errors import GridError, InputError, StorageFull
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count
+from insitu.cli.command_group import VersionedGroup
 from insitu.cli.completion import complete_node
 from insitu.cli.console import (
     JsonOption,
@@ -24,8 +28,6 @@ from insitu.cli.console import (
     print_table,
 )
 from insitu.cli.storage import parse_size
-from insitu.errors import GridError, InputError, StorageFull
-from insitu.paths import Paths
 
 if TYPE_CHECKING:
     from insitu.cluster import InsituFileSystem
@@ -37,12 +39,13 @@ _OF_REQUEST = (
     *(errno.EACCES, errno.EPERM),
 )
 CopiesOption = Annotated[
-    int, typer.Option("--copies", min=1, max=16, metavar="K", help="On how many nodes it lies.")
+    int, typer.Option("--copies", min=1, max=16, metavar="K", help="Number of nodes that keep a copy.")
 ]
-UrlArgument = Annotated[str, typer.Argument(metavar="insitu://VOLUME/PATH", help="What.")]
+UrlArgument = Annotated[str, typer.Argument(metavar="insitu://VOLUME/PATH", help="Path of a file or folder.")]
 
 app = typer.Typer(
     name="fs",
+    cls=VersionedGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Use the files that lie in the memory of the cluster's nodes, `insitu://VOLUME/PATH`.",
@@ -183,7 +186,9 @@ def cat(
 def cp(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A path, insitu://..., or - for stdin.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A path, insitu://..., or a folder.")],
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="A folder with all in it.")] = False,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Include everything in a folder.")
+    ] = False,
     copies: CopiesOption = 2,
 ) -> None:
     """Copy a file, or with -r a folder, between this machine and the cluster, or within the cluster.
@@ -208,7 +213,7 @@ def cp(
         for one, other in _list_copies(system, source, target, recursive):
             size += _copy(system, one, other)
             count += 1
-    print_notice(f"Copied {count} file(s), {format_size(size)}")
+    print_notice(f"Copied {format_count(count, 'file')}, {format_size(size)}")
 
 
 def _is_folder(system: InsituFileSystem, place: str) -> bool:
@@ -293,8 +298,10 @@ def mv(source: UrlArgument, target: UrlArgument) -> None:
 
 
 def rm(
-    urls: Annotated[list[str], typer.Argument(metavar="insitu://VOLUME/PATH...", help="What.")],
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all in them.")] = False,
+    urls: Annotated[list[str], typer.Argument(metavar="insitu://VOLUME/PATH...", help="Paths to remove.")],
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Include everything in folders.")
+    ] = False,
 ) -> None:
     """Remove files, or with -r folders and volumes.
 
@@ -379,12 +386,35 @@ def repair(
         print_json(asdict(report))
     else:
         print_notice(
-            f"Copied {report.copied} block(s), {format_size(report.bytes)}; removed {report.removed}"
-            f"{f'; {report.failed} copies failed' if report.failed else ''}"
+            f"Copied {format_count(report.copied, 'block')}, {format_size(report.bytes)}; removed "
+            f"{report.removed}{f'; {report.failed} copies failed' if report.failed else ''}"
         )
         for path in report.lost:
             print_notice(f"lost: {path}")
     if report.lost or report.failed:
+        raise typer.Exit(1)
+
+
+def publish(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Such as $INSITU_HOME/unpublished/JOB/worker-0.")
+    ],
+) -> None:
+    """Publish what a task has written while the head was away, and couldn't publish before it ended.
+
+    Give the command on the host of the task. A file that was written again since stays as it is.
+
+    Examples:
+
+    ```
+    insitu fs publish ~/.insitu/unpublished/1a2b3c/worker-0
+    ```
+    """
+    from insitu.cluster import publish_waiting
+
+    with _failures_explained():
+        refused = publish_waiting(Paths.default(), folder)
+    if refused:
         raise typer.Exit(1)
 
 
@@ -409,9 +439,9 @@ def memory(
     insitu fs memory node-0 2GB
     ```
     """
+    from insitu.base.spec import NodeId
     from insitu.grid import list_local_nodes, set_file_memory
     from insitu.grid.shared_files import read_memory_limit
-    from insitu.spec import NodeId
 
     paths = Paths.default()
     nodes = list_local_nodes(paths)
@@ -429,6 +459,6 @@ def memory(
 
 def register(parent: typer.Typer) -> None:
     """Add these commands to the command line."""
-    for command in (ls, cat, cp, mv, rm, du, stat, repair, memory):
+    for command in (ls, cat, cp, mv, rm, du, stat, repair, publish, memory):
         app.command()(command)
     parent.add_typer(app)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from insitu.base.errors import ClusterError, InputError
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count
 from insitu.cli.console import print_notice
 from insitu.cli.drain import parse_duration
-from insitu.errors import ClusterError, InputError
-from insitu.paths import Paths
 
 if TYPE_CHECKING:
     from insitu.cluster import DownReport, Outcome
@@ -41,26 +42,37 @@ def up_hosts(
     interface: str,
     port: int,
     tied_to: int,
+    metadata: str,
     times: Mapping[str, str | None],
+    *,
+    replaces_head: bool,
 ) -> None:
     """Bring up the head and an agent on each host of a file. `times` as `parse_times` has them. Raises
     ClusterError where one fails."""
-    from insitu.cluster import HostRequest, bring_up_hosts, read_hosts_file
+    from insitu.cluster import HostRequest, bring_up_hosts, parse_hosts, read_hosts_file, replace_head
 
     changed = parse_times(times)
-    request = HostRequest(read_hosts_file(file), str(file), launcher, insitu, interface, port, tied_to)
-    address, outcomes = bring_up_hosts(Paths.default(), request, _report_start)
+    text = read_hosts_file(file)
+    request = HostRequest(text, str(file), launcher, insitu, interface, port, tied_to, metadata)
+    if metadata == "etcd" and len(parse_hosts(text, str(file))) < 3:
+        print_notice("etcd has one member, on the first host, whose loss loses all: three need three hosts.")
+    begin = replace_head if replaces_head else bring_up_hosts
+    address, outcomes = begin(Paths.default(), request, _report_start)
     _change_head(changed)
+    if replaces_head:
+        _name_next_steps()
     _report_end(address, outcomes, "host")
 
 
-def up_head(file: Path, interface: str, port: int, tied_to: int, times: Mapping[str, str | None]) -> None:
+def up_head(
+    file: Path, interface: str, port: int, tied_to: int, metadata: str, times: Mapping[str, str | None]
+) -> None:
     """Start the head alone, where the hosts of a file reach it. Prints its address.
     `times` as `parse_times` has them."""
     from insitu.cluster import HostRequest, bring_up_head, read_hosts_file
 
     changed = parse_times(times)
-    request = HostRequest(read_hosts_file(file), str(file), "", "", interface, port, tied_to)
+    request = HostRequest(read_hosts_file(file), str(file), "", "", interface, port, tied_to, metadata)
     address = bring_up_head(Paths.default(), request)
     _change_head(changed)
     sys.stdout.write(f"{address}\n")
@@ -80,21 +92,13 @@ def up_ray(ray: str, interface: str, port: int, times: Mapping[str, str | None])
 def parse_times(times: Mapping[str, str | None]) -> dict[str, float | None]:
     """Return what options with a time, or `off`, change in the head's record; None: it isn't given.
 
-    Raises InputError for what is no time, or too short.
+    Raises InputError for what is no time.
     """
-    from insitu.cluster import taking_over
-
     changed: dict[str, float | None] = {}
     for option, text in times.items():
         if text is not None:
             seconds = None if text == "off" else parse_duration(option, text)
             changed[option.removeprefix("--").replace("-", "_")] = seconds
-    after = changed.get("take_over_after")
-    if after is not None and after < taking_over.LEAST_SECONDS:
-        raise InputError(
-            f"--take-over-after is at least {taking_over.LEAST_SECONDS:g}s: agents need half of that to "
-            f"notice that the head has lost its power. Received: {times['--take-over-after']}"
-        )
     return changed
 
 
@@ -105,10 +109,19 @@ def _change_head(values: Mapping[str, float | None]) -> None:
         change_head(Paths.default(), **values)
 
 
+def _name_next_steps() -> None:
+    """Print what is left to do after a head was replaced."""
+    from insitu.cluster import list_copied_jobs
+
+    print_notice("The catalogue was lost with the head before: `insitu repair` rebuilds it.")
+    for job in list_copied_jobs(Paths.default()):
+        print_notice(f"Hosts keep a copy of {job}: `insitu resume {job}` goes on with it here.")
+
+
 def _report_end(address: str, outcomes: Sequence[Outcome], kind: str) -> None:
     failed = [outcome.host for outcome in outcomes if outcome.answer is None]
     joined = len(outcomes) - len(failed)
-    print_notice(f"{joined} of {len(outcomes)} {kind}(s) up. The head is at {address}.")
+    print_notice(f"{joined} of {format_count(len(outcomes), kind)} up. The head is at {address}.")
     if failed:
         raise ClusterError(
             f"Each {kind} must start its agent. Received: {', '.join(failed)} didn't. The others stay up. "
@@ -126,7 +139,8 @@ def check_network(paths: Paths) -> None:
         print_notice(f"{source} can't reach {target}: {why}")
     if pairs:
         raise ClusterError(
-            f"All nodes must reach each other. Received: {len(pairs)} pair(s) that can't talk, named above. "
+            f"All nodes must reach each other. Received: {format_count(len(pairs), 'pair')} that can't "
+            "talk, named above. "
             f"Open the ports of `insitu nodes` between them, or choose other addresses by interface= or "
             f"port= in the file of hosts"
         )
@@ -136,6 +150,8 @@ def _report_start(outcome: Outcome) -> None:
     answer = outcome.answer
     if answer is None:
         print_notice(f"{outcome.host}: failed: {outcome.problem}")
+    elif "etcd" in answer:
+        print_notice(f"{outcome.host}: a member of etcd serves at {answer['etcd']}")
     elif answer.get("already"):
         print_notice(f"{outcome.host}: {answer.get('node')} runs already")
     else:
@@ -150,7 +166,9 @@ def down_hosts(paths: Paths, delete: bool, *, quiet: bool) -> DownReport | None:
     report = take_down_cluster(paths, delete=delete, report=lambda outcome: None)
     if report.ended and not quiet:
         kept, deleted = ("", ". Their stores are deleted") if delete else (", whose stores stay", "")
-        print_notice(f"{len(report.ended)} agent(s) ended{kept}: {', '.join(report.ended)}{deleted}")
+        print_notice(
+            f"{format_count(len(report.ended), 'agent')} ended{kept}: {', '.join(report.ended)}{deleted}"
+        )
     found = report.ended or report.left or (before and (before.hosts or before.pid or before.ray))
     return report if found else None
 
@@ -164,15 +182,3 @@ def check_all_ended(report: DownReport) -> None:
             f"Agents on all hosts must end. Received: {', '.join(report.left)} can't be reached. Run `insitu "
             f"down` again once they are there"
         )
-
-
-def take_over(interface: str, port: int) -> None:
-    """Make this home of an agent that of the head, which is lost. Raises ClusterError, InputError."""
-    from insitu.cluster import list_copied_jobs, take_over_head
-
-    paths = Paths.default()
-    address, outcomes = take_over_head(paths, interface, port, _report_start)
-    joined = sum(outcome.answer is not None for outcome in outcomes)
-    print_notice(f"{joined} of {len(outcomes)} agent(s) obey. The head is at {address}.")
-    for job in list_copied_jobs(paths):
-        print_notice(f"Hosts keep a copy of {job}: `insitu resume {job}` goes on with it here.")

@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from insitu.base.errors import InputError, JobSpecError
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count, inflect
 from insitu.cli.console import format_size, format_time, print_json, print_notice, print_table
-from insitu.errors import InputError, JobSpecError
-from insitu.paths import Paths
+from insitu.options import JobOptions
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
 
 _SHOWN_REFRESHES = 10
 
-TensorOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN=DTYPE[SHAPE]", help="Of Ignite: a byte[] as image=uint8[28,28]."),
-]
-FillOption = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Of Ignite: what takes the place of null.")
-]
-ArrowOption = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="Of Ignite: a byte[] with Arrow IPC streams.")
-]
-WithoutOption = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="Of Ignite: a column that is left out.")
-]
-RaggedOption = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="Of Ignite: arrays of different lengths.")
-]
-RefreshOption = Annotated[
-    str, typer.Option(metavar="never|epoch|N", help="Of Ignite: read rows again each epoch, or every N.")
-]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config", "-c", metavar="FILE", help="Of Ignite: a client's Spring XML; its servers have the cache."
     ),
 ]
-
-
-def find_refresh(text: str) -> int:
-    """Return after how many epochs rows are read again; 0: never. Raises InputError."""
-    if text == "never":
-        return 0  # as of most jobs
-    from insitu.grid import parse_refresh
-
-    return parse_refresh(text)
 
 
 def find_agents(paths: Paths) -> RemoteStores | None:
@@ -66,52 +41,43 @@ def find_agents(paths: Paths) -> RemoteStores | None:
     return find_owners(paths)
 
 
-def read_cache_of_ignite(
-    cache: str,
-    job_dir: Path,
-    tensor: list[str] | None,
-    fill: list[str] | None,
-    arrow: list[str] | None,
-    without: list[str] | None,
-    ragged: list[str] | None,
-    config: Path | None,
-    engine: str,
-) -> str:
-    """Return the cache to train on: `cache`, or the snapshot of the cache of Ignite that it names, which is
-    read now.
+def read_cache_of_ignite(options: JobOptions) -> JobOptions:
+    """Return the options with the cache to train on. If they name a cache of Ignite, it is read now, and the
+    cache is the snapshot of that.
 
     Raises InputError and SourceError.
     """
     from insitu.grid.ignite import is_ignite_address
 
-    if not (tensor or fill or arrow or without or ragged or config or is_ignite_address(cache)):
-        return cache  # as most jobs do, without loading what reads Ignite
+    given = (options.tensor, options.fill, options.arrow, options.without)
+    if not (any(given) or options.ragged or options.config or is_ignite_address(options.cache)):
+        return options  # as most jobs do, without loading what reads Ignite
     from insitu.grid.ignite import parse_field_options
 
-    fields = parse_field_options(tensor or (), fill or (), arrow or (), without or ())
-    cache = find_address(cache, config)
+    fields = parse_field_options(*given)
+    cache = find_address(options.cache, options.config)
     if not is_ignite_address(cache):
-        given = fields.given or ("--ragged" if ragged else "")
-        if given:
+        of_columns = fields.given or ("--ragged" if options.ragged else "")
+        if of_columns:
             raise InputError(
-                f"{given} is said of the columns of a cache of Ignite. Received: {cache}. Leave it out; "
+                f"{of_columns} is said of the columns of a cache of Ignite. Received: {cache}. Leave it out; "
                 f"`insitu import` takes it, too"
             )
-        return cache
-    if not job_dir.exists():  # before all is read
-        raise JobSpecError(f"JOB_DIR {job_dir} doesn't exist")
+        return replace(options, cache=cache)
+    if not options.job_dir.exists():  # before all is read
+        raise JobSpecError(f"JOB_DIR {options.job_dir} doesn't exist")
     from insitu.cli.import_progress import shown_progress
     from insitu.grid import read_snapshot
 
     paths = Paths.default()
-    remote = None if engine == "local" else find_agents(paths)
+    remote = None if options.engine == "local" else find_agents(paths)
     with shown_progress(cache) as progress:
-        found = read_snapshot(paths, cache, fields, ragged or (), progress.report, remote=remote)
+        found = read_snapshot(paths, cache, fields, options.ragged, progress.report, remote=remote)
     print_notice(
         f"Read {found.rows:,} rows: version {found.version} of {found.name}, "
         f"{format_origin(dict(found.origin or {}))}"
     )
-    return found.name
+    return replace(options, cache=found.name)
 
 
 def find_address(name: str, config: Path | None) -> str:
@@ -145,7 +111,8 @@ def format_snapshot(job: dict[str, Any]) -> str:
         return f"{format_origin(origin)}; the topology is as it was"
     return (
         f"{format_origin(origin)}; the topology version is now {_format_topology(now['topology'])}, "
-        f"{now['moved']} partition(s) have another primary server. The job goes on with its snapshot"
+        f"{format_count(now['moved'], 'partition')} {inflect(now['moved'], 'has', 'have')} another primary "
+        "server. The job goes on with its snapshot"
     )
 
 
@@ -182,7 +149,8 @@ def describe_ignite_cache(address: str, as_json: bool, count_rows: bool) -> None
     typer.echo(f"rows       {found['rows']:,}")
     typer.echo(f"size       about {format_size(found['bytes'])} on the way")
     typer.echo(
-        f"topology   version {_format_topology(found['topology'])}, {found['partitions']} partition(s)"
+        f"topology   version {_format_topology(found['topology'])}, "
+        f"{format_count(found['partitions'], 'partition')}"
     )
     for index, column in enumerate(found["columns"]):
         shape = "[" + ",".join(map(str, column["shape"])) + "]" if column["shape"] else ""
@@ -213,7 +181,7 @@ def describe_ignite_cache(address: str, as_json: bool, count_rows: bool) -> None
 def _format_copies(found: dict[str, Any]) -> str:
     if found["mode"] == "REPLICATED":
         return "replicated: each node has all rows"
-    return f"{found['mode'].lower()}, {found['backups']} backup(s)"
+    return f"{found['mode'].lower()}, {format_count(found['backups'], 'backup')}"
 
 
 def _format_topology(version: list[int]) -> str:

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from insitu.errors import ClusterError, InputError
+from insitu.base.errors import ClusterError, InputError
 
 if TYPE_CHECKING:
-    from insitu.paths import JobPaths
-    from insitu.task_samples import Sample
+    from insitu.base.measure.task_samples import Sample
+    from insitu.base.paths import JobPaths
 
 _OF_TASK = ("job", "task", "node")
 _FAMILIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -105,8 +105,8 @@ def _make_families(core: Any) -> dict[str, Any]:
 
 def _add_job(families: dict[str, Any], job: JobPaths) -> None:
     """Add what the tasks of a job have measured last. Raises ClusterError where its folder can't be read."""
+    from insitu.base.measure.task_samples import read_last_samples
     from insitu.cluster import find_newest, read_status
-    from insitu.task_samples import read_last_samples
 
     status, name = read_status(job), job.root.name
     known: list[Sample] = []

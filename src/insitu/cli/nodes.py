@@ -11,6 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count
 from insitu.cli.console import JsonOption, format_size, format_time, print_json, print_notice, print_table
 from insitu.cli.data import remove_leftovers
 from insitu.cli.down import down
@@ -19,13 +22,27 @@ from insitu.cli.hosts import (
     check_network,
     refuse_options,
     require_hosts,
-    take_over,
     up_head,
     up_hosts,
     up_ray,
 )
-from insitu.errors import InputError
-from insitu.paths import Paths
+
+# The part of `insitu nodes` about an etcd that insitu runs
+
+
+def print_members(paths: Paths) -> None:
+    """Say which members the etcd of this home's cluster has, and which don't answer. Raises InsituError."""
+    from insitu.cluster import check_members
+
+    members = check_members(paths)
+    if members:
+        answering = [address for address, why in members.items() if not why]
+        shown = ", ".join(answering) or "none"
+        print_notice(f"etcd: {len(answering)} of {len(members)} members answer: {shown}.")
+    for address, why in members.items():
+        if why:
+            print_notice(f"The member of etcd at {address} doesn't: {why}. Its host's etcd/log may say why.")
+
 
 _SSH = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 {host}"
 
@@ -49,21 +66,26 @@ A scheduler, such as Slurm, starts agents itself: with --head-only there is a he
 Ray: --engine ray starts an agent on each node of the Ray cluster that this machine is a node of, also on
 nodes that join it later. An agent's $INSITU_HOME is that of `ray start` there.
 
-Where the machine of the head is lost: --take-over, on the host of an agent, makes a head there, which most
-agents must be there to obey. Jobs go on by `insitu resume`. With --take-over-after a host does so by itself
-once most agents have been without a head for that time, and jobs with --on-take-over resume go on there.
+With --metadata an etcd holds what the head knows, and no single machine matters: if the head is lost, the
+agent of another host starts the next one. With --metadata etcd insitu runs it, on the first three hosts of
+the file, where it must be installed; a URL names one of yours.
+
+Without it, if the machine of the head is lost: copy the file `token` from a host's $INSITU_HOME into a new
+$INSITU_HOME, and give --replace-head beside --hosts there. The agents follow the new head, and refuse the one
+before if it comes back. Then `insitu repair` rebuilds the catalogue, and `insitu resume` has jobs go on.
 
 Examples:
 
     insitu up --nodes 3
     insitu up --shared team
-    insitu up --quota 200GB --tier /slow
+    insitu up --quota 200GB
     insitu up --hosts hosts.txt
     insitu up --hosts hosts.txt --interface eth1
-    insitu up --hosts hosts.txt --take-over-after 1m
     insitu up --hosts hosts.txt --head-only --tied-to $$
     insitu up --engine ray
-    insitu up --take-over
+    insitu up --hosts hosts.txt --replace-head
+    insitu up --hosts hosts.txt --metadata etcd
+    insitu up --hosts hosts.txt --metadata etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
 """
 
 _AGENT_HELP = """
@@ -94,16 +116,13 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    nodes: Annotated[int | None, typer.Option(help="How many simulated nodes.", show_default="1")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of simulated nodes.", show_default="1")] = None,
     shared: Annotated[
         str | None, typer.Option(metavar="GROUP", help="Open the caches to the members of this group.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Close them to all others again.")] = False,
     quota: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What each store may hold, such as 200GB; or none.")
-    ] = None,
-    tier: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A second path for cold partitions; or none.")
+        str | None, typer.Option(metavar="SIZE", help="Quota of each store, such as 200GB; or none.")
     ] = None,
     hosts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Start an agent on each host in this file.")
@@ -138,7 +157,7 @@ def up(
         str | None,
         typer.Option(
             metavar="NAME|ADDRESS",
-            help="Where the head listens.",
+            help="Address that the head listens on.",
             show_default="the one that routes to the hosts",
         ),
     ] = None,
@@ -150,21 +169,22 @@ def up(
         str | None,
         typer.Option(
             metavar="TIME|off",
-            help="When the data of a host that is away is copied again.",
+            help="Time after which data of a lost host is copied again.",
             show_default="10m",
         ),
     ] = None,
-    take_over_after: Annotated[
+    replace_head: Annotated[
+        bool,
+        typer.Option("--replace-head", help="With --hosts: replace the head of these hosts, which is lost."),
+    ] = False,
+    metadata: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME|off",
-            help="When a host takes over from a head that is lost, without a command.",
-            show_default="off",
+            metavar="etcd|URL",
+            help="With --hosts: an etcd holds the metadata, so that any host may become head.",
+            show_default="a file in the head's home",
         ),
     ] = None,
-    take_over_here: Annotated[
-        bool, typer.Option("--take-over", help="Make this agent's home the head's, which is lost.")
-    ] = False,
     engine: Annotated[
         str | None, typer.Option(metavar="ray", help="Start an agent on each node of a Ray cluster.")
     ] = None,
@@ -176,73 +196,86 @@ def up(
             show_default="$RAY_ADDRESS, or auto",
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
+    if as_json and head_only:
+        raise InputError(
+            "--json prints the nodes as `insitu nodes --json` does, and --head-only an address. Received: "
+            "both. Leave one out"
+        )
     if engine not in (None, "ray"):
         raise InputError(
             f"--engine names what starts the agents: ray. Received: {engine}. Leave it out for nodes of this "
             f"machine, or give --hosts"
         )
     local: dict[str, object] = {"--nodes": nodes, "--shared": shared, "--private": private or None}
-    local |= {"--quota": quota, "--tier": tier}
+    local |= {"--quota": quota}
     of_hosts: dict[str, object] = {"--launcher": launcher, "--insitu": insitu}
-    head_alone = {"--head-only": head_only or None, "--tied-to": tied_to}
+    head_alone = {"--head-only": head_only or None, "--tied-to": tied_to, "--metadata": metadata}
     of_head: dict[str, object] = {"--interface": interface, "--port": port}
-    times = {"--copy-lost-after": copy_lost_after, "--take-over-after": take_over_after}
-    if take_over_here:
-        others = {
-            **local,
-            **of_hosts,
-            **head_alone,
-            "--hosts": hosts,
-            "--engine": engine,
-            "--address": address,
-        }
-        refuse_options("--take-over", {**others, **times})
-        take_over(interface or "", port or 0)
-    elif hosts is not None:
+    times = {"--copy-lost-after": copy_lost_after}
+    replacing: dict[str, object] = {"--replace-head": replace_head or None}
+    if hosts is not None:
         refuse_options("--hosts", {**local, "--engine": engine, "--address": address})
+        if replace_head:
+            refuse_options("--replace-head", {"--metadata": metadata})
+        if head_only and metadata == "etcd":
+            raise InputError(
+                "insitu starts an etcd of its own by a launcher. Received: --metadata etcd with --head-only, "
+                "which has none. Start etcd yourself, and give --metadata etcd://HOST:PORT,..."
+            )
+        place = (interface or "", port or 0, tied_to or 0, metadata or "")
         if head_only:
-            refuse_options("--head-only", of_hosts)
-            up_head(hosts, interface or "", port or 0, tied_to or 0, times)
+            refuse_options("--head-only", {**of_hosts, **replacing})
+            up_head(hosts, *place, times)
             return
-        started = (hosts, launcher or _SSH, insitu or "insitu", interface or "", port or 0, tied_to or 0)
-        up_hosts(*started, times)
+        up_hosts(hosts, launcher or _SSH, insitu or "insitu", *place, times, replaces_head=replace_head)
     elif engine is not None:
-        refuse_options("--engine ray", {**local, **of_hosts, **head_alone})
+        refuse_options("--engine ray", {**local, **of_hosts, **head_alone, **replacing})
         up_ray(address or os.environ.get("RAY_ADDRESS") or "auto", interface or "", port or 0, times)
     else:
         of_head |= times
-        require_hosts({**of_hosts, **head_alone, **of_head}, {"--address": address})
-        _up_nodes(nodes, shared, private, quota, tier)
+        require_hosts({**of_hosts, **head_alone, **replacing, **of_head}, {"--address": address})
+        _up_nodes(nodes, shared, private, quota)
+    if as_json:
+        print_nodes_as_json()
 
 
-def _up_nodes(
-    nodes: int | None, shared: str | None, private: bool, quota: str | None, tier: str | None
-) -> None:
-    from insitu.access import close_home, share_home
-    from insitu.cli.storage import parse_store_settings, report_quotas, report_tiers
-    from insitu.grid import Catalog, apply_tier_modes, bring_up, load_topology, set_up_stores
+def print_nodes_as_json() -> None:
+    """Print the nodes as `insitu nodes --json` does."""
+    from insitu.service import list_nodes
+
+    print_json(list_nodes(Paths.default(), print_notice))
+
+
+def _up_nodes(nodes: int | None, shared: str | None, private: bool, quota: str | None) -> None:
+    from insitu.base.disk.access import close_home, share_home
+    from insitu.cli.storage import parse_quota, report_quotas, report_second_paths
+    from insitu.grid import Catalog, bring_up, find_second_paths, load_topology, set_quotas
 
     if shared is not None and private:
         raise InputError(f"--shared and --private exclude each other. Received: --shared {shared} --private")
     paths = Paths.default()
     if nodes is None:
-        kept = private or any(option is not None for option in (shared, quota, tier))
+        kept = private or shared is not None or quota is not None
         nodes = len(load_topology(paths).nodes) if kept else 1
-    settings = parse_store_settings(quota, tier)
+    if (shared is not None or private) and (folders := find_second_paths(paths)):
+        raise InputError(
+            f"All partitions must lie in the home before others get or lose access to it. Received: a second "
+            f"path, {', '.join(map(str, folders.values()))}. Bring back what lies there with `insitu repair`"
+        )
+    limit = None if quota is None else parse_quota(quota)
     topology = bring_up(paths, nodes)
-    set_up_stores(paths, topology.nodes, **settings)
     if shared is not None:
         share_home(paths, shared)
         print_notice(f"{paths.home} is shared with the group {shared}")
     if private:
         close_home(paths)
         print_notice(f"{paths.home} is private")
-    if shared is not None or private:
-        apply_tier_modes(paths)
-    print_notice(f"{len(topology.nodes)} node(s) up: {', '.join(topology.nodes)}")
-    report_tiers(paths, topology.nodes, given=tier is not None)
+    print_notice(f"{format_count(len(topology.nodes), 'node')} up: {', '.join(topology.nodes)}")
+    report_second_paths(paths)
     if quota is not None:
+        set_quotas(paths, topology.nodes, quota=limit)
         report_quotas(paths, topology.nodes)
     names = [
         cache.name
@@ -267,7 +300,7 @@ def agent(
         str | None,
         typer.Option(
             metavar="NAME|ADDRESS",
-            help="Where the agent serves.",
+            help="Address that the agent listens on.",
             show_default="the one that routes to the head",
         ),
     ] = None,
@@ -292,15 +325,37 @@ def agent(
     as_json: Annotated[
         bool, typer.Option("--json", help="With --stop: print JSON, in the form of docs/json.md.")
     ] = False,
+    head_view: Annotated[
+        bool, typer.Option("--head-view", help="Print which head the agents follow.", hidden=True)
+    ] = False,
+    member: Annotated[
+        str | None, typer.Option("--member", help="Prepare or start a member of etcd.", hidden=True)
+    ] = None,
     unless_led: Annotated[
         bool, typer.Option("--unless-led", help="With --stop: not while their head lives.", hidden=True)
     ] = False,
 ) -> None:
-    from insitu.cluster import AgentOptions, identify_parent, read_token, run_agent, start_agent
+    from insitu.cluster import (
+        AgentOptions,
+        describe_views,
+        do_about_member,
+        identify_parent,
+        read_token,
+        run_agent,
+        start_agent,
+    )
 
     paths = Paths.default()
     if stop:
         _stop_agents(paths, delete, as_json, unless_led)
+        return
+    if member is not None:
+        given = sys.stdin.read().splitlines() if token_stdin else []
+        answer = do_about_member(paths, member, head or "", interface or "", given)
+        sys.stdout.write(f"{json.dumps(answer)}\n")
+        return
+    if head_view:
+        sys.stdout.write(f"{json.dumps(describe_views(paths, sys.stdin.readline().strip()))}\n")
         return
     if head is None or delete or as_json:
         alone = " and ".join(name for name, given in (("--delete", delete), ("--json", as_json)) if given)
@@ -333,11 +388,12 @@ def agent(
 
 
 def _stop_agents(paths: Paths, delete: bool, as_json: bool, unless_led: bool) -> None:
-    from insitu.cluster import check_unled, delete_store, stop_agents, stop_report
+    from insitu.cluster import check_unled, delete_store, stop_agents, stop_member, stop_report
 
     if unless_led:
         check_unled(paths)
     stopped = stop_agents(paths)
+    stop_member(paths, delete=delete)
     answer = stop_report(paths, stopped)
     if delete:
         for node in answer["stores"]:
@@ -345,7 +401,11 @@ def _stop_agents(paths: Paths, delete: bool, as_json: bool, unless_led: bool) ->
     if as_json:
         sys.stdout.write(f"{json.dumps(answer)}\n")  # one line: the commands of `insitu up --hosts` read it
         return
-    ended = f"{len(stopped)} agent(s) ended: {', '.join(stopped)}." if stopped else "No agent runs here."
+    ended = (
+        f"{format_count(len(stopped), 'agent')} ended: {', '.join(stopped)}."
+        if stopped
+        else "No agent runs here."
+    )
     kept = f"Stores {'deleted' if delete else 'that stay'}: {', '.join(answer['stores'])}."
     print_notice(f"{ended} {kept}" if answer["stores"] else ended)
 
@@ -384,6 +444,7 @@ def nodes(
         print_json(listed)
     elif any(each["host"] is not None for each in listed):
         _print_hosts(listed)
+        print_members(paths)
     else:
         print_nodes(listed)
     served = {each["node"] for each in listed if each["host"] is not None}
@@ -439,6 +500,7 @@ def _print_hosts(listed: list[dict[str, Any]]) -> None:
             print_notice(f"{n['node']} isn't let in: {n['refused']}")
         if n["unknown_versions"]:
             print_notice(
-                f"{n['node']} holds {n['unknown_versions']} version(s) that the catalogue doesn't know, such "
+                f"{n['node']} holds {format_count(n['unknown_versions'], 'version')} that the catalogue "
+                "doesn't know, such "
                 f"as of a time before it was away. They stay there."
             )

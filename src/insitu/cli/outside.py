@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
-from insitu.errors import InputError
-from insitu.paths import Paths
+from insitu.base.errors import InputError
+from insitu.base.paths import JobPaths, Paths
 
 Write = Callable[[str, bytes], None]
 FollowTop = Callable[[list[str], Callable[[list[str], Write], int], Write], int]
@@ -86,13 +86,20 @@ def _find_head(arguments: list[str]) -> str:
     from insitu.grid import Catalog
 
     address = find_head_of_agents(paths)
-    if not address or any(paths.job(job).journal.exists() for job in list_job_ids(paths)):
+    if not address or any(_has_begun(paths.job(job)) for job in list_job_ids(paths)):
         return ""
     if arguments[0] == "describe":
         caches = {cache.name for cache in Catalog(paths).stored()}
         if any(each in caches or "//" in each or each.startswith(_CONFIG) for each in arguments[1:]):
             return ""  # a cache, which the copy of the catalogue knows, or one of another system
     return address
+
+
+def _has_begun(job: JobPaths) -> bool:
+    try:
+        return job.journal.exists()
+    except PermissionError:  # of another user
+        return True
 
 
 def _run(address: str, token_file: str, arguments: list[str], follow_top: FollowTop) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from insitu.base.errors import GridError, InputError
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count
 from insitu.cli.completion import complete_cache
 from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice, print_table
-from insitu.errors import GridError, InputError
-from insitu.paths import Paths
 
 if TYPE_CHECKING:
     from insitu.grid import RebalanceReport
@@ -39,7 +40,9 @@ def register(app: typer.Typer) -> None:
 
 
 def rebalance(
-    name: Annotated[str, typer.Argument(metavar="CACHE", help="Its name.", autocompletion=complete_cache)],
+    name: Annotated[
+        str, typer.Argument(metavar="CACHE", help="The cache's name.", autocompletion=complete_cache)
+    ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would move, and do nothing.")] = False,
     rate: Annotated[
         float | None,
@@ -75,8 +78,10 @@ def rebalance(
         print_notice(why)
     if not all(report.complete for report in reports):
         raise GridError(
-            f"Each partition needs a live copy and room where it goes. Received: {len(failed)} move(s) of "
-            f"{name} that failed, {sum(len(report.plan.unavailable) for report in reports)} partition(s) "
+            f"Each partition needs a live copy and room where it goes. Received: "
+            f"{format_count(len(failed), 'move')} of "
+            f"{name} that failed, "
+            f"{format_count(sum(len(report.plan.unavailable) for report in reports), 'partition')} "
             f"without a live copy. Bring their nodes back and run the command again"
         )
 
@@ -113,7 +118,9 @@ def _print(report: RebalanceReport, dry_run: bool) -> None:
         return
     if plan.promoted:
         verb = "would get" if dry_run else "got"
-        print_notice(f"{len(plan.promoted)} partition(s) of {named} {verb} another primary owner.")
+        print_notice(
+            f"{format_count(len(plan.promoted), 'partition')} of {named} {verb} another primary owner."
+        )
     if not plan.moves and not plan.drops:
         return
     copies, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
-from insitu import errors
-from insitu.errors import ClusterError, InputError, InsituError
-from insitu.unauthenticated import is_loopback
+from insitu.base import errors
+from insitu.base.errors import ClusterError, InputError, InsituError
+from insitu.base.net.unauthenticated import is_loopback
 
 URL_ENV = "INSITU_URL"
 TOKEN_FILE_ENV = "INSITU_UI_TOKEN_FILE"

@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
+from insitu.base.wording import format_count
 from insitu.cli.completion import complete_cache
 from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice
-from insitu.errors import InputError
-from insitu.paths import Paths
 
 if TYPE_CHECKING:
+    from insitu.base.spec import CacheSpec
     from insitu.grid import CopyCheck
-    from insitu.spec import CacheSpec
 
 _LOWEST_PRIORITY = 19
 
 
 def scrub(
-    name: Annotated[str, typer.Argument(metavar="CACHE", help="Its name.", autocompletion=complete_cache)],
+    name: Annotated[
+        str, typer.Argument(metavar="CACHE", help="The cache's name.", autocompletion=complete_cache)
+    ],
     repair: Annotated[
         bool, typer.Option("--repair", help="Put a good copy in the place of each damaged one.")
     ] = False,
@@ -45,7 +48,7 @@ def scrub(
     insitu scrub digits/train --repair --rate 100
     ```
     """
-    from insitu.cli.remote import find_remote
+    from insitu.cli.data import find_remote
     from insitu.grid import Catalog, scrub_cache
 
     if rate is not None and not rate > 0:
@@ -65,7 +68,8 @@ def scrub(
         size = sum(cache.partitions[check.partition].bytes for check in checks)
         damaged = sum(check.problem is not None for check in checks)
         typer.echo(
-            f"{len(checks)} file(s) of {cache.name} version {cache.version}, {format_size(size)} in "
+            f"{format_count(len(checks), 'file')} of {cache.name} version {cache.version}, "
+            f"{format_size(size)} in "
             f"{seconds:.1f} s: {f'{damaged} damaged' if damaged else 'all as they were written'}"
         )
     _report(checks)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from insitu.base.errors import InputError
+from insitu.base.net.unauthenticated import is_loopback
+from insitu.base.paths import Paths
 from insitu.cli.console import print_notice
 from insitu.cli.describe import complete_either
-from insitu.errors import InputError
-from insitu.paths import Paths
-from insitu.unauthenticated import is_loopback
 
 if TYPE_CHECKING:
     from insitu.ui import Served
@@ -30,9 +30,9 @@ _HELP = """
 Answer REST predictions of a model, for trying it out, as TensorFlow Serving does.
 
 MODEL is a `.keras`, `.onnx` or `.stablehlo` file, or a SavedModel's folder; or a job, of which the newest
-export is taken. A `.keras` file with feature columns takes the features themselves, texts too. KERAS_BACKEND
-names the backend that loads it. Only this machine reaches the server, unless --host says otherwise; then it
-needs TLS and a token. It needs `pip install 'insitu[ui]'`.
+export is taken, or the model that its script has saved last. A `.keras` file with feature columns takes the
+features themselves, texts too. KERAS_BACKEND names the backend that loads it. Only this machine reaches the
+server, unless --host says otherwise; then it needs TLS and a token. It needs `pip install 'insitu[ui]'`.
 
 Examples:
 
@@ -61,7 +61,7 @@ def serve(
     reload: Annotated[
         bool, typer.Option("--reload", help="Of a job: answer by a newer export as soon as there is one.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Where the server listens.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address that the server listens on.")] = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(
@@ -79,6 +79,9 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="File of a token that each request must bring."),
     ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Take a SavedModel that uses files: it may do what you may.")
+    ] = False,
     max_bytes: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Bytes of a request at most.")] = 16
     << 20,
 ) -> None:
@@ -102,19 +105,23 @@ def serve(
     if path.exists() or path.suffix:
         if best or exporter is not None or reload:
             raise InputError(f"--best, --exporter and --reload are said of a job. Received: {model}, a path")
-        chosen, first = path.stem if path.suffix else path.name, _load(path, 1)
+        if not path.exists():
+            raise InputError(f"A model is a file or a folder that is there. Received: {model}, which isn't")
+        chosen, first = path.stem if path.suffix else path.name, _load(path, 1, trust)
         holder = ModelHolder(first, None, _WATCH_SECONDS)
     else:
-        find = _find_in_job(model, best, exporter)
+        find = _find_in_job(model, best, exporter, trust)
         found = find(-1)
         if found is None:
-            raise InputError(f"A job's model comes from its exporters. Received: {model}, with none")
+            raise InputError(
+                f"A job's model comes from its exporters or its script. Received: {model}, with none"
+            )
         chosen = model
         holder = ModelHolder(found, find if reload else None, _WATCH_SECONDS)
     serve_model(_check_name(name or chosen), holder, options, print_notice, token=secret, max_bytes=max_bytes)
 
 
-def _find_in_job(name: str, best: bool, exporter: str | None) -> Callable[[int], Served | None]:
+def _find_in_job(name: str, best: bool, exporter: str | None, trust: bool) -> Callable[[int], Served | None]:
     """Return a function that loads the newest export of a job, None where its step is the one given."""
     from insitu.cluster import find_export, find_job
 
@@ -124,18 +131,18 @@ def _find_in_job(name: str, best: bool, exporter: str | None) -> Callable[[int],
 
     def find(step: int) -> Served | None:
         model = find_export(job, best=best, exporter=exporter)
-        return None if model.step == step else _load(model.path, model.step)
+        return None if model.step == step else _load(model.path, model.step, trust)
 
     return find
 
 
-def _load(path: Path, version: int) -> Served:
+def _load(path: Path, version: int, trust: bool) -> Served:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # as in the tasks of jobs: warnings, and no news
     import insitu.train.estimator  # noqa: F401  # registers the layers of estimators
     from insitu.train.exports import load_export
     from insitu.ui import Served
 
-    return Served(version, load_export(path))
+    return Served(version, load_export(path, trust=trust))
 
 
 def _check_name(name: str) -> str:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from insitu.base.errors import ClusterError, InputError
+from insitu.base.net.ports import format_address
+from insitu.base.paths import Paths
 from insitu.cli.completion import complete_job
 from insitu.cli.console import format_position, print_json, print_notice, table_lines
 from insitu.cli.rates import RATES_HEADER, format_milliseconds, format_rates
-from insitu.errors import ClusterError, InputError
-from insitu.paths import Paths
-from insitu.ports import format_address
 from insitu.service import has_summaries, make_tensorboard_command, summarize_rates
 
 if TYPE_CHECKING:
-    from insitu.paths import JobPaths
-    from insitu.task_samples import Sample
+    from insitu.base.measure.task_samples import Sample
+    from insitu.base.paths import JobPaths
 
 _LOOPBACK = "127.0.0.1"
 _SECONDS_BETWEEN_ANSWERS = 2.0
@@ -91,9 +91,9 @@ def top(
 
 def build_top(job: JobPaths) -> dict[str, Any]:
     """Return what `top --json` prints (docs/json.md)."""
+    from insitu.base.measure.task_samples import read_last_samples
+    from insitu.base.progress import read_progress
     from insitu.cluster import find_newest, read_rates, read_status, summarize_metrics
-    from insitu.progress import read_progress
-    from insitu.task_samples import read_last_samples
 
     status = read_status(job)
     tasks: list[dict[str, Any]] = []
@@ -226,7 +226,7 @@ def tensorboard(
         str, typer.Option("--host", help="The address. Anyone who reaches it can read.")
     ] = _LOOPBACK,
 ) -> None:
-    """Start TensorBoard on what the tasks of a job have written: insitu.TensorBoard and the evaluator.
+    """Start TensorBoard on what the tasks of a job have written: by callbacks, and the evaluator.
 
     Event files in the memory of the cluster, `insitu.TensorBoard("insitu://...")`, are read from any machine.
 
@@ -248,7 +248,7 @@ def tensorboard(
     job = job_id if job_id.startswith("insitu://") else find_job(Paths.default(), job_id)
     command = make_tensorboard_command(job, host, port)
     if not isinstance(job, str) and not has_summaries(job):
-        advice = "Pass insitu.TensorBoard() to fit as a callback"
+        advice = "Pass keras.callbacks.TensorBoard or insitu.TensorBoard to fit"
         if not is_running(job):
             raise ClusterError(
                 f"TensorBoard shows what tasks have written for it. Received: {job.root.name}, which has "

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
 from insitu.cli.console import print_notice
-from insitu.errors import InputError
-from insitu.paths import Paths
 
 _HELP = """
 Serve a page in the browser: jobs with their tasks, curves, logs and recoveries; data; nodes; a form
@@ -34,7 +34,7 @@ _MODULES = ("fastapi", "uvicorn", "jinja2", "python_multipart")
 
 
 def ui(
-    host: Annotated[str, typer.Option(help="Where the page listens.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address that the page listens on.")] = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(
@@ -52,7 +52,7 @@ def ui(
         bool, typer.Option("--self-signed", help="Make a certificate, about which browsers warn.")
     ] = False,
     proxy: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where a proxy that ends TLS shows the page.")
+        str | None, typer.Option(metavar="URL", help="URL of the page behind a proxy that ends TLS.")
     ] = None,
     link: Annotated[
         bool, typer.Option("--link", help="Print another link of the page that runs, and end.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections import defaultdict
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from insitu.errors import ExchangeError, InputError, PeerLost, StaleGeneration
+from insitu.base.errors import ExchangeError, InputError, PeerLost, StaleGeneration
 from insitu.exchange.plan import (
     GroupConfig,
     MemberLost,
@@ -113,6 +114,8 @@ class Group:
         self._prepared: dict[tuple[int, str], _PreparedOperation] = {}
         self._broken: ExchangeError | None = None
         self._closed = False
+        #: Held during an operation.
+        self._in_use = threading.Lock()
         #: By operation: "all_reduce", "all_gather", ...
         self.stats: dict[str, OperationStats] = {}
         self._install(config, members, transport, on_close)
@@ -171,10 +174,11 @@ class Group:
         """Reduce all shards' rows into every rank's array, in place; return the view with the result.
 
         The result is `((x_0 + x_1) + x_2) + ...` in shard order, bit for bit, in the array's dtype
-        (float16 and bfloat16 are accumulated in float32 and rounded once). "mean" then divides by the
-        number of shards. "weighted_mean" takes `weights`, one number >= 0 per local shard: each row is
-        multiplied by w_s / W (float64, rounded to the dtype) before it is added. Rows of weight 0 are not
-        read at all, so they may hold anything. If all weights are 0, no array is changed.
+        (float16 and bfloat16 are accumulated in float32 and rounded once). A NaN that is computed has one
+        pattern, without a sign. "mean" then divides by the number of shards. "weighted_mean" takes `weights`,
+        one number >= 0 per local shard: each row is multiplied by w_s / W (float64, rounded to the dtype)
+        before it is added. Rows of weight 0 are not read at all, so they may hold anything. If all weights
+        are 0, no array is changed.
 
         Raises InputError for arrays and weights that can't be reduced, PeerLost, ExchangeError.
         """
@@ -383,6 +387,11 @@ class Group:
         """Run one operation, count it, and turn MemberLost into PeerLost."""
         if self._closed or self._broken is not None:
             raise self._unusable_error()
+        if not self._in_use.acquire(blocking=False):
+            raise InputError(
+                f"A group is for one thread at a time. Received: {name} while another operation runs. "
+                "Have one thread call it, or let each thread join a group of its own"
+            )
         self._sequence += 1
         wait_stats = self._wait_stats
         waited, start = wait_stats.seconds, time.perf_counter()
@@ -400,6 +409,8 @@ class Group:
         except BaseException as error:  # KeyboardInterrupt, MemoryError: it is unknown how far it went
             self._broken = ExchangeError(f"{name} number {self._sequence} was interrupted by {error!r}")
             raise
+        finally:
+            self._in_use.release()
         self.last_completed = self._sequence
         stats = self.stats.get(name)
         if stats is None:
@@ -409,7 +420,8 @@ class Group:
         stats.bytes += nbytes
         stats.waiting += waited
         stats.moving += time.perf_counter() - start - waited
-        stats.last[wait_stats.last_rank] += 1
+        if wait_stats.last_rank >= 0:  # alone, none comes last
+            stats.last[wait_stats.last_rank] += 1
 
     def _peer_lost_error(self, name: str, lost: MemberLost) -> PeerLost:
         return PeerLost(
@@ -449,8 +461,18 @@ def _break_in_child() -> None:
 os.register_at_fork(after_in_child=_break_in_child)
 
 
+_PLAIN = (np.ndarray, np.memmap)
+"""Arrays that are their values, and nothing else."""
+
+
 def _check_array(array: np.ndarray) -> None:
     """Raise InputError for an array that the exchange can't move."""
+    if isinstance(array, np.ndarray) and type(array) not in _PLAIN:
+        raise InputError(
+            f"An array must be a plain numpy.ndarray: others have values that wouldn't be moved, such as a "
+            f"mask, or shapes of their own. Received: {type(array).__name__}. Pass numpy.asarray(array), and "
+            f"what else it holds as an array of its own"
+        )
     if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
         given = f"strides {array.strides}" if isinstance(array, np.ndarray) else type(array).__name__
         raise InputError(

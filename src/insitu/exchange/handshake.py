@@ -27,7 +27,7 @@ import struct
 from collections.abc import Generator
 from typing import Any
 
-from insitu.errors import AuthenticationError, ExchangeError, InputError
+from insitu.base.errors import AuthenticationError, ExchangeError, InputError
 
 PeerInfo = dict[str, Any]
 """The facts that a peer sends about itself, as a JSON object."""

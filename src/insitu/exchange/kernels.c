@@ -1,8 +1,8 @@
 /* The inner loops of the transports: the barrier in shared memory, sending and receiving over TCP, and sums.
 
-   `shm_barrier.ShmBarrier.wait`, `shm_reductions` and `schedule_runner.ScheduleRunner` do the same without a
-   compiler, bit for bit: each element is ((x_0 + x_1) + x_2) + ... in its own dtype, and nothing is contracted.
-   `native.py` and `compiled_schedule.py` describe the structures of this file to ctypes. Everything that is not
+   `Reducer` and `schedule_runner.ScheduleRunner` do the same in Python for other dtypes and encrypted
+   connections: each element is ((x_0 + x_1) + x_2) + ... in its own dtype, and nothing is contracted.
+   `native.py` and `schedule_runner.py` describe the structures of this file to ctypes. Everything that is not
    the normal course (a member that is late by more than some microseconds, a lost member) returns to Python. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -104,12 +104,21 @@ static int wait_at_barrier(struct barrier *b, uint64_t phase, uint64_t signature
 /* Sums. `out` may be one of the first two rows that are added, but none of the others. A row whose factor is 0 is
    not read. */
 
-#define KERNEL(T, NAME)                                                                                       \
+/* A sum or a quotient that is no number becomes this one: which sign and payload a processor gives it depends on
+   the order of the operands, which compilers and NumPy choose. `Reducer` does the same. */
+#define UNIFY_NAN(value)                                                                                      \
+    __extension__({                                                                                           \
+        __typeof__(value) v = (value);                                                                        \
+        v == v ? v : (__typeof__(v))__builtin_nan("");                                                        \
+    })
+#define AS_IT_IS(value) (value)
+
+#define KERNEL(T, NAME, CLEAN)                                                                                \
     WIDE static void NAME##_pair(T *out, const T *a, const T *b, uint64_t n) {                                \
-        IVDEP for (uint64_t i = 0; i < n; i++) out[i] = a[i] + b[i];                                          \
+        IVDEP for (uint64_t i = 0; i < n; i++) out[i] = CLEAN(a[i] + b[i]);                                   \
     }                                                                                                         \
     WIDE static void NAME##_add(T *restrict out, const T *a, uint64_t n) {                                    \
-        for (uint64_t i = 0; i < n; i++) out[i] = out[i] + a[i];                                              \
+        for (uint64_t i = 0; i < n; i++) out[i] = CLEAN(out[i] + a[i]);                                       \
     }                                                                                                         \
     static void NAME##_sum(T *out, char **rows, uint64_t shards, uint64_t at, uint64_t n) {                   \
         if (shards == 1) {                                                                                    \
@@ -122,22 +131,22 @@ static int wait_at_barrier(struct barrier *b, uint64_t phase, uint64_t signature
 
 #define WEIGHTED(T, NAME)                                                                                     \
     WIDE static void NAME##_times(T *out, const T *a, T f, uint64_t n) {                                      \
-        IVDEP for (uint64_t i = 0; i < n; i++) out[i] = a[i] * f;                                             \
+        IVDEP for (uint64_t i = 0; i < n; i++) out[i] = UNIFY_NAN(a[i] * f);                                  \
     }                                                                                                         \
     WIDE static void NAME##_add_times(T *restrict out, const T *a, T f, uint64_t n) {                         \
         for (uint64_t i = 0; i < n; i++) {                                                                    \
             T product = a[i] * f;                                                                             \
-            out[i] = out[i] + product;                                                                        \
+            out[i] = UNIFY_NAN(out[i] + product);                                                             \
         }                                                                                                     \
     }                                                                                                         \
     WIDE static void NAME##_pair_times(T *out, const T *a, T f, const T *b, T g, uint64_t n) {                \
         IVDEP for (uint64_t i = 0; i < n; i++) {                                                              \
             T one = a[i] * f, other = b[i] * g;                                                               \
-            out[i] = one + other;                                                                             \
+            out[i] = UNIFY_NAN(one + other);                                                                  \
         }                                                                                                     \
     }                                                                                                         \
     WIDE static void NAME##_divide(T *out, T divisor, uint64_t n) {                                           \
-        for (uint64_t i = 0; i < n; i++) out[i] = out[i] / divisor;                                           \
+        for (uint64_t i = 0; i < n; i++) out[i] = UNIFY_NAN(out[i] / divisor);                                \
     }                                                                                                         \
     static void NAME##_mean(T *out, char **rows, const double *factors, uint64_t shards, uint64_t at,         \
                             uint64_t n) {                                                                     \
@@ -157,10 +166,10 @@ static int wait_at_barrier(struct barrier *b, uint64_t phase, uint64_t signature
         if (fresh && first >= 0) NAME##_times(out, (const T *)rows[first] + at, (T)factors[first], n);        \
     }
 
-KERNEL(float, f32)
-KERNEL(double, f64)
-KERNEL(uint32_t, i32) /* integers wrap around, as NumPy's do */
-KERNEL(uint64_t, i64)
+KERNEL(float, f32, UNIFY_NAN)
+KERNEL(double, f64, UNIFY_NAN)
+KERNEL(uint32_t, i32, AS_IT_IS) /* integers wrap around, as NumPy's do */
+KERNEL(uint64_t, i64, AS_IT_IS)
 WEIGHTED(float, f32)
 WEIGHTED(double, f64)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p

@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import time
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange.memory import Segment
 
 GRANT_BYTES = 4096

@@ -17,7 +17,7 @@ import struct
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange import memory, memory_passing
 from insitu.exchange.handshake import PeerInfo
 from insitu.exchange.plan import MemberLost
@@ -25,8 +25,8 @@ from insitu.exchange.rendezvous import Peer
 
 _HELLO = struct.Struct("!I32s")
 """Rank of the caller; the name of the listener that it calls."""
-_PART = struct.Struct("!QB")
-"""Bytes of a segment; whether its owner has compiled code."""
+_PART = struct.Struct("!Q")
+"""Bytes of a segment."""
 _LENGTH = struct.Struct("!I")
 _FRAME_LIMIT = 1 << 16
 _IN_FLIGHT = 256
@@ -40,15 +40,13 @@ class MemoryLinks:
         self._member = member
         self._connections = dict(connections)
 
-    def swap(
-        self, file: int, size: int, compiled: bool, synchronize: Callable[[], None]
-    ) -> dict[int, tuple[int, int, bool]]:
-        """Hand the segment `file` to all others, and return (descriptor, size, compiled) of each other one's.
+    def swap(self, file: int, size: int, synchronize: Callable[[], None]) -> dict[int, tuple[int, int]]:
+        """Hand the segment `file` to all others, and return (descriptor, size) of each other one's.
 
         All members call it together; `synchronize` waits for all. The caller closes the descriptors. Raises
         ExchangeError, and what `synchronize` raises.
         """
-        received: dict[int, tuple[int, int, bool]] = {}
+        received: dict[int, tuple[int, int]] = {}
         count = len(self._connections) + 1
         at_once = max(1, _IN_FLIGHT // count)
         try:
@@ -56,15 +54,14 @@ class MemoryLinks:
                 offsets = range(start, min(count, start + at_once))
                 for offset in offsets:
                     to = self._connections[(self._member + offset) % count]
-                    memory_passing.send(to, _PART.pack(size, compiled), file)
+                    memory_passing.send(to, _PART.pack(size), file)
                 synchronize()
                 for offset in offsets:
                     other = (self._member - offset) % count
                     data, theirs = memory_passing.receive(self._connections[other], _PART.size)
-                    length, able = _PART.unpack(data)
-                    received[other] = theirs, length, bool(able)
+                    received[other] = theirs, *_PART.unpack(data)
         except BaseException:
-            for theirs, _, _ in received.values():
+            for theirs, _ in received.values():
                 os.close(theirs)
             raise
         return received

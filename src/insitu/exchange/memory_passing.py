@@ -17,7 +17,7 @@ import secrets
 import socket
 import struct
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange.forks import close_in_children
 
 _CREDENTIALS = struct.Struct("=3i")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange.memory import HUGE
 
 PAGE = mmap.PAGESIZE

@@ -16,16 +16,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from insitu._version import __version__
+from insitu.base._version import __version__
 
 PROTOCOL_KEYS = ("version", "byte_order", "page_size", "constants")
 """The facts in a rank's info that must be equal."""
 _MODULES = (
     *(
         "algorithms",
-        "compiled_schedule",
+        "schedule_runner",
         "compression",
         "hierarchical",
+        "memory_links",
         "native",
         "peer_connections",
         "pages",

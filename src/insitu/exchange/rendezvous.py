@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from insitu import ports
-from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
+from insitu.base.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
+from insitu.base.net import ports
 from insitu.exchange import tcp_tuning
 from insitu.exchange.forks import close_in_children
 from insitu.exchange.handshake import PeerInfo, ProtocolError
@@ -29,6 +29,10 @@ _HANDSHAKE_TIMEOUT = 5.0
 """Seconds that a caller has for its handshake."""
 _RETRY_INTERVAL = 0.02
 """Seconds between two attempts to dial a rank that doesn't listen yet."""
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+"""Errors of an address to which there is no way."""
+_NO_ROUTE_SECONDS = 5.0
+"""Seconds for which there may be no way to an address of this host, which then needs its user."""
 _MAX_CALLERS = 64
 """Handshakes of callers under way at most, beyond the number of ranks."""
 _BACKLOG = 128
@@ -106,6 +110,8 @@ class Rendezvous:
         self._resolver = Resolver()
         #: Attempts to dial a peer so far: each takes the next of its addresses.
         self._attempts: dict[Key, int] = {}
+        #: When there was no way to an address of this host first; 0.0: there is one.
+        self._no_route_since = 0.0
         #: Time on the monotonic clock before which no caller is accepted; 0.0: the listener is watched.
         self._accept_at = 0.0
         self._selector = selectors.DefaultSelector()
@@ -157,6 +163,7 @@ class Rendezvous:
                 return listener
             except OSError as error:
                 self._raise_if_cancelled()
+                self._check_route(error, host, port)
                 if time.monotonic() >= deadline:
                     raise ExchangeError(
                         f"{self._name(self._rank)} must be able to listen on its address, {host}:{port}. "
@@ -171,7 +178,7 @@ class Rendezvous:
         # A name may stand for the loopback interface first, where no other host can call.
         others = [each for each in found if not each.is_loopback] or found
         if not others:
-            raise OSError(errno.EADDRNOTAVAIL, self._resolver.get_failure(host) or "its name isn't known")
+            raise OSError(errno.EAGAIN, self._resolver.get_failure(host) or "its name isn't known")
         listener = socket.socket(others[0].family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -246,10 +253,26 @@ class Rendezvous:
             connection = _connect(found[attempt % len(found)])
         except OSError as error:
             self._record_failure(f"{host}: {error.strerror}")
+            if found[attempt % len(found)].is_loopback or host == self._addresses[self._rank][0]:
+                self._check_route(error, host, port)
             self._retry_at[key] = time.monotonic() + _RETRY_INTERVAL
             return
+        self._no_route_since = 0.0
         until = min(self._deadline, time.monotonic() + _HANDSHAKE_TIMEOUT)
         self._begin(connection, {**self._info, "channel": key[1]}, key, until)
+
+    def _check_route(self, error: OSError, host: str, port: int) -> None:
+        """Raise ExchangeError where there has been no way to an address of this host for a while."""
+        now = time.monotonic()
+        if error.errno not in _NO_ROUTE:
+            return
+        self._no_route_since = self._no_route_since or now
+        if now - self._no_route_since >= _NO_ROUTE_SECONDS:
+            raise ExchangeError(
+                f"Ranks of one host must reach each other at its addresses. Received: {error.strerror} for "
+                f"{host}:{port}. Bring that interface up, such as with `ip link set lo up`, or give "
+                f"addresses that this host has"
+            ) from error
 
     def _begin(self, connection: socket.socket, info: PeerInfo, key: Key | None, until: float) -> None:
         """Begin a handshake in which this rank sends `info`."""

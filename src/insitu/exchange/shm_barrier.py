@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange.memory import Segment, fence, futex_wait, futex_wake, yield_processor
-from insitu.exchange.native import MISSING, BarrierStruct, Kernels, address_of
+from insitu.exchange.native import MISSING, BarrierStruct, address_of, load_kernels
 from insitu.exchange.plan import MemberLost
 
 SIGNATURE_BITS = 24
@@ -46,11 +46,9 @@ class SignatureMismatch(Exception):
 class SpinPolicy:
     """How often a waiting member polls before it sleeps."""
 
-    #: Polls in Python without yielding the processor.
-    spins: int
-    #: Polls in Python with yielding it.
+    #: Polls in Python, after those in compiled code, with yielding the processor.
     yields: int
-    #: Polls in compiled code, before the above, without yielding. Other threads don't run meanwhile.
+    #: Polls in compiled code without yielding. Other threads don't run meanwhile.
     compiled_spins: int = 0
     #: Polls in compiled code with yielding.
     compiled_yields: int = 0
@@ -62,10 +60,10 @@ def choose_spin_policy(members: int, crowded: bool, same_process: bool) -> SpinP
     `crowded`: the members are more than their processors. `same_process`: some are threads of one process.
     """
     if same_process:
-        return SpinPolicy(0, 2)
+        return SpinPolicy(2)
     if crowded:
-        return SpinPolicy(0, 2 * members, 0, 4 * members)
-    return SpinPolicy(1000, 10, 3000, 10)
+        return SpinPolicy(2 * members, 0, 4 * members)
+    return SpinPolicy(10, 3000, 10)
 
 
 def count_barrier_bytes(members: int) -> int:
@@ -96,7 +94,6 @@ class ShmBarrier:
         policy: SpinPolicy,
         find_dead: Callable[[], Sequence[int]],
         stall_timeout: float,
-        kernels: Kernels | None = None,
     ) -> None:
         """Use the memory at `offset` of `segment`, which is all zeros before the first phase.
 
@@ -116,7 +113,6 @@ class ShmBarrier:
         self._member = member
         self._members = members
         self._policy = policy
-        self._spins = range(policy.spins)
         self._find_dead = find_dead
         #: Seconds after which a member that doesn't arrive is evicted.
         self.stall_timeout = stall_timeout
@@ -132,7 +128,7 @@ class ShmBarrier:
         self.waited = 0.0
         #: The member that came last to the last phase.
         self.last = member
-        self._kernels = kernels
+        self._wait = load_kernels().barrier_wait
         self._others_table = np.array(self._others, np.uint64)
         #: This barrier for compiled code.
         self.struct = BarrierStruct(
@@ -153,18 +149,7 @@ class ShmBarrier:
         All members see then what each wrote to shared memory before. Raises MemberLost, SignatureMismatch.
         """
         phase = self.phase = self.phase + 1
-        if self._kernels is not None:
-            return self.complete(self._kernels.barrier_wait(self.struct_address, phase, signature), signature)
-        parity = phase & 1
-        word = self._make_word(signature)
-        words = self._words
-        words[self._own[parity]] = word
-        fence()
-        self.waited, self.last = 0.0, self._member
-        for index in self._others[parity]:
-            if words[index] != word:
-                self._spin(index, word)
-        self._release()
+        self.complete(self._wait(self.struct_address, phase, signature), signature)
 
     def _make_word(self, signature: int) -> int:
         """Return the arrival word of the present phase: its low 40 bits, which go round after the other
@@ -235,17 +220,6 @@ class ShmBarrier:
         return MemberLost(self._ranks[self._member], "was evicted by the other ranks")
 
     # Waiting
-
-    def _spin(self, index: int, word: int) -> None:
-        """Poll the arrival word at `index` for some microseconds, then wait for all that are missing."""
-        words, start = self._words, time.monotonic()
-        for _ in self._spins:
-            if words[index] == word:
-                self.last = index // MEMBER_WORDS
-                break
-        else:
-            self._wait_for_missing(word, frozenset())
-        self.waited += time.monotonic() - start
 
     def _wait_for_missing(self, word: int, excused: Collection[int]) -> None:
         """Return once all members but those `excused` have arrived with `word`."""

@@ -86,8 +86,6 @@ class Region:
     own: Segment
     #: Bytes of this member's own part.
     size: int
-    #: True if all members have compiled code: then they agree on the size of pieces.
-    compiled: bool
 
     def find_offset(self, array: np.ndarray) -> int | None:
         """Return the offset of `array` in this member's part, or None if it lies elsewhere."""

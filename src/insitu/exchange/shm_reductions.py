@@ -7,7 +7,8 @@
 - BufferReduction: rows in buffers of the group, which are such memory.
 - StagedReduction: rows from elsewhere, which are copied to such memory first.
 
-The compiled subclasses do all of it in one call, as long as no member is late.
+The compiled subclasses do all of it in one call, as long as no member is late. NumPy sums what `kernels.c`
+doesn't: half precision and the results of a reduce_scatter.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class SlotReduction:
 class CompiledSlotReduction(SlotReduction):
     """Does it in one call of compiled code; without weights."""
 
-    def __init__(self, session: ShmSession, reduction: Reduction, kernels: native.Kernels) -> None:
+    def __init__(self, session: ShmSession, reduction: Reduction) -> None:
         super().__init__(session, reduction)
         dtype = reduction.dtype
         total = native.describe_sum(reduction.op, dtype, session.members.num_shards, None)
@@ -103,7 +104,7 @@ class CompiledSlotReduction(SlotReduction):
             self._start,
         )
         self._address = self._prepared.address
-        self._call = kernels.reduce_slots
+        self._call = session.kernels.reduce_slots
         self._struct = session.barrier.struct
         self._wait_stats = session.wait_stats
 
@@ -133,8 +134,7 @@ class RegionReduction:
         self._label = reduction.__str__
         self._begin = begin
         self._end = sign(f"{reduction} done")
-        # Without a compiler this member cuts its part into the same pieces as those that have one.
-        size = native.choose_piece_bytes(reduction.row_bytes) if can_compile(region, reduction) else None
+        size = native.choose_piece_bytes(reduction.row_bytes) if is_compiled(reduction) else None
         parts = [part[offset:] for part in region.parts]
         self._plan = ReducePlan(reduction, session.members, parts, session.scratch, size)
         self._reducer = Reducer(reduction.op, reduction.dtype, session.members.num_shards, self._plan.longest)
@@ -253,16 +253,10 @@ class CompiledRegionReduction(RegionReduction):
     """Sums this member's part in compiled code."""
 
     def __init__(
-        self,
-        session: ShmSession,
-        reduction: Reduction,
-        region: Region,
-        offset: int,
-        begin: int,
-        kernels: native.Kernels,
+        self, session: ShmSession, reduction: Reduction, region: Region, offset: int, begin: int = 0
     ) -> None:
         super().__init__(session, reduction, region, offset, begin)
-        plan, shards = self._plan, session.members.num_shards
+        kernels, plan, shards = session.kernels, self._plan, session.members.num_shards
         self._factors = np.zeros(shards) if reduction.op == "weighted_mean" else None
         self._prepared = native.prepare_region_reduction(
             session.barrier.struct_address,
@@ -393,34 +387,31 @@ class CompiledBufferReduction(BufferReduction):
         return self._agree_and_run(weights, state) if state else True
 
 
-def can_compile(region: Region, reduction: Reduction) -> bool:
-    """Return True if members with compiled code use it for a reduction in this region."""
-    return region.compiled and reduction.scatter is None and native.supports(reduction.dtype)
+def is_compiled(reduction: Reduction) -> bool:
+    """Return True if compiled code does a reduction of rows in shared memory."""
+    return reduction.scatter is None and native.supports(reduction.dtype)
 
 
 def prepare_slot_reduction(session: ShmSession, reduction: Reduction) -> SlotReduction:
     """Prepare a reduction of small rows."""
-    if session.kernels is not None and native.supports(reduction.dtype) and reduction.op != "weighted_mean":
-        return CompiledSlotReduction(session, reduction, session.kernels)
-    return SlotReduction(session, reduction)
+    compiled = native.supports(reduction.dtype) and reduction.op != "weighted_mean"
+    return (CompiledSlotReduction if compiled else SlotReduction)(session, reduction)
 
 
 def prepare_region_reduction(
     session: ShmSession, reduction: Reduction, region: Region, offset: int, begin: int = 0
 ) -> RegionReduction:
     """Prepare a reduction of rows at `offset` of a region."""
-    if session.kernels is not None and can_compile(region, reduction):
-        return CompiledRegionReduction(session, reduction, region, offset, begin, session.kernels)
-    return NumpyRegionReduction(session, reduction, region, offset, begin)
+    kind = CompiledRegionReduction if is_compiled(reduction) else NumpyRegionReduction
+    return kind(session, reduction, region, offset, begin)
 
 
 def prepare_buffer_reduction(
     session: ShmSession, reduction: Reduction, number: int, offset: int
 ) -> BufferReduction:
     """Prepare a reduction of rows at `offset` of a buffer."""
-    compiled = session.kernels is not None and can_compile(session.get_buffer(number), reduction)
-    kind = CompiledBufferReduction if compiled and reduction.op != "weighted_mean" else BufferReduction
-    return kind(session, reduction, number, offset)
+    compiled = is_compiled(reduction) and reduction.op != "weighted_mean"
+    return (CompiledBufferReduction if compiled else BufferReduction)(session, reduction, number, offset)
 
 
 def copy_rows(session: ShmSession, reduction: Reduction, region: Region) -> None:

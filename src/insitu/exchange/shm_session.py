@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange import native
 from insitu.exchange.memory import Segment, adopt, create, fill
 from insitu.exchange.memory_links import MemoryLinks
@@ -69,11 +69,11 @@ class ShmSession:
         self._control = control
         self._links = links
         data = control.array()
-        #: The compiled functions; None: this member does everything in Python.
+        #: The compiled functions.
         self.kernels = native.load_kernels()
         member = members.rank
         #: The barrier of all operations.
-        self.barrier = ShmBarrier(control, 0, member, ranks, policy, find_dead, stall_timeout, self.kernels)
+        self.barrier = ShmBarrier(control, 0, member, ranks, policy, find_dead, stall_timeout)
         self._struct = self.barrier.struct
         self._mismatch_barrier = ShmBarrier(
             control, layout.mismatch_barrier, member, ranks, policy, find_dead, stall_timeout
@@ -211,25 +211,25 @@ class ShmSession:
     def _allocate(self, size: int, keep: np.ndarray | None = None) -> Region:
         """Create a segment, hand it to all members and map theirs."""
         file = create("insitu-buffer", size)
-        own = file, size, self.kernels is not None
-        received = {self.member: own}
+        received = {self.member: (file, size)}
         segments: dict[int, Segment] = {}
         try:
             if keep is not None:
                 fill(file, keep)
-            received |= self._links.swap(*own, lambda: self.synchronize(sign("buffer"), lambda: "buffer"))
-            compiled = all(able for _, _, able in received.values())
+            received |= self._links.swap(
+                file, size, lambda: self.synchronize(sign("buffer"), lambda: "buffer")
+            )
             for member in range(self.members.size):
-                theirs, length, _ = received.pop(member)
+                theirs, length = received.pop(member)
                 segments[member] = adopt(theirs, length, keep if member == self.member else None)
         finally:
-            for theirs, _, _ in received.values():
+            for theirs, _ in received.values():
                 os.close(theirs)
         self.synchronize(sign("mapped"), lambda: "buffer")
         for segment in segments.values():
             segment.close_file()
         parts = tuple(segments[member].array() for member in range(self.members.size))
-        return Region(parts, segments[self.member], size, compiled)
+        return Region(parts, segments[self.member], size)
 
     # Loss
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
+import logging
 import selectors
 import socket
 import ssl
@@ -25,7 +27,6 @@ from insitu.exchange.handshake import (
     dial,
     get_answer,
 )
-from insitu.exchange.plain_text import warn_about_plain_text
 from insitu.exchange.tls import TLS_ENV, TlsSettings, compute_binding, load_identity
 from insitu.exchange.tls_socket import TLS_FIRST_BYTE, TlsSocket
 
@@ -168,3 +169,27 @@ class SocketHandshake:
             f"the address is that of a task of this job, and that {TLS_ENV} and the files that go with it "
             "are the same for all tasks"
         )
+
+
+# Warns once that numbers leave this host unencrypted
+
+
+_LOG = logging.getLogger("insitu")
+
+
+def warn_about_plain_text(connection: socket.socket) -> None:
+    """Log a warning, once per process, if a connection leads to another host."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        host = connection.getpeername()[0]
+        own = connection.getsockname()[0]
+        if host != own and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+            _warn_once()
+
+
+@functools.cache
+def _warn_once() -> None:
+    _LOG.warning(
+        "[insitu] Numbers between hosts go unencrypted, as INSITU_TLS=never asks, and who can change packets "
+        "on the way can change them. Leave INSITU_TLS out, unless only these hosts share the network "
+        "(docs/security.md)."
+    )

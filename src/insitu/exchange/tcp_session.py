@@ -55,7 +55,7 @@ class TcpSession:
         for shards in members.shards:
             self._starts.append(self._starts[-1] + len(shards))
         self._unchecked: list[int] = []
-        #: The compiled functions; None: this member does everything in Python.
+        #: The compiled functions; None: connections are encrypted, so Python moves the bytes.
         self.kernels = None if connections.encrypted else native.load_kernels()
         #: See PeerConnections.
         self.poll_limit = connections.poll_limit

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from insitu.certificates import make_certificate
-from insitu.errors import InputError
-from insitu.unauthenticated import is_loopback
+from insitu.base.errors import InputError
+from insitu.base.net.certificates import make_certificate
+from insitu.base.net.unauthenticated import is_loopback
 
 TLS_ENV = "INSITU_TLS"
 """`auto`: encrypt what leaves this host; `always`; `never`: also between hosts plain text, with a warning."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.doors import lazy_door
+from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.parameters.client import Client, connect
-    from insitu.parameters.closure_client import ClosureClient
+    from insitu.parameters.client import Client, ClosureClient, connect
     from insitu.parameters.futures import Future
     from insitu.parameters.gradients import check_nan_policy
     from insitu.parameters.native import copy_and_check
@@ -42,52 +41,4 @@ if TYPE_CHECKING:
         set_learning_rate,
     )
 
-__getattr__, __dir__ = lazy_door(
-    __name__,
-    {
-        "client": ("Client", "connect"),
-        "closure_client": ("ClosureClient",),
-        "futures": ("Future",),
-        "gradients": ("check_nan_policy",),
-        "native": ("copy_and_check",),
-        "rules": (
-            "ShardingPlan",
-            "MIN_PIECE_BYTES",
-            "Mode",
-            "Piece",
-            "ConsistencyPolicy",
-            "Variable",
-            "plan_sharding",
-        ),
-        "server": ("ParameterServer",),
-        "tables": ("Eviction", "Table"),
-        "updaters": (
-            *("FinalizingUpdater", "InitialisingUpdater", "Updater"),
-            *("make_updater", "set_learning_rate"),
-        ),
-    },
-)
-
-__all__ = [
-    "MIN_PIECE_BYTES",
-    "Client",
-    "ClosureClient",
-    "ConsistencyPolicy",
-    "Eviction",
-    "FinalizingUpdater",
-    "Future",
-    "InitialisingUpdater",
-    "Mode",
-    "ParameterServer",
-    "Piece",
-    "ShardingPlan",
-    "Table",
-    "Updater",
-    "Variable",
-    "check_nan_policy",
-    "connect",
-    "copy_and_check",
-    "make_updater",
-    "plan_sharding",
-    "set_learning_rate",
-]
+__getattr__, __dir__ = lazy_door(__name__)

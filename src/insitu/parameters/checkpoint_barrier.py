@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from insitu.errors import InsituError, ParameterError
+from insitu.base.errors import InsituError, ParameterError
 from insitu.parameters import snapshots
 from insitu.parameters.checkpoints import CheckpointWriter
 from insitu.parameters.connection import Connection

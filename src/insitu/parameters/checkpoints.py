@@ -27,15 +27,22 @@ from typing import Any
 
 import numpy as np
 
-from insitu.durable import NO_ROOM, PageFile, published, write_synced
-from insitu.errors import CheckpointError, InsituError, ParameterError, StorageFull
+from insitu.base.disk.checkpoints import (
+    NotDamaged,
+    explained_reading,
+    explained_writing,
+    list_folder,
+    try_again,
+)
+from insitu.base.disk.durable import PageFile, published, write_synced
+from insitu.base.disk.signatures import read_user_key, sign, unsign
+from insitu.base.errors import CheckpointError, InsituError, ParameterError
+from insitu.base.paths import Paths
 from insitu.exchange import Pages
 from insitu.exchange.plan import PAGE
 from insitu.parameters.copy_on_write import SnapshotArray
 from insitu.parameters.rules import Array, wire_dtype
 from insitu.parameters.snapshots import LiveSnapshot, Snapshot
-from insitu.paths import Paths
-from insitu.signatures import OtherKey, read_user_key, sign, unsign
 
 _FOLDER_NAME = re.compile(r"checkpoint-(\d{8})")
 _CHECKPOINTS_KEPT = 2
@@ -49,11 +56,6 @@ _CANCEL_TIMEOUT = 10.0
 _NICENESS = 10
 """Priority of the writing thread, so that training comes first where processors are few."""
 _LOG = logging.getLogger("insitu")
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ParameterError),
-    *(MemoryError, OverflowError, RecursionError, SyntaxError),
-)
-"""Errors of reading a damaged checkpoint."""
 _CheckCancelled = Callable[[], None]
 """Raises where the checkpoint was cancelled."""
 
@@ -61,11 +63,6 @@ _CheckCancelled = Callable[[], None]
 def server_folder(directory: Path, server: int) -> Path:
     """Return the folder of one server's checkpoints."""
     return directory / f"server-{server}"
-
-
-class _OtherWriter(CheckpointError):
-    """Raised for a checkpoint that was signed with another key. Not passed over: the servers would begin
-    without it and remove it later, and it may be the user's own."""
 
 
 class _Cancelled(Exception):
@@ -154,22 +151,12 @@ def write(
     Calls `check_cancelled` regularly, which may raise. Raises StorageFull, CheckpointError: then nothing
     half-written is left, and older checkpoints stay valid.
     """
-    try:
-        with published(folder, f"checkpoint-{number:08d}") as staging:
-            described = _write_arrays(staging / "arrays.bin", snapshot.arrays, check_cancelled)
-            state = {**snapshot.meta, "number": number, "folder": folder.name, "arrays": described}
-            write_synced(staging / "state.json", sign(state, _find_key(key)))
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise StorageFull(
-                f"No room is left for a checkpoint in {folder}. The one before stays valid, and "
-                "training goes on. Free some space, or write to another folder"
-            ) from error
-        raise CheckpointError(
-            f"A checkpoint needs a folder that the server can write to: {folder}. Received: {error}. Give "
-            "another folder, or change its permissions"
-        ) from error
-    for old in list_numbers(folder)[:-_CHECKPOINTS_KEPT]:
+    with explained_writing(folder), published(folder, f"checkpoint-{number:08d}") as staging:
+        described = _write_arrays(staging / "arrays.bin", snapshot.arrays, check_cancelled)
+        state = {**snapshot.meta, "number": number, "folder": folder.name, "arrays": described}
+        write_synced(staging / "state.json", sign(state, _find_key(key)))
+    # Those beyond this one are damaged: they aren't kept in the place of fresh ones.
+    for old in [each for each in list_numbers(folder) if each <= number][:-_CHECKPOINTS_KEPT]:
         shutil.rmtree(folder / f"checkpoint-{old:08d}", ignore_errors=True)
 
 
@@ -218,10 +205,8 @@ def _iterate_blocks(array: Array | SnapshotArray) -> Iterator[Array]:
 
 
 def list_numbers(folder: Path) -> list[int]:
-    """Return the numbers of the published checkpoints, ascending."""
-    if not folder.is_dir():
-        return []
-    found = (_FOLDER_NAME.fullmatch(path.name) for path in folder.iterdir())
+    """Return the numbers of the published checkpoints, ascending. Raises OSError."""
+    found = (_FOLDER_NAME.fullmatch(name) for name in list_folder(folder))
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -230,18 +215,22 @@ def read_newest(directory: Path, server: int, key: bytes | None = None) -> Snaps
 
     That is its newest one that is intact, that `key` has signed (None: this user's), and that all servers
     have whose folders are here. Logs a warning for each that is damaged or forged. Raises CheckpointError for
-    one that was signed with another key.
+    one that was signed with another key, and if the disk goes on failing.
     """
-    others = [
-        list_numbers(path) for path in directory.glob("server-*") if path != server_folder(directory, server)
-    ]
     own = server_folder(directory, server)
+    return try_again(lambda: _read_newest(directory, own, key), own, (OSError, MemoryError))
+
+
+def _read_newest(directory: Path, own: Path, key: bytes | None) -> Snapshot | None:
+    """See `read_newest`. Raises OSError and MemoryError, too."""
+    names = [name for name in list_folder(directory) if name.startswith("server-") and name != own.name]
+    others = [list_numbers(directory / name) for name in names]
     for number in reversed(list_numbers(own)):
         if any(number not in other for other in others):
             continue
         try:
             return read(own / f"checkpoint-{number:08d}", key)
-        except _OtherWriter:
+        except NotDamaged:
             raise
         except CheckpointError as error:
             _LOG.warning("%s The checkpoint before it is used instead.", error)
@@ -249,9 +238,9 @@ def read_newest(directory: Path, server: int, key: bytes | None = None) -> Snaps
 
 
 def read(path: Path, key: bytes | None = None) -> Snapshot:
-    """Read one checkpoint. Raises CheckpointError where it is incomplete, damaged, or not signed with `key`
-    (None: this user's)."""
-    try:
+    """Read one checkpoint. Raises CheckpointError if it is incomplete, damaged, or not signed with `key`
+    (None: this user's), OSError and MemoryError if it can't be read now."""
+    with explained_reading(path, ParameterError, remedy=" Remove its folder."):
         meta = unsign((path / "state.json").read_bytes(), _find_key(key))
         if (meta["folder"], f"checkpoint-{meta['number']:08d}") != (path.parent.name, path.name):
             raise CheckpointError(
@@ -259,27 +248,21 @@ def read(path: Path, key: bytes | None = None) -> Snapshot:
                 f"{meta['number']} of {meta['folder']}. Remove its folder."
             )
         described = meta.pop("arrays")
-        data = np.memmap(path / "arrays.bin", np.uint8, "r") if (path / "arrays.bin").stat().st_size else None
-        arrays, position = {}, 0
-        for name, dtype, shape, digest in described:
-            kind = wire_dtype(dtype)
-            size = math.prod(shape) * kind.itemsize
-            part = np.empty(0, np.uint8) if data is None else np.array(data[position : position + size])
-            if part.size != size or hashlib.sha256(part.data).hexdigest() != digest:
-                raise CheckpointError(
-                    f"The checkpoint {path} is damaged: the SHA-256 of {name} is wrong. Remove its folder."
-                )
-            arrays[name] = part.view(kind).reshape(shape)
-            position += size
+        arrays = {}
+        with (path / "arrays.bin").open("rb") as file:  # not mapped: a disk that fails would end the process
+            left = os.fstat(file.fileno()).st_size
+            for name, dtype, shape, digest in described:
+                kind = wire_dtype(dtype)
+                size = math.prod(shape) * kind.itemsize
+                part = np.empty(size if 0 <= size <= left else 0, np.uint8)
+                left -= file.readinto(part.data)
+                if part.size != size or hashlib.sha256(part.data).hexdigest() != digest:
+                    raise CheckpointError(
+                        f"The checkpoint {path} is damaged: the SHA-256 of {name} is wrong. Remove its "
+                        f"folder."
+                    )
+                arrays[name] = part.view(kind).reshape(shape)
         return Snapshot(meta, arrays)
-    except OtherKey as error:
-        raise _OtherWriter(
-            f"Checkpoints are read back by the user, or the job, that wrote them. Received: {path}, which "
-            "was signed with another key. If it is yours, copy the file of $INSITU_HOME/keys from where it "
-            "was written; otherwise give another directory."
-        ) from error
-    except _UNREADABLE as error:
-        raise CheckpointError(f"The checkpoint {path} can't be read: {error}. Remove its folder.") from error
 
 
 def _find_key(key: bytes | None) -> bytes:

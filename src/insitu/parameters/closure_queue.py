@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 Array = NDArray[Any]
 KEPT_RESULT_BYTES = 256 << 20

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import ParameterError
+from insitu.base.errors import ParameterError
 from insitu.exchange import (
     Borrower,
     PeerInfo,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import CheckpointError, InsituError
+from insitu.base.errors import CheckpointError, InsituError
 from insitu.parameters import native
 from insitu.parameters.growable_array import GrowableArray
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from insitu import ports
-from insitu.errors import AuthenticationError, InsituError, ParameterError
+from insitu.base.errors import AuthenticationError, InsituError, ParameterError
+from insitu.base.net import ports
 from insitu.exchange import (
     PeerInfo,
     SocketHandshake,
@@ -28,7 +28,6 @@ from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.memory_receiver import MemoryReceiver
 from insitu.parameters.rules import MalformedMessage, Message
 from insitu.parameters.server_handshake import HANDSHAKE_TIMEOUT, check_peer_info, make_peer_info
-from insitu.parameters.time_budget import TimeBudget
 
 _LOG = logging.getLogger("insitu")
 _MAX_HANDSHAKES = 256
@@ -350,3 +349,25 @@ def _listen(address: str) -> socket.socket:
     listener.setblocking(False)
     close_in_children(listener)
     return listener
+
+
+# Pure: how much of a thread's time goes to work that anybody can cause
+
+
+class TimeBudget:
+    """Seconds that may be spent: a share of all time, and some at once after a quiet time."""
+
+    def __init__(self, share: float, most: float, now: float) -> None:
+        """`most`: seconds at once, which are there at the start."""
+        self._share = share
+        self._most = most
+        #: Seconds that may be spent at the time `_at`; below 0 after too much was.
+        self._left = most
+        self._at = now
+
+    def spend(self, seconds: float, now: float) -> float:
+        """Note that `seconds` were spent until `now`. Return for how many seconds nothing may be, from now
+        on."""
+        self._left = min(self._most, self._left + self._share * (now - self._at)) - seconds
+        self._at = now
+        return max(0.0, -self._left / self._share)

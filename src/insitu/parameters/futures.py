@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 Drive = Callable[["Future[Any]", "float | None"], None]
-"""Does the client's I/O until the future is done; see `RequestClient.run_until_done`."""
+"""Does the client's I/O until the future is done; see `ServerRequests.run_until_done`."""
 
 
 class Future(Generic[T]):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import InputError, NotFinite
+from insitu.base.errors import InputError, NotFinite
 from insitu.exchange import aligned_empty
 from insitu.exchange.plan import PAGE, Factors, Reducer, compute_factors, split_chunks
 from insitu.parameters.tables import Table

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import ExchangeError, ParameterError
+from insitu.base.errors import ExchangeError, ParameterError
 from insitu.exchange import Pages
 
 _MIN_RESERVED_ROWS = 1024

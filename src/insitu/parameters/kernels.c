@@ -1,7 +1,7 @@
 /* What a step with parameter servers does to large arrays and to rows of tables: one sweep over memory where
    NumPy takes several, and rows fetched ahead.
 
-   `native.py` compiles this file and says what the functions mean. Each element is rounded as NumPy rounds
+   `native.py` says what the functions mean. Each element is rounded as NumPy rounds
    it; nothing is contracted. Copies that are too large for the caches are written past them, so that nothing
    is fetched only to be overwritten, and what lies in the caches stays there. */
 #include <limits.h>

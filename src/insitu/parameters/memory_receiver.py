@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange import memory, memory_passing
 
 _TICKET = struct.Struct("!32sI")

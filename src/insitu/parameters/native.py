@@ -1,4 +1,4 @@
-"""Loops over large arrays in C (`kernels.c`), or in NumPy without a C compiler, with the same bits."""
+"""Loops over large arrays in C (`kernels.c`), with the bits of NumPy. NumPy does what isn't float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.exchange import address_of, compiling
+from insitu.base.compiled import load_library
+from insitu.exchange import address_of
 
 Array = NDArray[Any]
 _SOURCE = Path(__file__).with_name("kernels.c")
@@ -42,9 +43,9 @@ class ParameterKernels:
 
 
 @functools.cache
-def kernels() -> ParameterKernels | None:
-    """Return the compiled functions; None where they can't be compiled."""
-    return compiling.load(_SOURCE, _load)
+def kernels() -> ParameterKernels:
+    """Return the compiled functions. Raise MissingLibrary if they haven't been compiled."""
+    return load_library(_SOURCE, _load)
 
 
 def _load(library: Path) -> ParameterKernels:
@@ -76,9 +77,8 @@ def _is_contiguous(array: Array) -> bool:
 
 def all_finite(values: Array) -> bool:
     """Return whether no value is NaN or infinite."""
-    compiled = kernels()
-    if compiled is not None and _are_plain_float32(values):
-        return bool(compiled.finite(address_of(values), values.size))
+    if _are_plain_float32(values):
+        return bool(kernels().finite(address_of(values), values.size))
     if values.dtype.itemsize >= 4:
         # The sum of squares is one pass; a second one is needed only where it overflows.
         flat = values.reshape(-1)
@@ -93,10 +93,9 @@ def copy_and_check(to: Array, source: Array, *, whole: int = 0) -> bool:
 
     `whole`: elements of the array that it is a part of, which decide whether caches are bypassed.
     """
-    compiled = kernels()
-    if compiled is not None and _are_plain_float32(to, source):
+    if _are_plain_float32(to, source):
         past = max(whole, source.size) >= _STREAMING_ELEMENTS
-        return bool(compiled.copy(address_of(to), address_of(source), source.size, past))
+        return bool(kernels().copy(address_of(to), address_of(source), source.size, past))
     np.copyto(to, source)
     return all_finite(source)
 
@@ -106,56 +105,44 @@ def update_sgd(value: Array, gradient: Array, rate: float, to: Array | None) -> 
 
     Return False where there is no compiled code for it: then nothing was done.
     """
-    compiled = kernels()
-    if compiled is None or not _are_plain_float32(value, gradient, *(() if to is None else (to,))):
+    if not _are_plain_float32(value, gradient, *(() if to is None else (to,))):
         return False
     copied = None if to is None else address_of(to)
     past = value.size >= _STREAMING_ELEMENTS
-    compiled.descend(address_of(value), address_of(gradient), copied, value.size, rate, past)
+    kernels().descend(address_of(value), address_of(gradient), copied, value.size, rate, past)
     return True
 
 
 # Rows of tables: `numbers` are int32[n], distinct and within the table, or -1 where noted.
 
 
-def find(keys: Array, buckets: Array, known: Array, found: Array) -> int | None:
+def find(keys: Array, buckets: Array, known: Array, found: Array) -> int:
     """Write the row of each of `keys`, int64[n], to `found`, -1 for those that aren't there: see `HashIndex`.
 
-    Return how many aren't; None where there is no compiled code for it: then nothing was done.
+    Return how many aren't.
     """
-    compiled = kernels()
-    if compiled is None or not _is_contiguous(keys):
-        return None
+    if not _is_contiguous(keys):
+        keys = keys.copy()
     table = address_of(buckets), len(buckets) - 1
-    return int(compiled.find(address_of(keys), len(keys), *table, address_of(known), address_of(found)))
+    return int(kernels().find(address_of(keys), len(keys), *table, address_of(known), address_of(found)))
 
 
-def _count_row_bytes(array: Array) -> int:
-    """Return the bytes of a row of a contiguous array. Its first stride says something else where it is a
-    view of
-    one row."""
-    return array.itemsize * math.prod(array.shape[1:])
+def _describe_rows(array: Array) -> tuple[int, int]:
+    """Return (bytes of a row, address) of a contiguous array. Its first stride says something else if it is
+    a view of one row."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"Rows must be contiguous. Received: strides {array.strides} of {array.shape}")
+    return array.itemsize * math.prod(array.shape[1:]), address_of(array)
 
 
 def take(rows: Array, numbers: Array, out: Array) -> None:
-    """Compute `out[i] = rows[numbers[i]]`; anything where the number is -1."""
-    compiled = kernels()
-    if compiled is not None and _is_contiguous(out):
-        size = _count_row_bytes(out)
-        compiled.take(address_of(rows), address_of(numbers), len(numbers), size, address_of(out))
-    else:
-        # Clipped, -1 reads row 0.
-        np.take(rows, numbers, axis=0, out=out, mode="clip")
+    """Compute `out[i] = rows[numbers[i]]`; leave alone where the number is -1. `out` is contiguous."""
+    kernels().take(address_of(rows), address_of(numbers), len(numbers), *_describe_rows(out))
 
 
 def put(rows: Array, numbers: Array, source: Array) -> None:
-    """Compute `rows[numbers[i]] = source[i]`."""
-    compiled = kernels()
-    if compiled is not None and _is_contiguous(source):
-        size = _count_row_bytes(source)
-        compiled.put(address_of(rows), address_of(numbers), len(numbers), size, address_of(source))
-    else:
-        rows[numbers] = source
+    """Compute `rows[numbers[i]] = source[i]`. `source` is contiguous."""
+    kernels().put(address_of(rows), address_of(numbers), len(numbers), *_describe_rows(source))
 
 
 def update_sgd_rows(rows: Array, numbers: Array, gradients: Array, rate: float) -> bool:
@@ -163,9 +150,8 @@ def update_sgd_rows(rows: Array, numbers: Array, gradients: Array, rate: float) 
 
     Return False where there is no compiled code for it: then nothing was done.
     """
-    compiled = kernels()
-    if compiled is None or rows.dtype != np.float32 or not _are_plain_float32(gradients):
+    if rows.dtype != np.float32 or not _are_plain_float32(gradients):
         return False
     table = address_of(rows), address_of(numbers), len(numbers), gradients.shape[1]
-    compiled.descend_rows(*table, address_of(gradients), rate)
+    kernels().descend_rows(*table, address_of(gradients), rate)
     return True

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from insitu.errors import InsituError
+from insitu.base.errors import InsituError
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.rules import REQUEST, Message, make_failure
 

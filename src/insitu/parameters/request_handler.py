@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import InputError, InsituError, ParameterError
+from insitu.base.errors import InputError, InsituError, ParameterError, ServerStalled
+from insitu.parameters import native
 from insitu.parameters.checkpoint_barrier import CheckpointBarrier, WatchWriter
 from insitu.parameters.connection import Connection
-from insitu.parameters.dense_transfer import DenseTransfer
-from insitu.parameters.failures import fail
 from insitu.parameters.gradients import Gradients
 from insitu.parameters.replication_log import ReplicationLog
 from insitu.parameters.rules import (
@@ -26,13 +26,126 @@ from insitu.parameters.rules import (
     MalformedMessage,
     Message,
     PushEvent,
+    ShardingPlan,
     as_dtype,
+    make_failure,
     modes,
     sharding_plan,
 )
 from insitu.parameters.server_state import PushResult, ServerState, ValueDestination
 from insitu.parameters.tables import Table
-from insitu.parameters.waiting_requests import WaitingRequest, make_stall_error
+
+# Moves dense gradients and values between messages, a worker's shared memory and a server's flat arrays
+
+
+class DenseTransfer:
+    """Finds the arrays that a request names, for one server.
+
+    A request names a worker's buffers in shared memory by "segment" and "at", the start of each group in
+    bytes. Without them, it carries arrays.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        #: By group, memory in which the parts of a push are joined.
+        self._joined: dict[str, Array] = {}
+
+    def read(self, connection: Connection, message: Message, arrays: Sequence[Array]) -> dict[str, Array]:
+        """Return the server's own elements of each group, flat.
+
+        `arrays` are those of the message that belong to dense variables: one for each span of each group, or
+        one for each group where the message is marked "flat". Raises InputError.
+        """
+        plan = self._state.plan
+        if plan is None:
+            raise InputError(
+                "Variables must be defined (Client.define) before anything else is done with them"
+            )
+        in_memory = "at" in message.meta
+        flats, used = {}, 0
+        for position, group in enumerate(plan.groups):
+            if in_memory:
+                parts = self._view_spans(connection, message, position, group)
+            else:
+                spans = plan.spans_of(self._state.server, group)
+                count = 1 if message.meta.get("flat") else len(spans)
+                parts = [array.reshape(-1) for array in arrays[used : used + count]]
+                used += count
+            flats[group] = self._join(parts, group)
+        return flats
+
+    def _join(self, parts: Sequence[Array], group: str) -> Array:
+        """Return the parts as one flat array: a view where there is only one.
+
+        The memory is used again by the next push, except in mode sync, where pushes may be held.
+        """
+        dtype = as_dtype(group)
+        if any(part.dtype != dtype for part in parts):
+            received = ", ".join(sorted({part.dtype.name for part in parts}))
+            raise InputError(f"A push of {dtype.name} variables must be {dtype.name}. Received: {received}")
+        if len(parts) == 1:
+            return parts[0]
+        size = sum(part.size for part in parts)
+        joined = self._joined.get(group)
+        if joined is None or joined.size != size or self._state.policy.mode == "sync":
+            joined = self._joined[group] = np.empty(size, dtype)
+        return np.concatenate(parts, out=joined) if parts else joined
+
+    def find_destination(self, connection: Connection, message: Message) -> ValueDestination | None:
+        """Return the memory, named by "ahead", for the values that the worker pulls next."""
+        plan = self._state.plan
+        if plan is None:
+            return None
+        parts = {}
+        for position, group in enumerate(plan.groups):
+            views = self._view_spans(connection, message, position, group, "ahead")
+            starts = [span.server_offset for span in plan.spans_of(self._state.server, group)]
+            parts[group] = list(zip(starts, views, strict=True))
+        return ValueDestination(parts)
+
+    def write_values(self, connection: Connection, message: Message, plan: ShardingPlan) -> None:
+        """Copy the server's values into the worker's memory."""
+        borrowed = connection.borrow(message.meta["segment"])
+        borrowed.begin()
+        try:
+            for position, group in enumerate(plan.groups):
+                views = self._view_spans(connection, message, position, group)
+                values = self._state.values[group]
+                for span, view in zip(plan.spans_of(self._state.server, group), views, strict=True):
+                    native.copy_and_check(view, values[span.server_offset : span.server_offset + span.size])
+        finally:
+            borrowed.end()
+
+    def _view_spans(
+        self, connection: Connection, message: Message, position: int, group: str, field: str = "at"
+    ) -> list[Array]:
+        """Return views of the server's spans of a group in the worker's memory, whose start is
+        `message.meta[field][position]`. They are kept on the connection, as each message needs them."""
+        segment, start = int(message.meta["segment"]), int(message.meta[field][position])
+        key = (self._state.server, segment, start, group)
+        if key not in connection.views:
+            connection.views[key] = self._make_views(connection, segment, start, group)
+        views: list[Array] = connection.views[key]
+        return views
+
+    def _make_views(self, connection: Connection, number: int, start: int, group: str) -> list[Array]:
+        plan, dtype = self._state.plan, as_dtype(group)
+        segment = connection.segments.get(number)
+        if plan is None or segment is None:
+            raise InputError(
+                "Variables must be defined and shared memory attached before a message names them. "
+                f"Received: segment {number}"
+            )
+        size = plan.sizes[group]
+        memory = segment.array()
+        if start < 0 or start % dtype.itemsize or start + size * dtype.itemsize > memory.size:
+            raise InputError(
+                f"A buffer must lie within {memory.size} bytes of shared memory. "
+                f"Received: {size} {group} at {start}"
+            )
+        whole = memory[start : start + size * dtype.itemsize].view(dtype)
+        return [whole[s.offset : s.offset + s.size] for s in plan.spans_of(self._state.server, group)]
+
 
 Array = NDArray[Any]
 Answer = tuple[dict[str, Any], Sequence[Array]]
@@ -485,3 +598,55 @@ class RequestHandler:
         blocked = self._barrier.set_cut(connection, message)
         self._follow_decisions(message.meta.get("decisions", ()), message)
         self._handle_again(blocked)
+
+
+# Requests that can't be answered yet, and what is said of those that have waited too long
+
+
+@dataclass(slots=True)
+class WaitingRequest:
+    """A request that can't be answered yet."""
+
+    #: The connection that it came by and that the answer goes to.
+    connection: Connection
+    #: The request.
+    message: Message
+    #: Time on the monotonic clock at which it fails with ServerStalled.
+    deadline: float
+
+
+def make_stall_error(state: ServerState, message: Message, timeout: float) -> ServerStalled:
+    """Return the error of a request that has waited `timeout` seconds, with what it has waited for."""
+    if "place" in message.meta:
+        awaited = state.find_shards_before(int(message.meta["sequence"]))
+        return ServerStalled(
+            "In mode sync all workers evaluate an insitu.dataset together, each its own shards. Received in "
+            f"{timeout:g} s: nothing from some of shards {awaited}. Call evaluate in each worker, give it "
+            "arrays, which each evaluates alone, or raise the stall timeout (--stall-timeout)"
+        )
+    shard = message.meta.get("shard")
+    shard = shard if isinstance(shard, int) else None
+    awaited = modes.find_awaited_shards(state.policy, state.push_state, shard)
+    what = f"for pushes of shards {awaited}" if state.initialised else "for the chief's first values"
+    return ServerStalled(
+        f"Server {state.server} waited {timeout:g} s at version {state.push_state.version} "
+        f"{what}. Look why those tasks don't go on, or raise the stall timeout (--stall-timeout)"
+    )
+
+
+# Answers requests that failed
+
+
+def fail(connection: Connection, message: Message, error: Exception) -> None:
+    """Answer a request with its error."""
+    connection.enqueue(make_failure(message.request, describe_bad_request(error)))
+
+
+def describe_bad_request(error: Exception) -> InsituError:
+    """Return the error of a request: its own, or one that says that its fields are wrong."""
+    if isinstance(error, InsituError):
+        return error
+    return InputError(
+        f"A request must have the fields of its operation. Received: {type(error).__name__}: {error}. "
+        "Use only insitu's own clients"
+    )

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.exchange import resolve_secret
 from insitu.parameters.event_loop import EventLoop
-from insitu.parameters.mirroring import MirrorManager
+from insitu.parameters.mirroring import MirrorManager, StateFactory
 from insitu.parameters.rules import ConsistencyPolicy, Mode
 from insitu.parameters.server_state import MakeUpdater
-from insitu.parameters.state_factory import StateFactory
 from insitu.parameters.updaters import make_updater
 
 _TICK_INTERVAL = 0.25

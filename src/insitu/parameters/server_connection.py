@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from insitu import errors
-from insitu.errors import (
+from insitu.base import errors
+from insitu.base.errors import (
     AuthenticationError,
     InsituError,
     ParameterError,

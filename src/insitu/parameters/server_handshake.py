@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any
 
-from insitu.errors import ExchangeError, VersionMismatch
+from insitu.base.errors import ExchangeError, VersionMismatch
 from insitu.exchange import (
     PROTOCOL_KEYS,
     PeerInfo,

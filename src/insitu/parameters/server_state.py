@@ -6,21 +6,21 @@ All arithmetic of a server is here. Connections, threads and clocks aren't: call
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from insitu.errors import DefinitionMismatch, InputError, SequenceError
+from insitu.base.errors import DefinitionMismatch, InputError, SequenceError
 from insitu.exchange import aligned_empty
 from insitu.parameters import gradients as checks
 from insitu.parameters import native
 from insitu.parameters.closure_queue import ClosureQueue
-from insitu.parameters.gatherings import Gatherings
 from insitu.parameters.gradients import GradientAverager, Gradients
 from insitu.parameters.rules import (
+    Array,
     ConsistencyPolicy,
     Piece,
     PushEvent,
@@ -31,7 +31,6 @@ from insitu.parameters.rules import (
     describe_difference,
     modes,
 )
-from insitu.parameters.step_records import StepRecords
 from insitu.parameters.tables import RowStore, Table
 from insitu.parameters.updaters import (
     ElementwiseUpdater,
@@ -43,7 +42,50 @@ from insitu.parameters.updaters import (
     set_learning_rate,
 )
 
-Array = NDArray[Any]
+# Keeps the records of the pushes that made each update, so that every worker learns of all rows' metrics
+
+
+RECORDS_KEPT = 32 << 20
+"""Bytes of records that are kept for workers that come late."""
+
+
+class StepRecords:
+    """The records of the last updates, each float64[size], in the order in which their pushes were added."""
+
+    def __init__(self, limit: int = RECORDS_KEPT) -> None:
+        """`limit`: bytes of records that are kept."""
+        self._limit = limit
+        #: (version before the update, float64[pushes, size]) of each update.
+        self._updates: deque[tuple[int, Array]] = deque()
+        self._bytes = 0
+        #: The version from which on all are kept; None before the first.
+        self._start: int | None = None
+
+    def add(self, version: int, records: Sequence[Array]) -> None:
+        """Keep the records of the update at `version`."""
+        if not records:
+            return
+        if self._start is None:
+            self._start = version
+        joined = np.stack(records)
+        self._updates.append((version, joined))
+        self._bytes += joined.nbytes
+        while self._bytes > self._limit and len(self._updates) > 1:
+            dropped, first = self._updates.popleft()
+            self._start, self._bytes = dropped + 1, self._bytes - first.nbytes
+
+    def since(self, version: int) -> tuple[Array, int]:
+        """Return the records of all updates from `version` on, float64[pushes, size], and of how many
+        updates they aren't kept any more."""
+        found = []
+        for at, records in reversed(self._updates):
+            if at < version:
+                break
+            found.append(records)
+        missing = 0 if self._start is None else max(0, self._start - version)
+        return (np.concatenate(found[::-1]) if found else np.zeros((0, 0))), missing
+
+
 Outcome = Literal["applied", "dropped"]
 MakeUpdater = Callable[[Mapping[str, Any] | str], Updater]
 
@@ -482,3 +524,43 @@ def _describe_piece(piece: Piece) -> list[Any]:
     """Return [variable, first row, row after the last, elements, bytes]."""
     size = piece.size * as_dtype(piece.variable.dtype).itemsize
     return [piece.variable.name, piece.start, piece.stop, piece.size, size]
+
+
+# Keeps what all shards bring to a place, so that each gets everybody's: a gather over the first server
+
+
+GATHERINGS_BYTES = 32 << 20
+"""Bytes that are kept for workers that come to a place again, after a restart."""
+
+
+class Gatherings:
+    """The arrays of the shards, each float64[rows, size], by place. A place is any text."""
+
+    def __init__(self, limit: int = GATHERINGS_BYTES) -> None:
+        """`limit`: bytes that are kept; the places that were opened first are forgotten first."""
+        self._limit = limit
+        self._brought: dict[str, dict[int, Array]] = {}
+        self._bytes = 0
+
+    def bring(self, meta: Mapping[str, Any], array: Array) -> None:
+        """Keep what a worker brings for its "shards" to a "place": so many "rows" of `array` for each. What a
+        shard has brought before stays, as others may have it."""
+        place, stop = str(meta["place"]), 0
+        brought = self._brought.setdefault(place, {})
+        for shard, rows in zip(meta["shards"], meta["rows"], strict=True):
+            start, stop = stop, stop + int(rows)
+            if int(shard) not in brought:
+                brought[int(shard)] = np.array(array[start:stop])
+                self._bytes += brought[int(shard)].nbytes
+        while self._bytes > self._limit and len(self._brought) > 1:
+            forgotten = self._brought.pop(next(iter(self._brought)))
+            self._bytes -= sum(one.nbytes for one in forgotten.values())
+
+    def find(self, place: str, awaited: Collection[int]) -> tuple[dict[str, Any], list[Array]] | None:
+        """Return a description with the "shards" that came, and their arrays as one, in the order of shards;
+        None while one of `awaited` is missing."""
+        brought = self._brought.get(place, {})
+        if not brought or any(shard not in brought for shard in awaited):
+            return None
+        shards = sorted(brought)
+        return {"shards": shards}, [np.concatenate([brought[shard] for shard in shards])]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from insitu.errors import CheckpointError
+from insitu.base.errors import CheckpointError
 from insitu.parameters.closure_queue import ClosureQueue
 from insitu.parameters.copy_on_write import SnapshotArray
 from insitu.parameters.gradients import Gradients

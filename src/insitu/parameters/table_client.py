@@ -3,54 +3,43 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.parameters import native
-from insitu.parameters.arena import Allocation, Arena, Spec
 from insitu.parameters.futures import Future, gather
-from insitu.parameters.request_client import RequestClient
 from insitu.parameters.rules import Array, Message, as_dtype, assign_servers
 from insitu.parameters.server_connection import ROWS_LANE, ServerConnection
+from insitu.parameters.server_requests import ServerRequests
 from insitu.parameters.tables import Table, sum_duplicates
+from insitu.parameters.worker_buffers import Allocation, Arena, Spec
 
 Pair = tuple[Array, Array]
 """Keys and rows."""
 
 
-class TableClient(RequestClient):
+class TableClient:
     """Looks up and updates rows of tables. Keys are split over the servers by hash."""
 
     def __init__(
         self,
-        connections: Sequence[ServerConnection],
-        shards: Sequence[int],
-        timeout: float,
-        stall_timeout: float,
+        requests: ServerRequests,
+        shards: tuple[int, ...],
+        make_version_meta: Callable[[], Mapping[str, Any]],
     ) -> None:
-        super().__init__(connections, timeout, stall_timeout)
-        #: The shards that this worker pushes for.
-        self.shards = tuple(shards)
+        """`make_version_meta` returns the fields of a pull that name the version that a server must have."""
+        self._requests = requests
+        self._connections = requests.connections
+        self._make_version_meta = make_version_meta
+        self._shards = shards
         #: Version of each server when it last sent rows.
-        self.row_versions = [0] * len(self.connections)
+        self.row_versions = [0] * len(self._connections)
         self._tables: dict[str, Table] = {}
         self._arena: Arena | None = None
-
-    def _make_version_meta(self) -> dict[str, Any]:
-        """Return the fields of a pull that name the version that a server must have; see `Client`."""
-        return {}
-
-    def resolve_shard(self, shard: int | None) -> int:
-        """Return `shard`, or for None this worker's only one. Raises InputError for another worker's."""
-        if shard is None and len(self.shards) == 1:
-            return self.shards[0]
-        if shard not in self.shards:
-            raise InputError(f"shard must be one of this worker's, {self.shards}. Received: {shard}")
-        return int(shard)
 
     # Definition
 
@@ -61,49 +50,19 @@ class TableClient(RequestClient):
             if self._tables.get(table.name) == table:
                 continue
             meta = {"table": table.to_json()}
-            self.request_all("define_table", meta, lane=ROWS_LANE).result()
-            self.remember_definition("define_table", meta)
+            self._requests.request_all("define_table", meta, lane=ROWS_LANE).result()
+            self._requests.remember_definition("define_table", meta)
             self._tables[table.name] = table
 
     def _attach_arena(self) -> None:
         """Create the arena and have the servers of this host map it, where there are any."""
-        near = [connection for connection in self.connections if connection.shares_memory]
-        if self._arena is None and near:
-            arena = self._arena = Arena()
-            futures = [
-                self.attach(
-                    connection, arena.SEGMENT, arena.descriptor, arena.shared_size, arena.lender, ROWS_LANE
-                )
-                for connection in near
-            ]
-            gather(futures, self.run_until_done, list).result()
-
-    def reintroduce(self, server: ServerConnection, deadline: float) -> None:
-        super().reintroduce(server, deadline)
-        if self._arena is not None and server.shares_memory:
-            arena = self._arena
-            grant = arena.lender.grant(server.server)
-            server.attach(ROWS_LANE, arena.SEGMENT, arena.descriptor, arena.shared_size, grant, deadline)
-            return
-        for request in server.pending.values():
-            if request.lane == ROWS_LANE and request.refs:
-                # A server that doesn't see the memory for its answer must not get it.
-                request.arrays = request.arrays[:1] if request.meta["op"] == "pull_rows" else request.arrays
-                request.refs = ()
-
-    def take_memory_back(self, server: ServerConnection, timeout: float) -> None:
-        super().take_memory_back(server, timeout)
-        if self._arena is not None:
-            self._arena.lender.take_back(server.server, timeout)
+        if self._arena is None and any(connection.shares_memory for connection in self._connections):
+            self._arena = Arena()
+            self._requests.share(self._arena)
 
     def _allocate(self, server: ServerConnection, specs: Sequence[Spec]) -> Allocation | None:
         """Allocate memory that a server sees; None where it sees none or there is no room."""
         return self._arena.allocate(specs) if self._arena is not None and server.shares_memory else None
-
-    def close(self) -> None:
-        super().close()
-        if self._arena is not None:
-            self._arena.close()
 
     # Rows
 
@@ -137,15 +96,15 @@ class TableClient(RequestClient):
                 result[... if index is None else index] = rows
             return result
 
-        return _free_when_done(gather(futures, self.run_until_done, combine), allocations)
+        return _free_when_done(gather(futures, self._requests.run_until_done, combine), allocations)
 
     def _request_rows(
         self, table: Table, keys: Array, selections: Sequence[Array | None], create: bool
     ) -> tuple[list[Future[Any]], list[Allocation | None]]:
         futures, dtype = [], as_dtype(table.dtype)
         allocations: list[Allocation | None] = []
-        with self.lock:
-            for server, index in zip(self.connections, selections, strict=True):
+        with self._requests.lock:
+            for server, index in zip(self._connections, selections, strict=True):
                 meta = {"table": table.name, "create": create, **self._make_version_meta()}
                 own = _take(keys, index)
                 allocation = self._allocate(
@@ -153,12 +112,13 @@ class TableClient(RequestClient):
                 )
                 allocations.append(allocation)
                 if allocation is None:
-                    futures.append(self.request(server, "pull_rows", meta, [own], lane=ROWS_LANE))
+                    futures.append(self._requests.request(server, "pull_rows", meta, [own], lane=ROWS_LANE))
                 else:
                     allocation.arrays[0][...] = own
-                    futures.append(
-                        self.request(server, "pull_rows", meta, allocation.arrays, ROWS_LANE, allocation.refs)
+                    answer = self._requests.request(
+                        server, "pull_rows", meta, allocation.arrays, ROWS_LANE, allocation.refs
                     )
+                    futures.append(answer)
         return futures, allocations
 
     def push_rows(
@@ -171,28 +131,32 @@ class TableClient(RequestClient):
         """
         self._get_table(table)
         split = self.split_by_server({table: (keys, gradients)})
-        meta = {"table": table, "shard": self.resolve_shard(shard), **as_counts(sequence=sequence, rows=rows)}
+        meta = {
+            "table": table,
+            "shard": resolve_shard(self._shards, shard),
+            **as_counts(sequence=sequence, rows=rows),
+        }
 
         def send(server: int) -> Future[Any]:
-            connection, pair = self.connections[server], split[server][0]
-            with self.lock:
+            connection, pair = self._connections[server], split[server][0]
+            with self._requests.lock:
                 allocation = self._allocate(connection, [(array.shape, array.dtype) for array in pair])
                 if allocation is None:
-                    return self.request(connection, "push_rows", meta, pair, lane=ROWS_LANE)
+                    return self._requests.request(connection, "push_rows", meta, pair, lane=ROWS_LANE)
                 for target, array in zip(allocation.arrays, pair, strict=True):
                     target[...] = array
-                future = self.request(
+                future = self._requests.request(
                     connection, "push_rows", meta, allocation.arrays, ROWS_LANE, allocation.refs
                 )
             return _free_when_done(future, [allocation])
 
-        sends = [partial(send, server) for server in range(len(self.connections))]
-        answers = self.request_suspects_first(sends, self.find_nonfinite_rows(split))
-        return gather([answers], self.run_until_done, lambda _: "applied")
+        sends = [partial(send, server) for server in range(len(self._connections))]
+        answers = self._requests.request_suspects_first(sends, self.find_nonfinite_rows(split))
+        return gather([answers], self._requests.run_until_done, lambda _: "applied")
 
     def find_nonfinite_rows(self, split: Sequence[Sequence[Pair]]) -> list[int]:
         """Return the servers, where there are several, whose part of `split` isn't finite."""
-        if len(self.connections) == 1:
+        if len(self._connections) == 1:
             return []
         return [
             server
@@ -206,11 +170,11 @@ class TableClient(RequestClient):
         Other workers should not push meanwhile: rows may be missed where some are evicted.
         """
         self._get_table(table)
-        for connection in self.connections:
+        for connection in self._connections:
             start = 0
             while True:
                 meta = {"table": table, "start": start, "stop": start + block}
-                answer = self.request(connection, "read_rows", meta, lane=ROWS_LANE).result()
+                answer = self._requests.request(connection, "read_rows", meta, lane=ROWS_LANE).result()
                 if not len(answer.arrays[0]):
                     break
                 yield answer.arrays[0], answer.arrays[1]
@@ -222,8 +186,10 @@ class TableClient(RequestClient):
         pairs = self.split_by_server(
             {table: (keys, np.asarray(rows, as_dtype(known.dtype)))}, merge_equal_keys=False
         )
-        metas = [{"table": table, "names": ["keys", "values"]} for _ in self.connections]
-        return self.request_each("load_rows", metas, [list(pair[0]) for pair in pairs], lane=ROWS_LANE)
+        metas = [{"table": table, "names": ["keys", "values"]} for _ in self._connections]
+        return self._requests.request_each(
+            "load_rows", metas, [list(pair[0]) for pair in pairs], lane=ROWS_LANE
+        )
 
     def _get_table(self, name: str) -> Table:
         if name not in self._tables:
@@ -236,10 +202,10 @@ class TableClient(RequestClient):
 
     def _select_keys(self, keys: Array) -> list[Array | None]:
         """Return, for each server, the indices of the keys that it holds; None: all."""
-        if len(self.connections) == 1:
+        if len(self._connections) == 1:
             return [None]
-        owners = assign_servers(keys, len(self.connections))
-        return [np.flatnonzero(owners == connection.server) for connection in self.connections]
+        owners = assign_servers(keys, len(self._connections))
+        return [np.flatnonzero(owners == connection.server) for connection in self._connections]
 
     def split_by_server(
         self, tables: Mapping[str, Pair | tuple[Any, Any]], merge_equal_keys: bool = True
@@ -248,7 +214,7 @@ class TableClient(RequestClient):
 
         With `merge_equal_keys` the rows of equal keys are added up first. Raises InputError.
         """
-        split: list[list[Pair]] = [[] for _ in self.connections]
+        split: list[list[Pair]] = [[] for _ in self._connections]
         for name, (keys, gradients) in tables.items():
             known, keys = self._get_table(name), _as_keys(keys)
             rows = np.ascontiguousarray(gradients)
@@ -262,6 +228,16 @@ class TableClient(RequestClient):
             for server, index in enumerate(self._select_keys(keys)):
                 split[server].append((_take(keys, index), _take(rows, index)))
         return split
+
+
+def resolve_shard(shards: tuple[int, ...], shard: int | None) -> int:
+    """Return `shard`, or for None the only one of a worker's `shards`. Raises InputError for another
+    worker's."""
+    if shard is None and len(shards) == 1:
+        return shards[0]
+    if shard not in shards:
+        raise InputError(f"shard must be one of this worker's, {shards}. Received: {shard}")
+    return int(shard)
 
 
 def as_counts(**given: Any) -> dict[str, int]:

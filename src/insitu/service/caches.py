@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from insitu.spec import CacheSpec
+    from insitu.base.paths import Paths
+    from insitu.base.spec import CacheSpec
 
 
 def summarize_cache(cache: CacheSpec) -> dict[str, Any]:
@@ -26,7 +30,6 @@ def summarize_cache(cache: CacheSpec) -> dict[str, Any]:
 def build_cache_report(
     cache: CacheSpec,
     jobs: list[str],
-    slow: Mapping[int, Sequence[str]],
     checks: Sequence[tuple[int, str, Exception | None]] | None,
 ) -> dict[str, Any]:
     partitions = [
@@ -37,7 +40,6 @@ def build_cache_report(
             "checksum": p.checksum,
             "primary": p.owners[0],
             "backups": list(p.owners[1:]),
-            "slow": list(slow.get(p.index, ())),
         }
         for p in cache.partitions
     ]
@@ -72,3 +74,96 @@ def summarize_compression(cache: CacheSpec) -> dict[str, Any] | None:
         for column, (raw, stored) in zip(cache.columns, cache.column_bytes, strict=True)
     ]
     return {"codec": cache.codec, "raw_bytes": cache.raw_bytes, "columns": columns}
+
+
+# Reads the catalogue once for a process that asks again and again
+
+
+_TICK = 1_000_000_000
+"""Nanoseconds after which a file whose times are the same is taken for unchanged: of two changes within one
+tick of the file system's clock, times show one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What a catalogue holds."""
+
+    #: The latest version of each cache, by name.
+    latest: Sequence[CacheSpec]
+    #: These, and older ones that a job uses.
+    stored: Sequence[CacheSpec]
+
+
+class CatalogIndex:
+    """What the catalogue of a home holds. Read again when its file has changed. Safe for several threads."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._lock = threading.Lock()
+        #: (inode, size, time of the last change) of the file that was read last.
+        self._mark: tuple[int, int, int] | None = None
+        self._versions = Versions((), ())
+
+    def read(self) -> Versions:
+        """Return what the catalogue holds. Raises what `Catalog.stored` raises."""
+        from insitu.grid import Catalog
+
+        with self._lock:
+            try:
+                found = self._paths.catalog.stat()
+            except OSError:  # there is none yet, or none that can be read, which the catalogue says
+                mark, is_old = None, False
+            else:
+                mark = found.st_ino, found.st_size, found.st_mtime_ns
+                is_old = time.time_ns() - found.st_mtime_ns > _TICK
+            if mark is None or mark != self._mark:
+                catalog = Catalog(self._paths)
+                self._versions = Versions(catalog.caches(), catalog.stored())
+                self._mark = mark if is_old else None
+            return self._versions
+
+
+# Rows of a cache to look at: a few, drawn at random, as plain values
+
+
+MAX_ROWS = 200
+_MAX_NUMBERS = 4096
+"""Numbers that are given of one value, which is more than a small picture has."""
+_MAX_TEXT = 2000
+
+
+def preview_rows(paths: Paths, name: str, count: int = 24, seed: int = 0) -> dict[str, Any]:
+    """Return rows of the latest version in the form of docs/json.md. The same seed gives the same rows.
+
+    They come from partitions on this machine. Raises UnknownCache, CorruptPartition, GridError where none is
+    here.
+    """
+    import numpy as np
+
+    from insitu.grid import sample_rows
+
+    sample = sample_rows(paths, name, max(1, min(count, MAX_ROWS)), seed)
+    cache, columns = sample.cache, [column.name for column in sample.cache.columns]
+    rows = [
+        {column: _to_plain(np.asarray(sample.columns[column][i])) for column in columns}
+        for i in range(sample.rows)
+    ]
+    return {"name": name, "version": cache.version, "seed": seed, "labels": list(cache.labels), "rows": rows}
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: numbers as nested lists, text cut to a length. None if it is too
+    large."""
+    import math
+
+    if value.dtype.kind in "OSU":
+        text = value.item()
+        return (text.decode(errors="replace") if isinstance(text, bytes) else str(text))[:_MAX_TEXT]
+    if value.size > _MAX_NUMBERS:
+        return None
+    if value.dtype.kind == "f" or value.dtype.kind not in "biu":
+        numbers = value.astype("float64")
+        if value.ndim == 0:
+            return float(numbers) if math.isfinite(numbers) else str(numbers)
+        return [_to_plain(part) for part in numbers]
+    return value.tolist()

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from insitu.paths import Paths
-    from insitu.spec import Column
+    from insitu.base.paths import Paths
+    from insitu.base.spec import Column
 
     Values = npt.NDArray[Any]
 
 ROWS = 4096
 """Rows of a sample, unless another number is asked for."""
 MAX_ROWS = 20_000
-_RUN = 64
-"""Neighbours that are read together."""
+_MOST_BLOCKS = 256
+"""Blocks that a sample may read: the sum of their sizes is bounded so."""
 _BINS = 20
 _MOST_VALUES = 10
 """Most frequent values that are listed."""
@@ -35,12 +35,13 @@ def describe_columns(paths: Paths, name: str, rows: int = ROWS, seed: int = 0) -
     """
     from insitu.grid import sample_rows
 
-    sample = sample_rows(paths, name, max(1, min(rows, MAX_ROWS)), seed, _RUN)
+    sample = sample_rows(paths, name, max(1, min(rows, MAX_ROWS)), seed, _MOST_BLOCKS)
     return {
         "name": name,
         "version": sample.cache.version,
         "seed": seed,
         "rows": sample.rows,
+        "run": sample.run,
         "rows_of_cache": sample.cache.rows,
         "columns": [
             _describe_column(column, sample.columns[column.name], sample.cache.labels)

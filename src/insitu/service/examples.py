@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from insitu.errors import InputError
-from insitu.spec import NO_CACHE
+from insitu.base.errors import InputError
+from insitu.base.spec import NO_CACHE
 
 
 @dataclass(frozen=True, slots=True)

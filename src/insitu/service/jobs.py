@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+import threading
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from insitu.evaluations import read_evaluations
+from insitu.base.evaluations import read_evaluations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from insitu.base.paths import JobPaths, Paths
+    from insitu.base.spec import CacheSpec, TaskSpec
     from insitu.cluster import BrokenJob, JobStatus, Rates
-    from insitu.paths import JobPaths
-    from insitu.spec import CacheSpec, TaskSpec
+
 
 _ASKING_SECONDS = 2.0
 """How long `describe JOB` waits for a server of Ignite."""
@@ -40,7 +42,7 @@ def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
         "attempt": len(state.attempts),
         "progress": {"epoch": job.steps[0], "step": job.steps[1]} if job.steps else None,
         "created": spec.created,
-        "ended": state.attempts[-1].ended if state.exit_code is not None and state.attempts else None,
+        "ended": job.ended,
         "exit_code": state.exit_code,
         "reason": state.reason,
     }
@@ -48,7 +50,7 @@ def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
 
 _OPTIONS = (
     *("engine", "threads", "seed", "max_restarts", "stall_timeout"),
-    *("on_loss", "on_rebalance", "on_take_over", "standby"),
+    *("on_loss", "on_rebalance", "standby"),
     *("gpus_per_worker", "memory_per_worker", "cores_per_worker"),
 )
 """Fields of a job's specification that the report has as they are."""
@@ -96,6 +98,7 @@ def build_job_report(
         "checkpoints": sorted(
             e.name for e in os.scandir(job.checkpoints) if e.is_dir() and not e.name.startswith(".")
         ),
+        "outputs": _describe_outputs(job),
     }
     if ledger:
         report["ledger"] = audit_epochs(job)
@@ -109,6 +112,12 @@ def build_job_report(
             {"at": e.at, "event": e.event, "actions": e.actions} for e in Journal(job.journal).entries()[1:]
         ]
     return report
+
+
+def _describe_outputs(job: JobPaths) -> list[dict[str, Any]]:
+    from insitu.cluster import list_outputs
+
+    return [asdict(each) for each in list_outputs(job)]
 
 
 def _describe_recovery(entry: dict[str, Any]) -> dict[str, Any]:
@@ -141,9 +150,9 @@ def _measure_stragglers(job: JobPaths, status: JobStatus) -> list[dict[str, Any]
 
 
 def _describe_tasks(job: JobPaths, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from insitu.base.progress import read_progress
+    from insitu.base.spec import TaskId
     from insitu.cluster import read_rates
-    from insitu.progress import read_progress
-    from insitu.spec import TaskId
 
     tasks = []
     for state in states:
@@ -273,3 +282,70 @@ def report_snapshot(cache: CacheSpec, running: bool) -> dict[str, Any]:
     from insitu.grid.ignite import describe_moves
 
     return {"snapshot": origin | {"now": describe_moves(origin, _ASKING_SECONDS)}}
+
+
+# Lists many jobs quickly, in a process that lists them again and again
+
+
+_Mark = tuple[int, int, int]
+"""(time of the last change, size, inode) of a journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    #: The path of its journal.
+    journal: str
+    #: The journal as it was when it was read.
+    mark: _Mark
+    #: How the job stands.
+    summary: dict[str, Any]
+
+
+class JobIndex:
+    """The jobs of a home. What has ended is read again when its journal changes. Safe for several threads."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._lock = threading.Lock()
+        #: By job id, jobs that have ended.
+        self._ended: dict[str, _Ended] = {}
+
+    def list(self) -> list[dict[str, Any]]:
+        """Return all jobs as `insitu ps --all --json` lists them, the newest first."""
+        from insitu.cluster import list_job_ids
+
+        with self._lock:
+            ids = list_job_ids(self._paths)
+            found = [self._find_ended(job_id) or self._summarize(self._paths.job(job_id)) for job_id in ids]
+            self._ended = {job_id: self._ended[job_id] for job_id in ids if job_id in self._ended}
+        return sorted(found, key=lambda job: job.get("created") or 0.0, reverse=True)
+
+    def _find_ended(self, job_id: str) -> dict[str, Any] | None:
+        """Return a job that had ended when it was read, and whose journal is as it was then."""
+        known = self._ended.get(job_id)
+        return known.summary if known is not None and known.mark == _read_mark(known.journal) else None
+
+    def _summarize(self, job: JobPaths) -> dict[str, Any]:
+        from insitu.base.errors import ClusterError
+        from insitu.cluster import BrokenJob, read_status
+
+        name, journal = job.root.name, str(job.journal)
+        mark = _read_mark(journal)
+        try:
+            status = read_status(job)
+        except PermissionError as error:
+            return summarize_job(BrokenJob(name, f"a job of another user: {error}"))
+        except (ClusterError, OSError) as error:
+            return summarize_job(BrokenJob(name, str(error)))
+        summary = summarize_job(status)
+        if mark is not None and not status.running:
+            self._ended[name] = _Ended(journal, mark, summary)
+        return summary
+
+
+def _read_mark(journal: str) -> _Mark | None:
+    try:
+        found = os.stat(journal)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 if TYPE_CHECKING:
-    from insitu.paths import JobPaths
-    from insitu.spec import TaskId
+    from insitu.base.paths import JobPaths
+    from insitu.base.spec import TaskId
 
 MAX_LINES = 2000
 """Lines of one page."""
@@ -43,8 +43,8 @@ def find_incarnation(job: JobPaths, text: str) -> tuple[TaskId, int]:
 
     Raises InputError for a task that the job doesn't have.
     """
+    from insitu.base.spec import TaskId
     from insitu.cluster import read_status
-    from insitu.spec import TaskId
 
     task = TaskId.parse(text)
     states = {t.task: t for t in read_status(job).state.tasks}

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from insitu.paths import partition_file_name
-from insitu.ports import format_address
+from insitu.base.net.ports import format_address
+from insitu.base.paths import partition_file_name
 
 if TYPE_CHECKING:
-    from insitu.paths import Paths
-    from insitu.spec import CacheSpec
+    from insitu.base.paths import Paths
+    from insitu.base.spec import CacheSpec
 
 _AGENT_FIELDS = (
     "host",
@@ -58,8 +58,7 @@ def list_nodes(
         room = measure_store(paths, node)
         found = {"node": node, **copies, "store": str(paths.node(node))}
         found |= {"store_id": read_store_id(paths, node)}
-        found |= {"quota": room.quota, "used": room.used, "slow_bytes": room.slow}
-        found["slow"] = None if room.tier is None else str(room.tier)
+        found |= {"quota": room.quota, "used": room.used}
         listed.append({**found, **dict.fromkeys(_AGENT_FIELDS)})
     return [_in_order(each) for each in listed]
 
@@ -71,10 +70,10 @@ def _list_agents(paths: Paths, notify: Callable[[str], None]) -> list[dict[str, 
     stores = list_nodes_with_stores(paths)
     if not paths.head.exists() and not any(paths.agent(node).exists() for node in stores):
         return []
-    from insitu.cluster import describe_state, read_nodes, read_taking_over
+    from insitu.cluster import describe_state, read_nodes, read_replacement
 
     members, notice = read_nodes(paths)
-    if said := notice or read_taking_over(paths):
+    if said := notice or read_replacement(paths):
         notify(said)
     listed = []
     for member in sorted(members, key=lambda each: each.facts.node):
@@ -107,8 +106,7 @@ def _list_agents(paths: Paths, notify: Callable[[str], None]) -> list[dict[str, 
 
 def _in_order(entry: dict[str, Any]) -> dict[str, Any]:
     first = ("node", "primaries", "backups", "rows", "bytes", "store", "store_id")
-    room = ("quota", "used", "slow", "slow_bytes")
-    return {name: entry.get(name) for name in (*first, *room, *_AGENT_FIELDS)}
+    return {name: entry.get(name) for name in (*first, "quota", "used", *_AGENT_FIELDS)}
 
 
 def count_copies(paths: Paths, stored: Sequence[CacheSpec], node: str) -> dict[str, int]:

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 if TYPE_CHECKING:
-    from insitu.paths import JobPaths
+    from insitu.base.paths import JobPaths
 
 
 _WITHOUT_TENSORFLOW = (
@@ -21,7 +21,9 @@ _WITHOUT_TENSORFLOW = (
 
 def has_summaries(job: JobPaths) -> bool:
     """Return whether a task has written something for TensorBoard."""
-    return any(job.all_summaries.glob("*/events.out.tfevents.*"))
+    from insitu.cluster import find_event_folders
+
+    return bool(find_event_folders(job))
 
 
 def make_tensorboard_command(
@@ -31,6 +33,8 @@ def make_tensorboard_command(
     where it isn't installed."""
     from importlib.util import find_spec
 
+    from insitu.cluster import find_event_folders
+
     if (find or find_spec)("tensorboard") is None:
         raise InputError(
             "`insitu tensorboard` starts TensorBoard. Received: an environment without it. Install it: pip "
@@ -39,5 +43,8 @@ def make_tensorboard_command(
     if isinstance(job, str):
         options = ["--logdir", job, "--host", host, "--port", str(port), "--load_fast", "false"]
         return [sys.executable, "-P", "-c", _WITHOUT_TENSORFLOW, *options]
-    options = ["--logdir", str(job.all_summaries), "--host", host, "--port", str(port)]
+    folders = find_event_folders(job) or [job.all_summaries]
+    # Its names of runs are paths in this folder.
+    shown = job.root if len(folders) > 1 else folders[0]
+    options = ["--logdir", str(shown), "--host", host, "--port", str(port)]
     return [sys.executable, "-m", "tensorboard.main", *options]

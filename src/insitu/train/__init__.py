@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.doors import lazy_door
+from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.train.checkpoint import BackupAndRestore
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from insitu.train.evaluation import SidecarEvaluator, TensorBoard
     from insitu.train.fit import StepLog, predict_into
+    from insitu.train.replica import over_batch
     from insitu.train.strategies import (
         CentralStorageStrategy,
         HierarchicalCopyAllReduce,
@@ -46,73 +47,4 @@ if TYPE_CHECKING:
         get_strategy,
     )
 
-__getattr__, __dir__ = lazy_door(
-    __name__,
-    {
-        "checkpoint": ("BackupAndRestore",),
-        "custom_loop": (
-            "DistributedDataset",
-            "DistributedIterator",
-            "DistributedValues",
-            "InputContext",
-            "InputOptions",
-            "InputReplicationMode",
-            "ReduceOp",
-            "ReplicaContext",
-            "RunOptions",
-            "get_replica_context",
-            "has_strategy",
-            "in_cross_replica_context",
-        ),
-        "evaluation": ("SidecarEvaluator", "TensorBoard"),
-        "fit": ("StepLog", "predict_into"),
-        "strategies": (
-            "CentralStorageStrategy",
-            "HierarchicalCopyAllReduce",
-            "HybridStrategy",
-            "MirroredStrategy",
-            "ModelParallelStrategy",
-            "MultiWorkerMirroredStrategy",
-            "NcclAllReduce",
-            "OneDeviceStrategy",
-            "ParameterServerStrategy",
-            "ReductionToOneDevice",
-            "Strategy",
-            "TPUStrategy",
-            "get_strategy",
-        ),
-    },
-)
-
-__all__ = [
-    "BackupAndRestore",
-    "CentralStorageStrategy",
-    "DistributedDataset",
-    "DistributedIterator",
-    "DistributedValues",
-    "HierarchicalCopyAllReduce",
-    "HybridStrategy",
-    "InputContext",
-    "InputOptions",
-    "InputReplicationMode",
-    "MirroredStrategy",
-    "ModelParallelStrategy",
-    "MultiWorkerMirroredStrategy",
-    "NcclAllReduce",
-    "OneDeviceStrategy",
-    "ParameterServerStrategy",
-    "ReduceOp",
-    "ReductionToOneDevice",
-    "ReplicaContext",
-    "RunOptions",
-    "SidecarEvaluator",
-    "StepLog",
-    "Strategy",
-    "TPUStrategy",
-    "TensorBoard",
-    "get_replica_context",
-    "get_strategy",
-    "has_strategy",
-    "in_cross_replica_context",
-    "predict_into",
-]
+__getattr__, __dir__ = lazy_door(__name__)

@@ -8,26 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.doors import lazy_door
+from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.ui.model_server import ModelHolder, Served, serve_model
     from insitu.ui.running import UIOptions, check_options, request_link, serve
 
-__getattr__, __dir__ = lazy_door(
-    __name__,
-    {
-        "model_server": ("ModelHolder", "Served", "serve_model"),
-        "running": ("UIOptions", "check_options", "request_link", "serve"),
-    },
-)
-
-__all__ = [
-    "ModelHolder",
-    "Served",
-    "UIOptions",
-    "check_options",
-    "request_link",
-    "serve",
-    "serve_model",
-]
+__getattr__, __dir__ = lazy_door(__name__)

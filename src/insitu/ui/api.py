@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as PathField
 from fastapi.responses import FileResponse, StreamingResponse
 
+from insitu.base.errors import InputError
 from insitu.cluster import find_job
-from insitu.errors import InputError
 from insitu.service import describe_columns, list_examples, preview_rows, read_log
 from insitu.ui import actions
 from insitu.ui.access import Session
@@ -237,6 +237,7 @@ async def upload(
     ] = None,
 ) -> Json:
     token, path, file = state.uploads.open(name, beside)
+    state.uploads.use(token)
     try:
         with file:
             async for chunk in request.stream():
@@ -247,6 +248,8 @@ async def upload(
     except BaseException:
         state.uploads.remove(token)
         raise
+    finally:
+        state.uploads.end_use(token)
     note_for_audit(request, upload=path.name, bytes=size)
     return {"upload": token, "name": path.name, "bytes": size}
 

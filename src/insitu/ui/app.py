@@ -13,8 +13,8 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from insitu._version import __version__
-from insitu.errors import (
+from insitu.base._version import __version__
+from insitu.base.errors import (
     CacheBusy,
     CacheExists,
     InputError,

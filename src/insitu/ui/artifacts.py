@@ -6,8 +6,8 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from insitu.errors import InputError
-from insitu.paths import JobPaths
+from insitu.base.errors import InputError
+from insitu.base.paths import JobPaths
 
 _MOST = 5000
 """Files that are listed."""

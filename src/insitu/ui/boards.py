@@ -7,7 +7,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
-from insitu.errors import ClusterError, InputError
+from insitu.base.errors import ClusterError, InputError
 
 AT_ONCE = 4
 """TensorBoards that run at a time; the oldest one ends for a further one."""
@@ -22,9 +22,13 @@ class Boards:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
+        #: Held for moments, never while one starts: pages ask which of them run.
         self._lock = threading.Lock()
-        #: By job id, the oldest first: the process, and its address.
+        #: By job id, the oldest first: the process, and its address. Written under the lock.
         self._running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
+        #: Those that start now, by job id. Written under the lock.
+        self._starting: dict[str, subprocess.Popen[bytes]] = {}
+        self._is_closed = False
 
     def find(self, job_id: str) -> str | None:
         """Return the address of a job's TensorBoard, None where none runs."""
@@ -39,39 +43,67 @@ class Boards:
         return url
 
     def start(self, job_id: str, command: Sequence[str]) -> str:
-        """Start one, unless it runs. Returns its address. Raises ClusterError where it doesn't come up."""
+        """Start one, unless it runs. Returns its address. Raises ClusterError where it doesn't come up, where
+        it is starting already, and where too many are."""
         with self._lock:
             known = self._find(job_id)
             if known is not None:
                 return known
-            for old in [each for each in self._running if self._find(each) is not None][
-                : 1 - AT_ONCE or None
-            ]:
-                _end(self._running.pop(old)[0])
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-            )
+            process = self._begin(job_id, command)
+            old = self._take_oldest()
+        try:
+            for each in old:
+                _end(each)
             url = _read_address(process)
-            self._running[job_id] = process, url
+            with self._lock:
+                if self._is_closed:
+                    raise ClusterError("TensorBoard doesn't start while the page ends")
+                self._running[job_id] = process, url
             return url
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            with self._lock:
+                self._starting.pop(job_id, None)
+
+    def _begin(self, job_id: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        if job_id in self._starting or len(self._starting) >= AT_ONCE or self._is_closed:
+            raise ClusterError(
+                f"A job's TensorBoard is started once, and {AT_ONCE} start at a time. Received: another "
+                f"start of {job_id} meanwhile. Wait until they are up"
+            )
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+        )
+        self._starting[job_id] = process
+        return process
+
+    def _take_oldest(self) -> list[subprocess.Popen[bytes]]:
+        """Take out those that end for the ones that start."""
+        running = [each for each in list(self._running) if self._find(each) is not None]
+        most = max(0, AT_ONCE - len(self._starting))
+        return [self._running.pop(each)[0] for each in running[: max(0, len(running) - most)]]
 
     def close(self) -> None:
         """End all of them."""
         with self._lock:
-            for process, _ in self._running.values():
-                _end(process)
+            self._is_closed = True
+            ending = [*self._starting.values(), *(process for process, _ in self._running.values())]
             self._running.clear()
+        for process in ending:
+            _end(process)
 
 
 def check_reach(url: str) -> None:
     """Raise InputError where who opens the page at `url` can't reach what listens on this machine alone."""
     from urllib.parse import urlsplit
 
-    from insitu.unauthenticated import is_loopback
+    from insitu.base.net.unauthenticated import is_loopback
 
     host = urlsplit(url).hostname or ""
     if not is_loopback(host):
@@ -103,7 +135,6 @@ def _read_address(process: subprocess.Popen[bytes]) -> str:
     found.wait(START_SECONDS)
     match = _READY.search(bytes(said))
     if match is None:
-        _end(process)
         text = bytes(said).decode(errors="replace").strip().splitlines()
         raise ClusterError(f"TensorBoard didn't start: {text[-1] if text else 'it said nothing'}")
     return f"http://127.0.0.1:{match[1].decode()}/"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from fastapi import HTTPException, Request
 
-from insitu.errors import InsituError
+from insitu.base.errors import InsituError
 from insitu.ui.rules import Facts
 from insitu.ui.state import MAX_STREAMS, UIState
 

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from insitu.cluster import Request
-from insitu.config import DeviceSettings
-from insitu.errors import InputError
-from insitu.service import format_start_command
-from insitu.spec import NO_CACHE
+from insitu.base.errors import InputError
+from insitu.base.spec import NO_CACHE
+from insitu.options import Declared, ImportOptions, JobOptions, Option, list_given, options_at, show_value
 
+_Form = TypeVar("_Form", bound=BaseModel)
 _Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
-_Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
+def _with_options(declaration: type[Declared]) -> Callable[[type[_Form]], type[_Form]]:
+    """Return what adds to a form the options that the REST interface takes."""
+    fields: dict[str, Any] = {each.name: _make_field(each) for each in options_at(declaration, "rest")}
+    return lambda form: create_model(form.__name__, __base__=form, __doc__=form.__doc__, **fields)
+
+
+def _make_field(declared: Option) -> tuple[Any, Any]:
+    """Return the type of a field, and its default with what describes it."""
+    kind: Any = declared.kind
+    if declared.choices:
+        kind = Literal[declared.choices]
+    elif kind in (int, float):
+        low = {"gt" if declared.above else "ge": declared.least} if math.isfinite(declared.least) else {}
+        high = {"le": declared.most} if math.isfinite(declared.most) else {}
+        kind = Annotated[kind, Field(**low, **high, **({"allow_inf_nan": False} if kind is float else {}))]
+    elif kind is not bool:
+        kind = Annotated[_Text, Field(min_length=1)]
+    if declared.words:
+        kind |= Literal[tuple(declared.words)]
+    if declared.many:
+        kind = Annotated[list[kind], Field(max_length=1000)]
+    default = declared.write(declared.default)
+    text = f" By default: {declared.default_text}." if declared.default_text else ""
+    return kind if default is not None else kind | None, Field(default, description=declared.help + text)
+
+
+def _read_options(form: BaseModel, declaration: type[Declared]) -> dict[str, Any]:
+    """Return the values of the options. Raises InputError."""
+    return {each.name: each.read(getattr(form, each.name)) for each in options_at(declaration, "rest")}
+
+
+@_with_options(JobOptions)
 class StartForm(BaseModel):
     """A job to start: the options of `insitu start`."""
 
@@ -34,46 +65,13 @@ class StartForm(BaseModel):
     command: Annotated[list[_Text], Field(min_length=1, max_length=1000)] = Field(
         description="JOB_CMD and its arguments.", examples=[["train.py", "--epochs", "3"]]
     )
-    nodes: Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=1000)] = (
-        Field(default_factory=list, description="Nodes that tasks run on; none: all.")
-    )
-    workers: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    shards: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    ps: _Count | Literal["auto"] = 0
-    ps_backups: _Count = 0
-    chief: bool = False
-    evaluator: bool = False
-    name: Annotated[str, Field(max_length=90)] | None = None
-    max_restarts: _Count = 3
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    stall_timeout: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 600.0
-    on_loss: Literal["replace", "adopt", "restart"] = "replace"
-    standby: _Count | None = None
-    memory_checkpoint: bool = False
-    gpus_per_worker: _Count = Field(
-        0, description="GPUs of its own for each worker; 0: those that there are."
-    )
-    memory_per_worker: Annotated[int, Field(ge=0, le=1 << 40)] = Field(
-        0, description="MiB of main memory that each worker must find free on its node; 0: any."
-    )
-    memory_limit: Annotated[int, Field(ge=1, le=1 << 40)] | None = Field(
-        None, description="MiB that a worker may use of each GPU."
-    )
 
-    def to_request(self, job_dir: Path) -> Request:
-        """Return what `insitu start` would be given."""
-        options = self.model_dump(exclude={"job_dir", "upload", "command", "ps", "nodes", "memory_limit"})
-        return Request(
-            job_dir=job_dir,
-            command=tuple(self.command),
-            ps=None if self.ps == "auto" else self.ps,
-            nodes=tuple(self.nodes),
-            settings=DeviceSettings(memory_limit=self.memory_limit),
-            **options,
-        )
+    def to_options(self, job_dir: Path) -> JobOptions:
+        """Return what `insitu start` would be given. Raises InputError."""
+        return JobOptions(self.cache, job_dir, tuple(self.command), **_read_options(self, JobOptions))
 
 
+@_with_options(ImportOptions)
 class ImportForm(BaseModel):
     """A cache to import: the options of `insitu import`."""
 
@@ -86,25 +84,10 @@ class ImportForm(BaseModel):
     upload: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
         None, description="A file that was sent to /api/v1/uploads, in place of sources."
     )
-    partitions: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    backups: Annotated[int, Field(ge=0, le=100)] = 0
-    format: Literal["npy", "npz", "parquet", "csv", "arrow", "tfrecord", "ndjson"] | None = None
-    key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    label_from_filename: bool = False
-    split: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
-    overwrite: bool = False
 
-    def to_options(self) -> list[str]:
-        """Return the options of `insitu import`."""
-        options = []
-        for name in ("partitions", "backups", "format", "key", "split"):
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default:
-                options.append(f"--{name}={value}")
-        for name in ("label_from_filename", "overwrite"):
-            if getattr(self, name):
-                options.append(f"--{name.replace('_', '-')}")
-        return options
+    def to_options(self) -> ImportOptions:
+        """Return what `insitu import` would be given, without the sources. Raises InputError."""
+        return ImportOptions(self.cache, (), **_read_options(self, ImportOptions))
 
 
 class ScaleForm(BaseModel):
@@ -135,36 +118,45 @@ class LinkForm(BaseModel):
     role: Literal["view", "operate"] = "view"
 
 
-_CHECKED = ("chief", "evaluator", "memory_checkpoint", "label_from_filename", "overwrite")
-
-
-def read_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_fields(declaration: type[Declared], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an HTML form has sent as one of the forms above takes it: empty fields are left out."""
+    declared = {each.name: each for each in options_at(declaration, "form")}
     values: dict[str, Any] = {}
     for name, text in fields.items():
         if not isinstance(text, str) or not text.strip():
             continue
-        if name in _CHECKED:
-            values[name] = True
-        elif name == "command":
+        if name == "command":
             values[name] = split_command(text)
-        elif name == "nodes":
-            values[name] = text.replace(",", " ").split()
         elif name == "sources":
             values[name] = [line.strip() for line in text.splitlines() if line.strip()]
-        else:
+        elif name not in declared:
             values[name] = text.strip()
+        else:
+            values[name] = _read_field(declared[name], text.strip())
     return values
 
 
+def _read_field(declared: Option, text: str) -> Any:
+    if declared.many:
+        return split_command(text.replace(",", " ") if declared.name == "nodes" else text)
+    return text == "on" if declared.default is False else text
+
+
 def split_command(text: str) -> list[str]:
-    """Return a command as a shell splits it. Raises InputError for a quote without its end."""
+    """Return words as a shell splits them. Raises InputError for a quote without its end."""
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise InputError(f"The command has a quote without its end. Received: {text}") from error
+        raise InputError(f"A quote has no end. Received: {text}") from error
 
 
-def format_command_line(request: Request) -> str:
-    """Return the line that starts the same job in a shell."""
-    return shlex.join(format_start_command(request))
+def write_fields(given: Declared) -> dict[str, str]:
+    """Return what fields of a form hold for options; those that have their default stay empty."""
+    return {each.name: _write_field(each, value) for each, value in list_given(given, "form")}
+
+
+def _write_field(declared: Option, value: Any) -> str:
+    written = declared.write(value)
+    if isinstance(written, bool):
+        return "on" if written else "off"
+    return shlex.join(written) if declared.many else show_value(written)

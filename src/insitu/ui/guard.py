@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from insitu.access import PRIVATE_FILE
+from insitu.base.disk.access import PRIVATE_FILE
 from insitu.ui.access import Access, Session
 from insitu.ui.rules import (
     CHANGING,
@@ -189,7 +189,7 @@ def _bounded(receive: Receive, limit: int) -> Receive:
 
 def _refuse(facts: Facts, refusal: Refusal) -> Response:
     wants_page = "text/html" in ",".join(facts.headers.get("accept", []))
-    if refusal.status == 401 and facts.method == "GET" and wants_page and not facts.path.startswith("/api/"):
+    if refusal.status == 401 and wants_page and not facts.path.startswith("/api/"):
         return RedirectResponse("/login", 303)
     error = {"kind": "Refused", "message": refusal.text, "logs": None}
     more = {401: {"www-authenticate": "Bearer"}, 405: {"allow": ", ".join(sorted(READING | CHANGING))}}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.service import clean_line
 
 _MOST = 100

@@ -17,8 +17,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from insitu.errors import InputError
-from insitu.ports import format_address
+from insitu.base.errors import InputError
+from insitu.base.net.ports import format_address
 from insitu.ui.guard import read_facts
 from insitu.ui.predictions import (
     Array,

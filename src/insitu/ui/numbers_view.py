@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
+from insitu.base.errors import InsituError
+from insitu.base.paths import JobPaths
 from insitu.cluster import CurvePoint, measure_goodput, read_curve
-from insitu.errors import InsituError
-from insitu.paths import JobPaths
 from insitu.service import format_duration
 from insitu.ui.charts import Series, draw_bar, draw_chart, draw_rows
 

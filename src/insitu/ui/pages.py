@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import anyio.to_thread
@@ -14,28 +14,150 @@ from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from insitu.cluster import find_job, read_curve, read_spec
-from insitu.config import read_settings
-from insitu.errors import InputError, InsituError
-from insitu.paths import JobPaths
+from insitu.base.errors import InputError, InsituError
+from insitu.base.measure.task_samples import read_samples
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.spec import NO_CACHE, TaskId
+from insitu.cluster import find_job, read_curve, read_options, read_spec
+from insitu.grid import count_rows, list_epochs
+from insitu.options import ImportOptions, JobOptions, options_at
 from insitu.service import (
     IMPORT_OPTIONS,
+    audit_epochs,
     describe_columns,
     find_example,
+    has_summaries,
     list_examples,
     preview_rows,
+    read_log,
 )
-from insitu.spec import NO_CACHE
 from insitu.ui import actions
 from insitu.ui.access import Role, Session
+from insitu.ui.artifacts import list_artifacts
 from insitu.ui.charts import draw_histogram
 from insitu.ui.events import encode_event, follow_changes, refuse_too_many
-from insitu.ui.forms import ImportForm, StartForm, read_fields
-from insitu.ui.job_view import count_changed, render_fragments
+from insitu.ui.forms import ImportForm, StartForm, read_fields, write_fields
 from insitu.ui.numbers_view import draw_comparison, read_numbers
 from insitu.ui.pictures import show_rows
 from insitu.ui.rendering import render, render_page
 from insitu.ui.state import UIState, get_session, get_state, note_for_audit
+
+# What the page shows of one job: fragments that are pushed when they change
+
+
+FRAGMENTS = ("head", "actions", "curves", "tasks", "log", "history", "goodput", "data")
+"""Names of the fragments, which are those of events and of templates."""
+_LINES = 300
+_EPOCHS = 8
+"""Epochs whose audit is shown."""
+_ENDED = ("finished", "failed", "stopped")
+
+
+def render_fragments(
+    job: JobPaths,
+    report: dict[str, Any],
+    numbers: dict[str, Any],
+    role: Role,
+    log: dict[str, Any],
+    board: str | None = None,
+) -> dict[str, str]:
+    """Return each fragment of a job's page. `report` and `numbers` are what `build_job_report` and
+    `read_numbers` have returned a moment ago. `log` holds `task`, `attempt`, `search` and `before`, `board`
+    the address of its TensorBoard. Reads files."""
+    epochs = list_epochs(job)
+    values = {
+        "job": report,
+        "ledger": audit_epochs(job, epochs[-_EPOCHS:][0]) if epochs else [],
+        "epochs": len(epochs),
+        "command": shlex.join(report["command"]),
+        "role": role,
+        "numbers": numbers,
+        "ended": report["state"] in _ENDED,
+        "rows": count_rows(job) if epochs else _count_fed(job, report),
+        "artifacts": list_artifacts(job),
+        "page": read_log(
+            job,
+            log["task"] or None,
+            attempt=log["attempt"],
+            lines=_LINES,
+            before=log["before"],
+            search=log["search"],
+        ),
+        "log": log,
+        "timeline": list_events(report),
+        "board": board,
+        "has_summaries": has_summaries(job),
+    }
+    return {name: render(f"_{name}.html", **values) for name in FRAGMENTS}
+
+
+def _count_fed(job: JobPaths, report: Mapping[str, Any]) -> int:
+    """Return the rows that tasks have fed to the model by their samples, in all incarnations: those of a
+    job without a ledger, or before its first epoch is over."""
+    total = 0
+    for task in report["task_list"]:
+        samples = read_samples(job.samples(TaskId.parse(task["task"])))
+        total += sum({sample.attempt: sample.rows for sample in samples}.values())
+    return total
+
+
+def list_events(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what happened to a job, in order: `{"at", "kind", "title", "text"}`. Failures are `bad`."""
+    events: list[dict[str, Any]] = [
+        {"at": report["created"], "kind": "plain", "title": "Job submitted", "text": ""}
+    ]
+    for attempt in report["attempts"]:
+        events.append(
+            {
+                "at": attempt["started"],
+                "kind": "plain",
+                "title": f"Attempt {attempt['number']} started",
+                "text": "",
+            }
+        )
+        if attempt["ended"]:
+            cause = attempt["cause"]
+            events.append(
+                {
+                    "at": attempt["ended"],
+                    "kind": "bad" if cause else "good",
+                    "title": f"Attempt {attempt['number']} ended",
+                    "text": cause["text"] if cause else "all tasks have ended well",
+                }
+            )
+    for recovery in report["recoveries"]:
+        took = (
+            ""
+            if recovery["seconds"] is None
+            else f" The next step came {recovery['seconds']:.2f} s after it."
+        )
+        events.append(
+            {
+                "at": recovery["at"],
+                "kind": "bad" if recovery["how"] in ("replaced", "adopted") else "plain",
+                "title": f"{', '.join(recovery['tasks'])} {recovery['how']}",
+                "text": f"{recovery['text']}.{took}",
+            }
+        )
+    return sorted(events, key=lambda event: event["at"])
+
+
+def count_changed(before: Mapping[str, str], after: Mapping[str, str]) -> Sequence[str]:
+    """Return the names of the fragments that differ."""
+    return [name for name in after if before.get(name) != after[name]]
+
+
+# Fills the form of a job that is started like one that there is
+
+
+def read_clone(paths: Paths, job_id: str) -> dict[str, Any]:
+    """Return the fields that start a job like one that there is, with its copy of the code. Raises
+    UnknownJob."""
+    job = find_job(paths, job_id)
+    options = read_options(job)
+    fields = write_fields(options)
+    return fields | {"cache": options.cache, "job_dir": str(job.code), "command": shlex.join(options.command)}
+
 
 router = APIRouter(include_in_schema=False)
 State = Annotated[UIState, Depends(get_state)]
@@ -266,6 +388,7 @@ async def show_caches(state: State, session: Asking, example: Text = "") -> HTML
         imports=state.imports.list(),
         problem="",
         fields=defaultdict(str, given),
+        options=options_at(ImportOptions, "form"),
     )
 
 
@@ -310,11 +433,11 @@ async def show_statistics(name: str, state: State, version: Text = "") -> HTMLRe
 
 @router.post("/import")
 async def start_import(request: Request, state: State, session: Asking) -> Response:
-    form = await request.form(max_files=1000, max_fields=20)
+    form = await request.form(max_files=1000, max_fields=100)
     fields = {name: value for name, value in form.items() if isinstance(value, str)}
     try:
         upload = await _keep_upload(state, form, "file")
-        values = read_fields(fields) | ({"upload": upload} if upload else {})
+        values = read_fields(ImportOptions, fields) | ({"upload": upload} if upload else {})
         started = await anyio.to_thread.run_sync(
             actions.start_import, state, ImportForm.model_validate(values)
         )
@@ -329,9 +452,10 @@ async def start_import(request: Request, state: State, session: Asking) -> Respo
             imports=state.imports.list(),
             problem=_explain(error),
             fields=defaultdict(str, fields),
+            options=options_at(ImportOptions, "form"),
         )
     note_for_audit(request, command=started["command_line"][:2000])
-    return RedirectResponse("/data", 303)
+    return RedirectResponse("/data#imports", 303)
 
 
 def _explain(error: InputError | ValidationError) -> str:
@@ -344,9 +468,13 @@ async def _keep_upload(state: UIState, form: FormData, field: str) -> str | None
     for sent in form.getlist(field):
         if isinstance(sent, UploadFile) and sent.filename:
             token, _, file = state.uploads.open(sent.filename, token)
-            with file:
-                while chunk := await sent.read(_COPY):
-                    await anyio.to_thread.run_sync(file.write, chunk)
+            state.uploads.use(token)
+            try:
+                with file:
+                    while chunk := await sent.read(_COPY):
+                        await anyio.to_thread.run_sync(file.write, chunk)
+            finally:
+                state.uploads.end_use(token)
     return token
 
 
@@ -406,6 +534,7 @@ async def _render_start(
         examples=list_examples(),
         example=example,
         nodes=[each["node"] for each in nodes],
+        options=options_at(JobOptions, "form"),
     )
 
 
@@ -414,7 +543,7 @@ def _preview(state: UIState, fields: dict[str, Any]) -> dict[str, Any]:
     if not any(fields.get(name) for name in ("command", "job_dir")):
         return {"command_line": "", "problems": []}
     try:
-        return actions.check_start(state, StartForm.model_validate(read_fields(fields)))
+        return actions.check_start(state, StartForm.model_validate(read_fields(JobOptions, fields)))
     except (InputError, ValidationError) as error:
         return {"command_line": "", "problems": [_explain(error)]}
 
@@ -429,46 +558,24 @@ async def show_start(
         fields = {name: str(chosen[name]) for name in ("cache", "workers", "job_dir")}
         fields |= {"command": shlex.join(chosen["command"]), "ps": str(chosen["ps"] or "")}
     elif clone:
-        fields = await anyio.to_thread.run_sync(_read_clone, state, clone)
+        fields = await anyio.to_thread.run_sync(read_clone, state.paths, clone)
     return await _render_start(state, session, fields, [], example=chosen)
-
-
-def _read_clone(state: UIState, job_id: str) -> dict[str, Any]:
-    """Return the fields that start a job like one that there is, with its copy of the code."""
-    job = find_job(state.paths, job_id)
-    spec = read_spec(job)
-    fields: dict[str, Any] = {
-        name: str(value) if value is not None else ""
-        for name in ("cache", "workers", "shards", "ps", "ps_backups", "name", "max_restarts", "seed")
-        for value in [getattr(spec, name)]
-    }
-    fields |= {
-        "threads": str(spec.threads),
-        "stall_timeout": f"{spec.stall_timeout:g}",
-        "on_loss": spec.on_loss,
-    }
-    fields |= {name: "on" for name in ("chief", "evaluator", "memory_checkpoint") if getattr(spec, name)}
-    of_each = ("gpus_per_worker", "memory_per_worker")
-    fields |= {name: str(getattr(spec, name)) for name in of_each if getattr(spec, name)}
-    limit = read_settings(spec.settings).memory_limit
-    fields |= {"memory_limit": str(limit)} if limit else {}
-    return fields | {"job_dir": str(job.code), "command": shlex.join(spec.command)}
 
 
 @router.post("/start/preview")
 async def preview_start(request: Request, state: State) -> HTMLResponse:
-    form = await request.form(max_files=0, max_fields=40)
+    form = await request.form(max_files=0, max_fields=100)
     preview = await anyio.to_thread.run_sync(_preview, state, dict(form))
     return render_page("_preview.html", preview=preview)
 
 
 @router.post("/start")
 async def start_job(request: Request, state: State, session: Asking) -> Response:
-    form = await request.form(max_files=1, max_fields=40)
+    form = await request.form(max_files=1, max_fields=100)
     fields = {name: value for name, value in form.items() if isinstance(value, str)}
     try:
         upload = await _keep_upload(state, form, "zip")
-        values = read_fields(fields) | ({"upload": upload} if upload else {})
+        values = read_fields(JobOptions, fields) | ({"upload": upload} if upload else {})
         checked = StartForm.model_validate(values)
         started = await anyio.to_thread.run_sync(actions.start_job, state, checked)
     except (InsituError, ValidationError) as error:

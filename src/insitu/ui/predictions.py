@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 Array = npt.NDArray[Any]
 SIGNATURE = "serving_default"

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from insitu.access import PRIVATE_FILE, make_folder
-from insitu.durable import staged_file
-from insitu.errors import ClusterError, InputError
-from insitu.paths import HOME_ENV, Paths
-from insitu.unauthenticated import is_loopback
+from insitu.base.disk.access import PRIVATE_FILE, make_folder
+from insitu.base.disk.durable import staged_file
+from insitu.base.errors import ClusterError, InputError
+from insitu.base.net.unauthenticated import is_loopback
+from insitu.base.paths import HOME_ENV, Paths
+from insitu.base.process.processes import ProcessIdentity, has_ended, identify_process, read_boot
 
 if TYPE_CHECKING:
     import uvicorn
@@ -93,7 +94,9 @@ def find_origins(options: UIOptions, port: int) -> frozenset[str]:
     origins = {f"{scheme}://{_bracket(name.lower())}:{port}" for name in names}
     if options.proxy is not None:
         origins.add(options.proxy.rstrip("/").lower())
-    return frozenset(origins)
+    # Browsers leave the port out where it is that of the scheme.
+    short = {o.removesuffix(":443" if o.startswith("https:") else ":80") for o in origins}
+    return frozenset(origins | short)
 
 
 def _list_addresses() -> set[str]:
@@ -206,7 +209,7 @@ def _make_server(
     state.ends = lambda: server.should_exit
     # Jobs that ended long ago are read once, before somebody waits for them.
     threading.Thread(target=state.index.list, daemon=True).start()
-    record = {"url": url, "port": port, "pid": os.getpid(), "host": options.host, "tls": options.encrypted}
+    record = {"url": url, "port": port, "host": options.host, "tls": options.encrypted, **_identify_itself()}
     record |= {"operate": access.make_bearer("operate"), "view": access.make_bearer("view")}
     _write_record(paths.ui(user), record)
     stack.callback(_remove_record, paths.ui(user), os.getpid())
@@ -262,7 +265,7 @@ def _tls_files(options: UIOptions, notify: Callable[[str], None]) -> Iterator[tu
                 )
         yield options.certificate, options.key
     elif options.self_signed:
-        from insitu.certificates import make_certificate
+        from insitu.base.net.certificates import make_certificate
 
         made = make_certificate(_name_for_users(options.host))
         notify(
@@ -276,6 +279,19 @@ def _tls_files(options: UIOptions, notify: Callable[[str], None]) -> Iterator[tu
             yield certificate, key
     else:
         yield None
+
+
+def _identify_itself() -> dict[str, Any]:
+    """Return what tells this process from another one that has its number later."""
+    itself = identify_process(os.getpid())
+    return {"pid": os.getpid(), "start": 0 if itself is None else itself.start, "boot": read_boot()}
+
+
+def _is_running(record: dict[str, Any]) -> bool:
+    """Return whether the page that has written a record runs on this machine: else somebody else may have its
+    port, who isn't to hear its secret or to be shown."""
+    identity = ProcessIdentity(int(record["pid"]), int(record["start"]))
+    return record["boot"] == read_boot() and not has_ended(identity)
 
 
 def _write_record(path: Path, record: dict[str, Any]) -> None:
@@ -298,9 +314,11 @@ def request_link(paths: Paths, role: str) -> str:
     path = paths.ui(os.geteuid())
     try:
         record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        if not _is_running(record):
+            raise ProcessLookupError
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            "--link asks the page that runs. Received: none of this home. Start `insitu ui`"
+            "--link asks the page that runs. Received: none of this home on this machine. Start `insitu ui`"
         ) from error
     host = record["host"] if record["host"] not in ("0.0.0.0", "::") else "127.0.0.1"
     if record["tls"]:

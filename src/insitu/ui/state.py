@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import anyio.to_thread
 from starlette.requests import Request
 
-from insitu.paths import JobPaths, Paths
+from insitu.base.paths import JobPaths, Paths
 from insitu.service import CatalogIndex, JobIndex, Versions, build_job_report, count_copies, list_nodes
 from insitu.ui.access import Access, Session
 from insitu.ui.boards import Boards
@@ -21,6 +21,8 @@ from insitu.ui.uploads import Uploads
 T = TypeVar("T")
 _MOST = 512
 """Values that are kept at a time."""
+_MOST_CHARACTERS = 64 << 20
+"""Characters of texts in them."""
 FRESH = 0.5
 """Seconds for which what was read is shown to others, too."""
 _NODES_KEPT = 5.0
@@ -36,9 +38,12 @@ class Snapshots:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._locks: dict[Any, asyncio.Lock] = {}
-        #: By subject: when it was read, and what was found.
-        self._values: dict[Any, tuple[float, Any]] = {}
+        #: By subject that is read now: who reads it, and how many do or wait for that.
+        self._locks: dict[Any, tuple[asyncio.Lock, int]] = {}
+        #: By subject: when it was read, what was found, and its characters.
+        self._values: dict[Any, tuple[float, Any, int]] = {}
+        #: The characters of all of them.
+        self._characters = 0
 
     async def get(self, subject: Any, read: Callable[[], T], fresh: float = FRESH) -> T:
         """Return what `read` returns, or what it has returned for the subject `fresh` seconds ago or less.
@@ -48,18 +53,46 @@ class Snapshots:
         known = self._values.get(subject)
         if known is not None and self._clock() - known[0] <= fresh:
             return known[1]
-        async with self._locks.setdefault(subject, asyncio.Lock()):
-            known = self._values.get(subject)
-            if known is not None and self._clock() - known[0] <= fresh:
-                return known[1]
-            value = await anyio.to_thread.run_sync(read)
-            self._values.pop(subject, None)
-            self._values[subject] = (self._clock(), value)
-        while len(self._values) > _MOST:
-            oldest = next(iter(self._values))
-            del self._values[oldest]
-            self._locks.pop(oldest, None)
-        return value
+        lock, count = self._locks.get(subject, (asyncio.Lock(), 0))
+        self._locks[subject] = lock, count + 1
+        try:
+            async with lock:
+                known = self._values.get(subject)
+                if known is not None and self._clock() - known[0] <= fresh:
+                    return known[1]
+                value, characters = await anyio.to_thread.run_sync(lambda: _measure(read()))
+                self._keep(subject, value, characters)
+                return value
+        finally:
+            lock, count = self._locks.pop(subject)
+            if count > 1:
+                self._locks[subject] = lock, count - 1
+
+    def _keep(self, subject: Any, value: Any, characters: int) -> None:
+        """Keep what was read, and drop the oldest of too much."""
+        self._drop(subject)
+        self._values[subject] = self._clock(), value, characters
+        self._characters += characters
+        while len(self._values) > 1 and (len(self._values) > _MOST or self._characters > _MOST_CHARACTERS):
+            self._drop(next(iter(self._values)))
+
+    def _drop(self, subject: Any) -> None:
+        _, _, characters = self._values.pop(subject, (0.0, None, 0))
+        self._characters -= characters
+
+
+def _measure(value: T) -> tuple[T, int]:
+    """Return a value, and how many characters its texts have."""
+    found, waiting = 0, [value]
+    while waiting:
+        match waiting.pop():
+            case str() | bytes() as text:
+                found += len(text)
+            case Mapping() as mapping:
+                waiting += mapping.values()
+            case list() | tuple() as values:
+                waiting += values
+    return value, found
 
 
 @dataclass

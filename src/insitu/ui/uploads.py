@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import secrets
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 MAX_ZIP = 256 << 20
 """Bytes of a job folder, which is as much as `insitu start` copies."""
@@ -46,12 +48,20 @@ class Uploads:
         self._root = Path(tempfile.mkdtemp(prefix="insitu-uploads-"))
         #: By token, which nobody can guess: when the last file came, and the files.
         self._files: dict[str, tuple[float, list[Path]]] = {}
+        #: How many use the files of a token now.
+        self._used: collections.Counter[str] = collections.Counter()
+        #: Held while any of these changes: imports end in threads of their own.
+        self._lock = threading.RLock()
 
     def open(self, name: str, beside: str | None = None) -> tuple[str, Path, BinaryIO]:
         """Make a new file, of a new token, or of the token `beside`. Returns the token, its path and the open
         file. Raises InputError for its name, and for a token that there isn't."""
         safe = check_file_name(name)
-        self._drop_old()
+        with self._lock:
+            return self._open(safe, beside)
+
+    def _open(self, safe: str, beside: str | None) -> tuple[str, Path, BinaryIO]:
+        self._drop_old(beside)
         token = beside or secrets.token_hex(16)
         files = [] if beside is None else self.list_files(beside)
         folder = self._root / token
@@ -77,22 +87,40 @@ class Uploads:
         """Return all files of a token. Raises InputError where there is none."""
         found = self._files.get(token)
         if found is None:
-            raise InputError("An upload can be used for an hour. Send the file again")
+            raise InputError("An upload can be used once, within an hour. Send the file again")
         return list(found[1])
+
+    def use(self, token: str) -> list[Path]:
+        """Return all files of a token, which stay until `end_use`. Raises InputError where there is none."""
+        with self._lock:
+            files = self.list_files(token)
+            self._used[token] += 1
+            return files
+
+    def end_use(self, token: str) -> None:
+        """Let the files of a token be removed, once nobody else uses them."""
+        with self._lock:
+            self._used[token] -= 1
+            self._used += collections.Counter()  # leaves out what isn't used any more
 
     def remove(self, token: str | None) -> None:
         """Remove the files of a token, if there are any."""
-        if token is not None and self._files.pop(token, None) is not None:
-            shutil.rmtree(self._root / token, ignore_errors=True)
+        with self._lock:
+            known = token is not None and self._files.pop(token, None) is not None
+        if known:
+            shutil.rmtree(self._root / str(token), ignore_errors=True)
 
     def close(self) -> None:
         """Remove all files."""
         self._files.clear()
         shutil.rmtree(self._root, ignore_errors=True)
 
-    def _drop_old(self) -> None:
+    def _drop_old(self, beside: str | None) -> None:
+        """Remove what nobody has used for long, and the oldest of too many. What is used now stays, and what
+        gets a file more."""
         now = self._clock()
-        old = [token for token, (at, _) in self._files.items() if now - at > _SECONDS]
-        kept = [token for token in self._files if token not in old]
+        idle = {t: at for t, (at, _) in self._files.items() if not self._used[t] and t != beside}
+        old = [token for token, at in idle.items() if now - at > _SECONDS]
+        kept = [token for token in idle if token not in old]
         for token in (*old, *kept[: max(0, len(kept) + 1 - _MOST)]):
             self.remove(token)

@@ -2,9 +2,10 @@
 module as a process starts whose PYTHONPATH names its folder.
 
 `INSITU_TEST_FAULTS` lists faults as JSON, each {"task": "worker:0", "event": "epoch_end", "when": "first" or
-"last", "epoch": 1, "batch": 0, "signal": "KILL", "name": ...}. A fault fires once in all of a job: before the
-user's callbacks hear of the event ("first"), or behind them ("last"). It leaves a file of its name in the
-folder `INSITU_TEST_FIRED`.
+"last", "epoch": 1, "batch": 0, "call": 0, "signal": "KILL", "target": ..., "name": ...}. A fault fires once
+in all of a job: before the user's callbacks hear of the event ("first"), or behind them ("last"). It leaves a
+file of its name in the folder `INSITU_TEST_FIRED`. It hits the task itself, or all processes of the job whose
+command line has the word "target"; with "" those are all, as after a power loss.
 
 `INSITU_TEST_KILLS` is "SEED,COUNT,SECONDS": each process of a task kills itself after a random time of so
 many seconds on average, until COUNT of the job have.
@@ -31,6 +32,10 @@ _EVENTS = (
     "test_end",
     "epoch_end",
     "train_end",
+    "predict_begin",
+    "predict_batch_begin",
+    "predict_batch_end",
+    "predict_end",
 )
 
 
@@ -40,7 +45,34 @@ def _fire(fault: dict[str, Any]) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return
-    os.kill(os.getpid(), getattr(signal, f"SIG{fault.get('signal', 'KILL')}"))
+    number = getattr(signal, f"SIG{fault.get('signal', 'KILL')}")
+    if "target" not in fault:
+        os.kill(os.getpid(), number)
+        return
+    for pid in _find_processes(fault["target"]):
+        if pid != os.getpid():
+            os.kill(pid, number)
+    if not fault["target"]:
+        os.kill(os.getpid(), number)
+
+
+def _find_processes(word: str) -> list[int]:
+    """Return the processes of this job, those first that would start others."""
+    mark = f"INSITU_TEST_FIRED={os.environ['INSITU_TEST_FIRED']}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                environment = file.read()
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                command = file.read().decode(errors="replace")
+        except OSError:
+            continue
+        if mark in environment.split(b"\0") and word in command:
+            found.append((".control." not in command, int(entry)))
+    return [pid for _, pid in sorted(found)]
 
 
 def _faults() -> list[dict[str, Any]]:
@@ -69,7 +101,7 @@ def _make_callback(when: str) -> Any:
 
     def make(event: str) -> Any:
         def hear(self: Any, *args: Any) -> None:
-            where: dict[str, Any] = {"when": when}
+            where: dict[str, Any] = {"when": when, "call": _counts.get("call", -1)}
             if event.startswith("epoch"):
                 type(self).epoch = args[0]
             if "batch" in event:
@@ -112,6 +144,7 @@ def _install_saving(module: Any) -> None:
 
 
 def _install_trainer(module: Any) -> None:
+    _install_prediction(module)
     call = module.KerasTrainer.call
 
     def call_and_fire(self: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -148,6 +181,29 @@ def _install_store(module: Any) -> None:
     module.write_pages = write_half
 
 
+def _install_server(module: Any) -> None:
+    push = module.ServerState.push
+
+    def push_and_fire(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = push(self, *args, **kwargs)
+        # Nobody has been answered yet.
+        fire_at("push", batch=_calls("push"))
+        return result
+
+    module.ServerState.push = push_and_fire
+
+
+def _install_evaluator(module: Any) -> None:
+    evaluate = module.SidecarEvaluator._evaluate
+
+    def evaluate_and_fire(self: Any, steps: Any = None) -> Any:
+        scores = evaluate(self, steps)
+        fire_at("score", batch=_calls("score"))
+        return scores
+
+    module.SidecarEvaluator._evaluate = evaluate_and_fire
+
+
 def _install_rendezvous(module: Any) -> None:
     rejoin = module.RosterRendezvous.rejoin
 
@@ -179,8 +235,9 @@ def _calls(what: str) -> int:
 
 
 _PATCHES = {
-    "insitu.train.fit.callbacks": _install_callbacks,
-    "insitu.train.fit.prediction": _install_prediction,
+    "insitu.train.evaluation.sidecar": _install_evaluator,
+    "insitu.parameters.server_state": _install_server,
+    "insitu.train.fit.callback_list": _install_callbacks,
     "insitu.train.fit.trainer": _install_trainer,
     "insitu.train.fit.chief_state": _install_sharing,
     "insitu.train.checkpoint.store": _install_store,

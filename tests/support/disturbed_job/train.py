@@ -1,5 +1,6 @@
 """A script with all of Keras' callbacks, and some of a user's. It knows nothing of faults."""
 
+import collections
 import json
 import os
 import random
@@ -17,26 +18,39 @@ kind = os.environ.get("STRATEGY", "mirrored")
 strategy = {
     "mirrored": insitu.MultiWorkerMirroredStrategy,
     "servers": lambda: insitu.ParameterServerStrategy(mode="sync"),
+    "async": insitu.ParameterServerStrategy,
+    "bounded": lambda: insitu.ParameterServerStrategy(mode="bounded", max_staleness=2),
+    "backup": lambda: insitu.ParameterServerStrategy(mode="sync", replicas_to_aggregate=1),
+    "hybrid": insitu.HybridStrategy,
 }[kind]()
 random.seed(1)
 np.random.seed(1)
 
 
 def rows(batch):
-    return (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+    """Each row has a key of its own, so that the order in which workers push doesn't count."""
+    x = {name: batch[name] for name in ("x", "id")} if kind == "hybrid" else batch["x"]
+    return x, batch["y"]
+
+
+def make_model():
+    hidden = [
+        keras.layers.Dense(5, "tanh", name="hidden"),
+        keras.layers.Dropout(0.2, seed=3),
+        keras.layers.Dense(1, name="out"),
+    ]
+    if kind != "hybrid":
+        return keras.Sequential([keras.Input((6,)), *hidden], name="model")
+    x, key = keras.Input((6,), name="x"), keras.Input((), dtype="int64", name="id")
+    output = keras.layers.Concatenate()([x, insitu.layers.Embedding(3, max_keys=16, name="table")(key)])
+    for layer in hidden:
+        output = layer(output)
+    return keras.Model({"x": x, "id": key}, output, name="model")
 
 
 with strategy.scope():
-    model = keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(5, "tanh", name="hidden"),
-            keras.layers.Dropout(0.2, seed=3),
-            keras.layers.Dense(1, name="out"),
-        ],
-        name="model",
-    )
-    average = {} if kind == "servers" else {"use_ema": True, "ema_momentum": 0.9}
+    model = make_model()
+    average = {} if kind != "mirrored" else {"use_ema": True, "ema_momentum": 0.9}
     model.compile(keras.optimizers.Adam(0.02, **average), "mse", metrics=["mae"])
 
 
@@ -73,6 +87,37 @@ class Counting(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self.heard.append(f"train end {sorted((n, float(v)) for n, v in (logs or {}).items())}")
+
+
+class Tracker:
+    """An object of the script's own, with another in it."""
+
+    def __init__(self):
+        self.counts = collections.Counter()
+        self.rng = np.random.default_rng(5)
+        self.drawn = 0.0
+
+
+class Holding(keras.callbacks.Callback):
+    """Changes in place what it has made once."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+        self.window = collections.deque(maxlen=3)
+        self.tracker = Tracker()
+        self.mean = keras.metrics.Mean()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.add(batch)
+        self.window.append(float(logs["loss"]))
+        self.tracker.counts[batch] += 1
+        self.tracker.drawn += self.tracker.rng.random()
+        self.mean.update_state(logs["loss"])
+
+    def numbers(self):
+        tracker = [sorted(self.tracker.counts.items()), self.tracker.drawn]
+        return [sorted(self.seen), list(self.window), tracker, float(self.mean.result())]
 
 
 class OfTheChief(keras.callbacks.Callback):
@@ -116,6 +161,7 @@ def callbacks(part):
     folder = str(OUT / part)
     made = [
         Counting(),
+        Holding(),
         OfTheChief(),
         LearningRate(),
         keras.callbacks.ModelCheckpoint(folder + "-{epoch:02d}.keras"),
@@ -132,8 +178,8 @@ def callbacks(part):
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
         insitu.BackupAndRestore(),
     ]
-    if kind != "servers":
-        made.insert(3, keras.callbacks.SwapEMAWeights(swap_on_epoch=True))
+    if kind == "mirrored":
+        made.insert(4, keras.callbacks.SwapEMAWeights(swap_on_epoch=True))
     return made
 
 
@@ -143,6 +189,9 @@ def numbers(history):
 
 train = insitu.dataset("rows").shuffle().batch(8).map(rows)
 held_out = insitu.dataset("rows").batch(16).map(rows)
+if me.role == "evaluator":
+    insitu.SidecarEvaluator(model, held_out).start()
+    raise SystemExit
 made = callbacks("first")
 first = model.fit(
     train, epochs=int(os.environ.get("EPOCHS", "4")), validation_data=held_out, verbose=2, callbacks=made
@@ -159,6 +208,7 @@ result = {
     "evaluated": {name: float(value) for name, value in evaluated.items()},
     "predicted": np.asarray(predicted).tolist(),
     "counted": [made[0].heard, made[0].losses, made[0].drawn],
+    "held": made[1].numbers(),
     "again": [again.heard, again.losses],
     "weights": [np.asarray(w).tolist() for w in model.get_weights()],
     "rate": float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)),

@@ -8,24 +8,23 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import CliRunner, make_command
 from job_runs import Insitu
-from typer.testing import CliRunner
 
 pytest.importorskip("uvicorn")
 
-from insitu.cli import build_app
+from insitu.base.errors import ClusterError, InputError, JobEnded, JobSpecError, UnknownCache, UnknownJob
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.spec import TaskId
+from insitu.cli.by_url import send_job
 from insitu.cli.rest import TOKEN_FILE_ENV, URL_ENV, RestClient, open_client, read_ui_token
-from insitu.cli.start_by_url import send_job
-from insitu.cluster import Journal, Request, read_spec, submit
+from insitu.cluster import Journal, read_spec, submit
 from insitu.cluster.client import submission
 from insitu.cluster.decide.events import SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
-from insitu.errors import ClusterError, InputError, JobEnded, JobSpecError, UnknownCache, UnknownJob
-from insitu.paths import JobPaths, Paths
-from insitu.spec import TaskId
+from insitu.options import JobOptions
 from insitu.ui.access import Access
 from insitu.ui.app import make_application
 from insitu.ui.boards import Boards
@@ -45,8 +44,7 @@ class Elsewhere:
         self.tokens = tokens
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        app: Any = build_app()
-        done = CliRunner().invoke(app, ["--url", self.url, *arguments])
+        done = CliRunner().run(["--url", self.url, *arguments])
         assert done.exit_code == code, (done.stdout, done.exception)
         return done.stdout
 
@@ -65,7 +63,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsew
     insitu = Insitu(tmp_path)
     insitu.script("print('greeting')")
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    job = insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1)))
+    job = insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=1)))
     end_job(job, 0)
     job.output.write_bytes(b"".join(b"[worker:0] line %d \x1b[31m\n" % number for number in range(5000)))
     listening = socket.create_server(("127.0.0.1", 0))
@@ -124,13 +122,12 @@ def test_errors_are_those_of_the_command_line(elsewhere: Elsewhere, monkeypatch:
     with pytest.raises(InputError, match=TOKEN_FILE_ENV):
         RestClient(elsewhere.url, "wrong").get("jobs")
     with pytest.raises(InputError, match="Received: import with --url"):
-        build_app()(["--url", elsewhere.url, "import", "a", "b"], standalone_mode=False)  # type: ignore[operator]
+        make_command()(["--url", elsewhere.url, "import", "a", "b"], standalone_mode=False)
     # What is about this machine stays here where only the variable points elsewhere.
     monkeypatch.setenv(URL_ENV, elsewhere.url)
-    app: Any = build_app()
-    assert "insitu start" in CliRunner().invoke(app, ["examples"]).stdout
-    assert elsewhere.job.root.name in CliRunner().invoke(app, ["ps", "--all"]).stdout
-    assert "Usage" in CliRunner().invoke(app, ["ps", "--help"]).stdout
+    assert "insitu start" in CliRunner().run(["examples"]).stdout
+    assert elsewhere.job.root.name in CliRunner().run(["ps", "--all"]).stdout
+    assert "Usage" in CliRunner().run(["ps", "--help"]).stdout
 
 
 def make_folder(root: Path) -> Path:
@@ -171,7 +168,8 @@ def test_a_folder_is_sent_and_its_job_followed_to_the_end(
 def test_a_zip_is_sent_as_it_is_and_the_job_may_be_left_alone(elsewhere: Elsewhere, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "sums.zip", "w") as archive:
         archive.writestr("train.py", "print(1)")
-    assert elsewhere.run("start", "--detach", "data/train", str(tmp_path / "sums.zip"), "train.py") == ""
+    started = elsewhere.run("start", "--detach", "data/train", str(tmp_path / "sums.zip"), "train.py")
+    assert started.startswith("data-train-")
     assert len(elsewhere.run("ps", "--all").splitlines()) == 3  # a header, the fixture's, and this one
 
 
@@ -190,10 +188,9 @@ def test_a_job_that_can_not_start_leaves_nothing_there(
 ) -> None:
     (tmp_path / "broken.zip").write_text("x")
     places = {"FOLDER": make_folder(tmp_path), "MISSING": "/missing", "BROKEN": tmp_path / "broken.zip"}
-    app: Any = build_app()
     with pytest.raises(error, match=words):
         arguments = [str(places.get(each, each)) for each in given]
-        app(["--url", elsewhere.url, "start", *arguments], standalone_mode=False)
+        make_command()(["--url", elsewhere.url, "start", *arguments], standalone_mode=False)
     assert not elsewhere.uploads._files and len(elsewhere.run("ps", "--all").splitlines()) == 2
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from insitu import service
+from insitu.base.paths import JobPaths, Paths
 from insitu.cli import chaos
-from insitu.cluster import InjectedFault, Request
+from insitu.cluster import InjectedFault
 from insitu.cluster.chaos.injector import parse_fault
-from insitu.paths import JobPaths, Paths
+from insitu.options import JobOptions
 
 REPORT: dict[str, Any] = {
     "attempt": 1,
@@ -60,7 +61,7 @@ def test_a_script_that_prints_no_result_is_told_what_to_print(
 
 
 def test_a_report_names_the_faults(tmp_path: Path) -> None:
-    request = Request("c", tmp_path, ("train.py", "--x"), workers=2, stall_timeout=30.0)
+    request = JobOptions("c", tmp_path, ("train.py", "--x"), workers=2, stall_timeout=30.0)
     done = [
         InjectedFault(parse_fault("kill"), None, True, ""),
         InjectedFault(parse_fault("disk"), None, False, ""),

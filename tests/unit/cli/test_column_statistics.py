@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.cli.column_statistics import print_statistics
+from insitu.cli.data import print_statistics
 
 EMPTY = dict.fromkeys(
     [
@@ -35,10 +35,10 @@ def test_statistics_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     }
     word = {**EMPTY, "name": "word", "dtype": "str", "shortest": 1, "longest": 9, "different": 1}
     word["frequent"] = [["a\x1b[2J", 4]]
-    print_statistics({"rows": 4, "rows_of_cache": 1000, "columns": [x, word]})
+    print_statistics({"rows": 4, "run": 1, "rows_of_cache": 1000, "columns": [x, word]})
     said = capsys.readouterr().out.splitlines()
-    assert said[1] == "Statistics of 4 rows, drawn at random of 1,000 rows:"
+    assert said[1] == "Statistics of 4 rows, drawn at random, of 1,000 rows:"
     assert said[3].split() == ["x", "-1.5", "2", "0.25", "-", "50.0%", "-", "-", "-"]
     assert "1 characters" in said[4] and "\x1b" not in said[4] and said[4].endswith("100%")
-    print_statistics({"rows": 4, "rows_of_cache": 4, "columns": []})
+    print_statistics({"rows": 4, "run": 1, "rows_of_cache": 4, "columns": []})
     assert "Statistics of all 4 rows:" in capsys.readouterr().out

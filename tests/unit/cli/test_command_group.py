@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import CliRunner
 
-from insitu.cli import build_app
+from insitu import __version__
+
+
+@pytest.mark.parametrize("command", [("start",), ("ps",), ("up",), ("fs",), ("fs", "ls")])
+def test_each_command_has_the_short_options_of_help_and_version(command: tuple[str, ...]) -> None:
+    assert "Usage" in CliRunner().run([*command, "-h"]).output
+    for option in ("-V", "--version"):
+        shown = CliRunner().run([*command, option])
+        assert (shown.exit_code, shown.output) == (0, f"insitu {__version__}\n")
+
+
+def test_options_of_start_that_follow_the_script_are_pointed_out(tmp_path: Path) -> None:
+    arguments = [
+        "start",
+        "--workers",
+        "1",
+        "cats",
+        str(tmp_path),
+        "train.py",
+        "--workers",
+        "2",
+        "--seed=3",
+        "-e",
+    ]
+    shown = CliRunner().run(arguments, env={"INSITU_HOME": str(tmp_path / "home")})
+    assert "command: --workers, --seed=3 go to the script" in shown.stderr
+    shown = CliRunner().run([*arguments[:6], "-e"], env={"INSITU_HOME": str(tmp_path / "home")})
+    assert "to the script" not in shown.stderr
 
 
 def test_a_command_is_suggested_once() -> None:
-    app: Any = build_app()
-    result = CliRunner().invoke(app, ["scael"])
+    result = CliRunner().run(["scael"])
     assert result.exit_code == 2
     assert result.output.count("Did you mean") == 1 and "'scale'" in result.output
 
@@ -27,6 +52,7 @@ def test_a_command_is_suggested_once() -> None:
         (("folder", "fit.py"), "CACHE", "insitu start digits/train folder fit.py"),
         (("job.zip", "fit.py"), "CACHE", "insitu start digits/train job.zip fit.py"),
         (("cats", "fit.py"), "JOB_DIR", "insitu start cats ./my_job fit.py"),
+        (("cats", "a/fit.py"), "JOB_DIR, JOB_CMD", "insitu start cats ./a fit.py"),
         (("folder",), "CACHE, JOB_CMD", "insitu start digits/train folder train.py"),
         (("fit.py",), "CACHE, JOB_DIR", "insitu start digits/train ./my_job fit.py"),
     ],
@@ -40,8 +66,7 @@ def test_a_start_without_its_arguments_says_by_example_what_is_missing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    app: Any = build_app()
-    result = CliRunner().invoke(app, ["start", *given], env={"COLUMNS": "400", "NO_COLOR": "1"})
+    result = CliRunner().run(["start", *given], env={"COLUMNS": "400", "NO_COLOR": "1"})
     assert result.exit_code == 2
     shown = " ".join(result.output.split())
     assert f"Received: {' '.join(given) or 'none of them'}. Missing: {missing}. Example: {example}" in shown

@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from insitu.cli import console, main
+from insitu.cli import console
 from insitu.cli.console import OutputPrinter, format_duration, format_position, print_table, wants_colour
-from insitu.errors import InputError
 
 
 class Terminal(io.TextIOWrapper):
@@ -67,24 +66,6 @@ def test_what_insitu_says_goes_to_stderr(capsysbinary: pytest.CaptureFixture[byt
 def test_all_of_it_goes_to_stdout_where_that_is_asked_for(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     OutputPrinter(prefix=True, all_to_stdout=True).print([b"[worker:0] a", b"[insitu] job finished"])
     assert capsysbinary.readouterr() == (b"[worker:0] a\n[insitu] job finished\n", b"")
-
-
-@pytest.mark.parametrize(("error", "code"), [(InputError("what"), 2), (KeyboardInterrupt(), 130)])
-def test_errors_become_exit_codes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
-) -> None:
-    def build() -> object:
-        def app() -> None:
-            raise error
-
-        return app
-
-    monkeypatch.setattr("insitu.cli.build_app", build)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == code
-    assert capsys.readouterr().err == ("error: what\n" if code == 2 else "")
 
 
 def test_errors_are_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.testing
+from command_line import CliRunner
 from job_runs import Insitu
 
-from insitu.cli import build_app, delete
-from insitu.cluster import Request, list_job_ids, submit
+from insitu.base.errors import InputError, JobRunning, UnknownJob
+from insitu.base.paths import JobPaths
+from insitu.cli import console, delete
+from insitu.cluster import list_job_ids, submit
 from insitu.cluster.client import deletion, submission
 from insitu.cluster.job_files import take_lock
-from insitu.errors import InputError, JobRunning, UnknownJob
 from insitu.grid import Catalog
-from insitu.paths import JobPaths
+from insitu.options import JobOptions
 
 
 @pytest.fixture
@@ -31,11 +32,11 @@ def insitu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Insitu:
 @pytest.fixture
 def job(insitu: Insitu) -> JobPaths:
     """A job of which nothing runs any more; its pin is still there."""
-    return insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",))))
+    return insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",))))
 
 
 def run(*arguments: str) -> Any:
-    result = typer.testing.CliRunner().invoke(build_app(), ["delete", *arguments])
+    result = CliRunner().run(["delete", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -43,7 +44,7 @@ def run(*arguments: str) -> Any:
 
 def test_a_job_and_its_cache_go_together(insitu: Insitu, job: JobPaths):
     assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
-    found = json.loads(run("data/train", job.root.name[:-2], "--yes", "--json").stdout)
+    found = json.loads(run("data/train", job.root.name, "--yes", "--json").stdout)
     assert [(entry["kind"], entry["name"]) for entry in found] == [
         ("job", job.root.name),
         ("cache", "data/train"),
@@ -72,12 +73,20 @@ def test_a_name_that_nothing_has_deletes_nothing(insitu: Insitu, job: JobPaths):
     assert job.spec.exists() and Catalog(insitu.paths).get("data/train")
 
 
+def test_the_beginning_of_an_id_deletes_nothing(insitu: Insitu, job: JobPaths):
+    """It may be the name of a cache that is gone."""
+    beginning = job.root.name.partition("-")[0]
+    with pytest.raises(InputError, match=f"Received: {beginning}, .*`insitu delete {job.root.name}`"):
+        run(beginning, "data/train", "--yes")
+    assert job.spec.exists() and Catalog(insitu.paths).get("data/train")
+
+
 def test_it_asks_first(insitu: Insitu, job: JobPaths, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(InputError, match=r"Give --yes to delete"):
         run("data/train", job.root.name)
     asked = []
-    monkeypatch.setattr(delete.sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    monkeypatch.setattr(delete.typer, "confirm", lambda text, **_: asked.append(text))
+    monkeypatch.setattr(console.sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr(console.typer, "confirm", lambda text, **_: asked.append(text))
     delete.delete_command([job.root.name])
     assert asked == [f"Delete {job.root.name}?"] and not job.root.exists()
 

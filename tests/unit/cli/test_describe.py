@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from job_runs import Insitu
 
+from insitu.base.errors import UnknownJob
+from insitu.base.evaluations import Evaluation, append_evaluation
+from insitu.base.paths import JobPaths
+from insitu.base.spec import TaskId
 from insitu.cli.describe import describe
-from insitu.cluster import Journal, Request, submit
+from insitu.cluster import Journal, submit
 from insitu.cluster.client import submission
 from insitu.cluster.decide.events import SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
-from insitu.errors import UnknownJob
-from insitu.evaluations import Evaluation, append_evaluation
-from insitu.paths import JobPaths
+from insitu.options import JobOptions
 from insitu.service import format_staleness
 from insitu.service.jobs import _read_servers
-from insitu.spec import TaskId
 
 W0 = TaskId("worker", 0)
 
@@ -36,7 +37,7 @@ def insitu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Insitu:
 
 def make_job(insitu: Insitu) -> JobPaths:
     """A job whose only worker was killed in epoch 1 (from 0) and then ended well."""
-    job = insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1)))
+    job = insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=1)))
     journal = Journal(job.journal)
     state = journal.state()
     events = (SubmittedEvent(), TaskExitedEvent(W0, -9, progress=(1, 4)))
@@ -81,7 +82,7 @@ def test_people_read_it_counted_as_keras_counts(insitu: Insitu, capsys: pytest.C
 
 
 def test_how_gradients_travel_is_shown(insitu: Insitu, capsys: pytest.CaptureFixture[str]) -> None:
-    from insitu.context import Context
+    from insitu.base.context import Context
     from insitu.train.strategies.communication import publish_choice
 
     job = make_job(insitu)
@@ -94,7 +95,7 @@ def test_how_gradients_travel_is_shown(insitu: Insitu, capsys: pytest.CaptureFix
 def test_a_full_disk_does_not_keep_a_strategy_from_being_made(
     insitu: Insitu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from insitu.context import Context
+    from insitu.base.context import Context
     from insitu.train.strategies.communication import publish_choice
 
     job = make_job(insitu)
@@ -102,7 +103,7 @@ def test_a_full_disk_does_not_keep_a_strategy_from_being_made(
     def refuse(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("insitu.durable.os.fsync", refuse)
+    monkeypatch.setattr("insitu.base.disk.durable.os.fsync", refuse)
     publish_choice(Context(insitu.paths, job_id=job.root.name), "MirroredStrategy", "ring")
     shown = capsys.readouterr().err
     assert "No room is left" in shown and str(job.root) in shown and "Training goes on" in shown
@@ -111,7 +112,7 @@ def test_a_full_disk_does_not_keep_a_strategy_from_being_made(
 def test_a_beginning_that_several_jobs_share_is_told_as_such(insitu: Insitu) -> None:
     first, second = make_job(insitu).root.name, make_job(insitu).root.name
     with pytest.raises(UnknownJob) as error:
-        describe("train-", as_json=False)
+        describe("data-train-", as_json=False)
     assert error.value.matches == tuple(sorted((first, second)))
     assert "could be any of these" in str(error.value)
 
@@ -127,7 +128,7 @@ def test_staleness_is_shown_by_its_powers_of_two() -> None:
 
 
 def test_the_newest_report_of_each_server_counts(insitu: Insitu) -> None:
-    request = Request("data/train", insitu.folder, ("train.py",), workers=1, ps=2)
+    request = JobOptions("data/train", insitu.folder, ("train.py",), workers=1, ps=2)
     job = insitu.job(submit(insitu.paths, request))
     from insitu.cluster import read_placement
 

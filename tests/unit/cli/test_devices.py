@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from insitu.base.errors import InputError, TrainingError
 from insitu.cli import devices
-from insitu.errors import InputError, TrainingError
 
 CPU = {
     "name": "cpu:0",

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer.testing
+from command_line import CliRunner
 
-from insitu.cli import build_app
 from insitu.cluster import DownReport
 
 
 def run(*arguments: str) -> Any:
-    return typer.testing.CliRunner().invoke(build_app(), arguments)
+    return CliRunner().run(arguments)
 
 
 def make_home(folder: Path) -> None:
@@ -27,7 +26,7 @@ def make_home(folder: Path) -> None:
 def test_what_was_deleted_is_said(home: Path, tmp_path: Path) -> None:
     make_home(tmp_path)
     said = run("down", "--force").stderr
-    assert said == "2 node(s) down, and their stores deleted: node-0, node-1\n1 cache(s) deleted: a\n"
+    assert said == "2 nodes down, and their stores deleted: node-0, node-1\n1 cache deleted: a\n"
 
 
 def test_what_was_deleted_is_said_as_json(home: Path, tmp_path: Path) -> None:
@@ -49,5 +48,5 @@ def test_agents_that_may_still_run_are_named_and_nothing_else_is_deleted(
     wanted = {"agents": ["a"], "left": {"10.0.0.2": "no answer"}, "nodes": [], "jobs": [], "caches": []}
     assert json.loads(done.stdout) == wanted
     assert "10.0.0.2: no answer" in done.stderr and "can't be reached" in str(done.exception)
-    assert "agent(s) ended" not in done.stderr and "agent(s) ended" in run("down", *options).stderr
+    assert " ended: " not in done.stderr and "1 agent ended" in run("down", *options).stderr
     assert [each["name"] for each in json.loads(run("caches", "--json").stdout)] == ["a"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import InputError
 from insitu.cli.drain import drain, parse_duration
-from insitu.errors import InputError
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("2m", 120.0), ("1.5h", 5400.0)])

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-from insitu.cli import build_app
+from command_line import CliRunner
 
 
 def run(*arguments: str) -> str:
-    app: Any = build_app()
-    done = CliRunner().invoke(app, ["examples", *arguments])
+    done = CliRunner().run(["examples", *arguments])
     assert done.exit_code == 0, done.exception
     return done.stdout
 

@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.testing
+from command_line import CliRunner
 from published_models import publish_models, publish_saved_model
 
-from insitu.cli import build_app
-from insitu.errors import InputError, UnknownJob
-from insitu.paths import JobPaths, Paths
+from insitu.base.errors import InputError, UnknownJob
+from insitu.base.paths import JobPaths, Paths
 
 
 def run(*arguments: str) -> Any:
     """Runs a command in this process; errors of insitu are raised."""
-    result = typer.testing.CliRunner().invoke(build_app(), ["export", *arguments])
+    result = CliRunner().run(["export", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -38,6 +37,8 @@ def test_the_newest_model_the_best_one_and_that_of_an_exporter_are_copied(
     run("people", str(tmp_path / "b.keras"), "--exporter", "best")
     assert (tmp_path / "b.keras").read_text() == "best 200"
     publish_saved_model(job)
+    run("people", str(tmp_path / "c.keras"))  # the newest of its format
+    assert (tmp_path / "c.keras").read_text() == "final 300"
     run("people", str(tmp_path / "served"))
     assert (tmp_path / "served" / "variables" / "data").read_text() == "latest 400"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -68,7 +69,7 @@ def test_what_can_not_be_copied_is_told(
 
 def test_a_job_without_models_and_an_unknown_one_are_told(home: Path, tmp_path: Path) -> None:
     Paths(home).job("empty-bb22").root.mkdir(parents=True)
-    with pytest.raises(InputError, match="Models of a job come from exporters"):
+    with pytest.raises(InputError, match="Models of a job are those that its script saves"):
         run("empty", str(tmp_path))
     with pytest.raises(UnknownJob):
         run("nothing", str(tmp_path))

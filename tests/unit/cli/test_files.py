@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.testing
+from command_line import CliRunner
 
-from insitu.cli import build_app
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
+from insitu.cluster.files import WaitingFolder
+from insitu.cluster.files.waiting_changes import WaitingChange
 from insitu.grid import bring_up
-from insitu.paths import Paths
+from insitu.grid.shared_files import Entry
 
 
 def run(*arguments: str, given: bytes | None = None, code: int = 0) -> Any:
-    result = typer.testing.CliRunner().invoke(build_app(), ("fs", *arguments), input=given)
+    result = CliRunner().run(("fs", *arguments), input=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code
@@ -113,6 +121,7 @@ def test_a_folder_is_removed_with_r_alone() -> None:
         (("rm", "-r", "insitu://"), "one by one"),
         (("stat", "insitu://v/../x"), "neither '.' nor '..'"),
         (("memory", "node-9"), "node-0, node-1"),
+        (("publish", "/no/such"), "unpublished in which changes"),
     ],
 )
 def test_wrong_requests_are_explained(arguments: tuple[str, ...], words: str) -> None:
@@ -124,3 +133,20 @@ def test_wrong_requests_are_explained(arguments: tuple[str, ...], words: str) ->
 def test_a_path_of_this_machine_is_not_looked_for_in_the_cluster() -> None:
     with pytest.raises(InputError, match=r"^/no/such: No such file or directory$"):
         run("cp", "/no/such", "insitu://v/x")
+
+
+def test_what_a_task_could_not_publish_is_published(paths: Paths) -> None:
+    folder = WaitingFolder(paths.unpublished("j-1", TaskId("worker", 0)), paths.home)
+    late = lambda path: WaitingChange("publish", "runs", path, time.time(), Entry(0, time.time()))  # noqa: E731
+    for number, change in enumerate((late("a"), late("a/b"), late("c")), 1):
+        folder.save(replace(change, number=number))
+    command = [sys.executable, "-m", "insitu", "fs", "publish", str(folder.path)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1 and "another one does" in refused.stderr
+    os.close(folder._lock or 0)
+    said = run("publish", str(folder.path), code=1).output
+    assert said.count(".refused") == 1 and "2 changes" in said
+    assert {each["url"] for each in json.loads(run("ls", "-r", "insitu://runs", "--json").stdout)} == {
+        "insitu://runs/a",
+        "insitu://runs/c",
+    }

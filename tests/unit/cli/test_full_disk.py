@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from insitu.cli.full_disk import watch_disk
-from insitu.paths import Paths
+from insitu.base.paths import Paths
+from insitu.cli.logs import watch_disk
 
 ROOM = {"f_bavail": 9, "f_bfree": 9, "f_files": 9, "f_favail": 9, "f_ffree": 9}
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-import typer.main
-
-from insitu.cli import build_app
+from command_line import CliRunner, make_command
 
 COMMANDS = [
     "agent",
@@ -34,21 +29,15 @@ COMMANDS = [
     "scrub",
     "start",
     "stop",
-    "tier",
     "ui",
     "up",
 ]
 
 
 def help_of(command: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "insitu", command, "--help"],
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
+    shown = CliRunner().run([command, "--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    return shown.stdout
 
 
 @pytest.mark.parametrize("command", ["import", "up", "start", "nodes", "repair", "agent", "ui"])
@@ -66,8 +55,7 @@ def test_each_example_can_be_copied_from_a_line_of_its_own(command: str) -> None
 
 
 def test_the_list_of_commands_has_headings_and_begins_each_line_with_an_imperative() -> None:
-    app: Any = build_app()
-    group: Any = typer.main.get_command(app)
+    group: Any = make_command()
     for name, command in group.commands.items():
         assert command.rich_help_panel in ("Data", "Jobs", "Nodes", "More"), name
         first = command.help.split()[0]

@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.testing
+from command_line import CliRunner
 from ignite_wire import FakeCache, FakeCluster, number
 
-from insitu.cli import build_app
+from insitu.base.errors import InputError, JobSpecError
+from insitu.base.paths import Paths
 from insitu.cli.ignite import format_snapshot
-from insitu.errors import InputError, JobSpecError
 from insitu.grid import Catalog
+from insitu.grid.caches.ignite_snapshots import read_snapshot
 from insitu.grid.ignite import FieldOptions
-from insitu.grid.ignite_snapshots import read_snapshot
-from insitu.paths import Paths
 from insitu.service import report_snapshot
 
 
 def run(*arguments: str) -> Any:
     """Runs a command in this process; errors of insitu are raised."""
-    result = typer.testing.CliRunner().invoke(build_app(), arguments, catch_exceptions=True)
+    result = CliRunner().run(arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -47,7 +46,7 @@ def test_a_cache_is_imported_and_described_with_its_origin(home: Path, cluster: 
 
 def test_a_cache_of_ignite_is_described(cluster: FakeCluster):
     text = run("describe", cluster.address(), "--verify").stdout
-    assert "value: float64 (double)" in text and "topology   version 1.0, 2 partition(s)" in text
+    assert "value: float64 (double)" in text and "topology   version 1.0, 2 partitions" in text
     assert "read       10 rows" in text
     found = json.loads(run("describe", cluster.address(), "--json").stdout)
     assert found["kind"] == "ignite" and found["problems"] == []
@@ -87,7 +86,7 @@ def test_a_job_shows_its_snapshot_and_what_has_moved(home: Path, cluster: FakeCl
     cluster.add()
     cluster.primaries, cluster.topology = [0, 1], (2, 0)
     moved = format_snapshot(report_snapshot(cache, True))
-    assert "is now 2.0, 1 partition(s) have another primary server. The job goes on" in moved
+    assert "is now 2.0, 1 partition has another primary server. The job goes on" in moved
     assert report_snapshot(replace(cache, origin=None), True) == {} and format_snapshot({}) == ""
 
 
@@ -108,6 +107,6 @@ def test_the_servers_come_from_a_clients_configuration(home: Path, cluster: Fake
 
 def test_old_habits_of_asking_for_help_and_the_version():
     assert run("-V").stdout == run("--version").stdout
-    for command in ((), ("start",), ("import",), ("ps",)):
+    for command in ((), ("start",)):
         assert run(*command, "-h").stdout == run(*command, "--help").stdout
     assert "-h" in run("start", "--help").stdout

@@ -7,19 +7,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
+from command_line import CliRunner
 from job_runs import Insitu
 
-from insitu.cli import jobs
+from insitu.base.errors import ClusterError, InputError
+from insitu.base.paths import JobPaths
+from insitu.base.progress import ProgressWriter
+from insitu.base.spec import TaskId
+from insitu.cli import jobs, logs
 from insitu.cli.describe import describe
-from insitu.cluster import Journal, Request, submit
+from insitu.cluster import Journal, submit
 from insitu.cluster.client import submission
 from insitu.cluster.decide.events import ControllerLostEvent, Event, SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
-from insitu.errors import ClusterError, InputError
-from insitu.paths import JobPaths
-from insitu.progress import ProgressWriter
-from insitu.spec import TaskId
+from insitu.options import JobOptions
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
@@ -35,7 +38,7 @@ def insitu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Insitu:
 
 def make_job(insitu: Insitu, *events: Event) -> JobPaths:
     """A job of two workers to which these events happened."""
-    job = insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=2)))
+    job = insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=2)))
     journal = Journal(job.journal)
     state = journal.state()
     for at, event in enumerate(events, 1):
@@ -57,7 +60,7 @@ def replaced(insitu: Insitu) -> JobPaths:
 
 
 def shown(job: JobPaths, *arguments: Any, capsys: pytest.CaptureFixture[str], **options: Any) -> str:
-    jobs.logs(job.root.name, *arguments, **options)
+    logs.logs(job.root.name, *arguments, **options)
     return capsys.readouterr().out
 
 
@@ -72,9 +75,9 @@ def test_logs_show_the_latest_incarnation_of_a_task(
 
 def test_an_incarnation_that_there_never_was_is_an_error(replaced: JobPaths) -> None:
     with pytest.raises(InputError, match=r"had 2 incarnations\. Give --attempt 1 to 2\. Received: 3"):
-        jobs.logs(replaced.root.name, "worker:1", incarnation=3)
+        logs.logs(replaced.root.name, "worker:1", incarnation=3)
     with pytest.raises(InputError, match="has no task ps:0"):
-        jobs.logs(replaced.root.name, "ps:0")
+        logs.logs(replaced.root.name, "ps:0")
 
 
 def test_an_incarnation_whose_log_is_still_to_come_is_not_the_latest(
@@ -84,7 +87,7 @@ def test_an_incarnation_whose_log_is_still_to_come_is_not_the_latest(
     assert shown(replaced, "worker:1", capsys=capsys) == "incarnation 1\n"
     replaced.task_log(W1, 1).unlink()
     with pytest.raises(InputError, match="once it has been started"):
-        jobs.logs(replaced.root.name, "worker:1")
+        logs.logs(replaced.root.name, "worker:1")
 
 
 def test_following_a_task_goes_on_with_its_replacement(replaced: JobPaths) -> None:
@@ -96,13 +99,13 @@ def test_following_a_task_goes_on_with_its_replacement(replaced: JobPaths) -> No
             third.write_text("incarnation 3\n")
         return next(looks)
 
-    lines = [line for batch in jobs.follow_task(replaced, "worker:1", None, is_over) for line in batch]
+    lines = [line for batch in logs.follow_task(replaced, "worker:1", None, is_over) for line in batch]
     assert lines == [b"incarnation 2", b"incarnation 3"]
 
 
 def test_the_shell_completes_tasks_of_the_job(replaced: JobPaths) -> None:
     def complete(job: str | None, incomplete: str) -> list[str]:
-        return jobs.complete_task(SimpleNamespace(params={"job_id": job}), incomplete)  # type: ignore[arg-type]
+        return logs.complete_task(SimpleNamespace(params={"job_id": job}), incomplete)  # type: ignore[arg-type]
 
     assert complete(replaced.root.name, "") == ["worker:0", "worker:1"]
     assert complete(replaced.root.name, "worker:1") == ["worker:1"]
@@ -114,7 +117,7 @@ def test_logs_print_the_lines_of_insitu_with_the_others(
 ) -> None:
     job = make_job(insitu)
     job.output.write_text("[worker:0] a\n[insitu] attempt 2 starts\n[worker:0] b\n")
-    jobs.logs(job.root.name)
+    logs.logs(job.root.name)
     assert capsys.readouterr() == ("[worker:0] a\n[insitu] attempt 2 starts\n[worker:0] b\n", "")
 
 
@@ -145,7 +148,7 @@ def test_ps_and_describe_say_why_a_job_ended(insitu: Insitu, capsys: pytest.Capt
 def test_a_folder_without_a_job_is_told_as_such(insitu: Insitu) -> None:
     folder = insitu.paths.job("empty").root
     folder.mkdir(parents=True)
-    for show in (jobs.logs, jobs.attach):
+    for show in (logs.logs, logs.attach):
         with pytest.raises(ClusterError, match=r"holds no job.*Delete the folder"):
             show("empty")
 
@@ -153,6 +156,38 @@ def test_a_folder_without_a_job_is_told_as_such(insitu: Insitu) -> None:
 def test_a_log_that_was_deleted_is_an_error(insitu: Insitu) -> None:
     job = make_job(insitu)
     job.output.unlink()
-    for show in (jobs.logs, jobs.attach):
+    for show in (logs.logs, logs.attach):
         with pytest.raises(ClusterError, match=r"No such file.*insitu describe"):
             show(job.root.name)
+
+
+def test_what_has_started_or_changed_a_job_prints_it(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = CliRunner().run
+    arguments = ["data/train", str(insitu.folder), "train.py"]
+    job_id = run(["start", "--detach", *arguments]).stdout.strip()
+    assert insitu.job(job_id).root.is_dir()
+    started = json.loads(run(["start", "--detach", "--json", *arguments]).stdout)
+    assert insitu.job(started["job_id"]).root.is_dir() and started["cache"] == "data/train"
+    refused = run(["start", "--json", *arguments])
+    assert isinstance(refused.exception, InputError) and "goes with --detach" in str(refused.exception)
+    monkeypatch.setattr("insitu.cluster.client.job_requests._request", lambda *_: "as asked")
+    monkeypatch.setattr("insitu.cluster.client.job_requests.end_job", lambda *_: None)
+    changed = run(["scale", job_id, "1", "--json"])
+    assert json.loads(changed.stdout)["job_id"] == job_id and changed.stderr == "as asked\n"
+
+
+def test_following_a_job_that_is_killed_ends_with_why(
+    insitu: Insitu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(insitu, SubmittedEvent())
+    job.output.write_text("[worker:0] a\n")
+    with pytest.raises(click.exceptions.Exit) as ended:
+        logs.attach(job.root.name)
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err.startswith(
+        f"{job.root.name} failed: the job's processes were all ended from outside"
+    )
+    job.output.write_text("[worker:0] a\n[insitu] job failed with exit code 1: why\n")
+    with pytest.raises(click.exceptions.Exit):
+        logs.attach(job.root.name)
+    assert capsys.readouterr().err == "[insitu] job failed with exit code 1: why\n"

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.testing
+from command_line import CliRunner
 from foreign_user import name_own_group
 
-from insitu.access import is_shared
-from insitu.cli import build_app, nodes
+from insitu.base.disk.access import is_shared
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
+from insitu.cli import nodes
 from insitu.cli.hosts import parse_times
-from insitu.errors import InputError
 from insitu.grid import load_topology
-from insitu.paths import Paths
 from insitu.service.nodes import _AGENT_FIELDS
 
 
 def run(*arguments: str) -> Any:
     """Runs a command in this process; errors of insitu are raised."""
-    result = typer.testing.CliRunner().invoke(build_app(), arguments, catch_exceptions=True)
+    result = CliRunner().run(arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -58,10 +58,10 @@ def test_agents_that_were_ended_are_named_in_words_or_json(
     run("up", "--nodes", "1")
     monkeypatch.setattr("insitu.cluster.stop_agents", lambda paths: ["node-0"])
     done = run("agent", "--stop")
-    assert (done.stdout, done.stderr) == ("", "1 agent(s) ended: node-0. Stores that stay: node-0.\n")
+    assert (done.stdout, done.stderr) == ("", "1 agent ended: node-0. Stores that stay: node-0.\n")
     said = json.loads(run("agent", "--stop", "--json").stdout)
     assert said == {"stopped": ["node-0"], "stores": ["node-0"]}
-    assert run("agent", "--stop", "--delete").stderr == "1 agent(s) ended: node-0. Stores deleted: node-0.\n"
+    assert run("agent", "--stop", "--delete").stderr == "1 agent ended: node-0. Stores deleted: node-0.\n"
     with pytest.raises(InputError, match="--json without --stop"):
         run("agent", "--json", "--head", "h:1")
 
@@ -69,10 +69,10 @@ def test_agents_that_were_ended_are_named_in_words_or_json(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--take-over-after", "1m"), "--take-over-after go with --hosts"),
-        (("--hosts", "hosts.txt", "--take-over-after", "29s"), "--take-over-after is at least 30s"),
-        (("--hosts", "hosts.txt", "--take-over-after", "soon"), "--take-over-after"),
-        (("--take-over", "--take-over-after", "1m"), "--take-over with --take-over-after"),
+        (("--replace-head",), "--replace-head"),
+        (("--hosts", "hosts.txt", "--head-only", "--replace-head"), "--head-only with --replace-head"),
+        (("--hosts", "hosts.txt", "--copy-lost-after", "soon"), "--copy-lost-after"),
+        (("--engine", "ray", "--replace-head"), "--engine ray with --replace-head"),
     ],
 )
 def test_a_time_without_a_head_that_cannot_be_is_refused(
@@ -86,6 +86,6 @@ def test_a_time_without_a_head_that_cannot_be_is_refused(
 
 
 def test_times_that_are_given_change_the_head_alone() -> None:
-    assert parse_times({"--copy-lost-after": None, "--take-over-after": None}) == {}
-    found = parse_times({"--copy-lost-after": "off", "--take-over-after": "1m"})
-    assert found == {"copy_lost_after": None, "take_over_after": 60.0}
+    assert parse_times({"--copy-lost-after": None}) == {}
+    assert parse_times({"--copy-lost-after": "off"}) == {"copy_lost_after": None}
+    assert parse_times({"--copy-lost-after": "1m"}) == {"copy_lost_after": 60.0}

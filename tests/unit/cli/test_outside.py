@@ -5,22 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import CliRunner
 
-from insitu.access import make_folder
-from insitu.cli import build_app
+from insitu.base.disk.access import make_folder
+from insitu.base.errors import ClusterError, InputError
+from insitu.base.paths import Paths
+from insitu.base.spec import NodeId
 from insitu.cluster import RELAYED
-from insitu.cluster.agents.records import AgentRecord, write_agent, write_token
-from insitu.errors import ClusterError, InputError
-from insitu.paths import Paths
-from insitu.spec import NodeId
+from insitu.cluster.wire.records import AgentRecord, write_agent, write_token
 
 runner = CliRunner()
 
 
 def refuse(*arguments: str, **environment: str) -> str:
     """The error of a command that can't be used."""
-    result = runner.invoke(build_app(), arguments, env=environment)  # type: ignore[arg-type]
+    result = runner.run(arguments, env=environment)
     assert isinstance(result.exception, InputError | ClusterError), result.output
     return str(result.exception)
 
@@ -56,7 +55,7 @@ def test_the_token_must_be_there_and_belong_to_its_owner(tmp_path: Path) -> None
 def test_help_and_what_is_about_this_machine_need_no_cluster() -> None:
     environment = {"INSITU_CLUSTER": "10.0.0.1:7070"}
     for arguments in (("import", "--help"), ("--version",), ("--help",)):
-        assert runner.invoke(build_app(), arguments, env=environment).exit_code == 0  # type: ignore[arg-type]
+        assert runner.run(arguments, env=environment).exit_code == 0
     said = refuse("agent", **environment)
     assert "An agent needs a head to join" in said
 
@@ -69,18 +68,18 @@ def test_on_the_host_of_an_agent_jobs_are_asked_of_the_head(home: Path) -> None:
     for command in (("ps",), ("logs", "x"), ("describe", "x"), ("stop", "x")):
         assert "Received: 127.0.0.1:9" in refuse(*command), command
     for command in (("caches",), ("--help",)):
-        assert runner.invoke(build_app(), command).exit_code == 0  # type: ignore[arg-type]
+        assert runner.run(command).exit_code == 0
     # Tasks of the head's jobs have folders here, too. A job that was started here has a journal.
     paths.job("t-1").root.mkdir(parents=True)
     assert "Received: 127.0.0.1:9" in refuse("ps")
     paths.job("t-1").journal.touch()
-    result = runner.invoke(build_app(), ["ps", "--all"])  # type: ignore[arg-type]
+    result = runner.run(["ps", "--all"])
     assert "127.0.0.1:9" not in str(result.exception)
 
 
 @pytest.mark.parametrize("name", RELAYED)
 def test_what_is_relayed_are_commands_and_their_options(name: str) -> None:
-    shown = runner.invoke(build_app(), [name, "--help"], env={"COLUMNS": "200"})  # type: ignore[arg-type]
+    shown = runner.run([name, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0 and all(option in shown.output for option in RELAYED[name])
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.cli.reader import find_reader
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.cli.data import find_reader
 
 
 def test_no_option_is_no_reader_and_a_wrong_one_an_error() -> None:

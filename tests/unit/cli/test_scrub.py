@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer.testing
+from command_line import CliRunner
 
-from insitu.cli import build_app
-from insitu.errors import CorruptPartition, InputError
+from insitu.base.errors import CorruptPartition, InputError
+from insitu.base.paths import Paths
 from insitu.grid import bring_up, import_cache
-from insitu.paths import Paths
 
 
 def run(*arguments: str) -> Any:
-    return typer.testing.CliRunner().invoke(build_app(), ["scrub", *arguments])
+    return CliRunner().run(["scrub", *arguments])
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def damage(path: Path) -> None:
 
 def test_a_good_cache(partition: Path) -> None:
     found = run("a")
-    assert found.exit_code == 0 and "2 file(s) of a version 1" in found.stdout
+    assert found.exit_code == 0 and "2 files of a version 1" in found.stdout
     assert "all as they were written" in found.stdout
 
 

@@ -6,26 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.testing
+from command_line import CliRunner
 from published_models import publish_models
 
 import insitu.ui
-from insitu.cli import build_app
+from insitu.base.errors import InputError
 from insitu.cli import serve as command
-from insitu.errors import InputError
 from insitu.ui import Served
 
 
 def run(*arguments: str) -> Any:
     """Runs the command in this process; errors of insitu are raised."""
-    result = typer.testing.CliRunner().invoke(build_app(), ["serve", *arguments])
+    result = CliRunner().run(["serve", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def trusted() -> list[bool]:
+    """Whether each model that is loaded is trusted."""
+    return []
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, trusted: list[bool]) -> list[Any]:
     """What the server is given, in place of which nothing runs."""
     found: list[Any] = []
 
@@ -33,7 +38,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((name, holder, options, more))
 
     monkeypatch.setattr(insitu.ui, "serve_model", note, raising=False)
-    monkeypatch.setattr(command, "_load", lambda path, version: Served(version, path))
+
+    def load(path: Path, version: int, trust: bool) -> Served:
+        trusted.append(trust)
+        return Served(version, path)
+
+    monkeypatch.setattr(command, "_load", load)
     return found
 
 
@@ -53,6 +63,17 @@ def test_a_file_and_the_exports_of_a_job_are_served(home: Path, tmp_path: Path, 
     newest[1].look()
     assert (best[1].served.version, newest[1].served.version) == (500, 300)
     assert best[1].served.model == job.exports / "best" / "00000500.keras"
+
+
+def test_code_in_a_model_is_trusted_only_when_that_is_said(
+    home: Path, tmp_path: Path, served: list[Any], trusted: list[bool]
+) -> None:
+    publish_models(home)
+    (tmp_path / "people.keras").touch()
+    for model in (str(tmp_path / "people.keras"), "people"):
+        run(model)
+        run(model, "--trust")
+    assert trusted == [False, True, False, True]
 
 
 def test_other_addresses_need_a_token_that_only_its_owner_reads(tmp_path: Path, served: list[Any]) -> None:

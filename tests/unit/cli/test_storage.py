@@ -1,4 +1,4 @@
-"""`insitu quota`, `insitu tier`, and what other commands show of both."""
+"""`insitu quota`, and what other commands show of the room of stores."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer.testing
+from command_line import CliRunner
+from old_second_path import move_there, set_second_path
 
-from insitu.cli import build_app
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
 from insitu.cli.storage import parse_size
-from insitu.errors import InputError, UnknownCache
-from insitu.grid import bring_up, import_cache
-from insitu.paths import Paths
+from insitu.grid import Catalog, bring_up, import_cache
 
 
 def run(*arguments: str) -> Any:
-    result = typer.testing.CliRunner().invoke(build_app(), arguments)
+    result = CliRunner().run(arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -26,9 +26,8 @@ def run(*arguments: str) -> Any:
 
 @pytest.fixture
 def paths(home: Path, tmp_path: Path) -> Paths:
-    """Two nodes with a cache, and a folder for a second path."""
+    """Two nodes with a cache."""
     np.save(tmp_path / "a.npy", np.arange(10_000))
-    (tmp_path / "slow").mkdir()
     paths = Paths(home)
     bring_up(paths, 2)
     import_cache(paths, "a", [str(tmp_path / "a.npy")], partitions=2)
@@ -67,7 +66,7 @@ def test_a_quota_is_set_shown_and_taken_away(paths: Paths) -> None:
     assert first["node"] == "node-0" and first["quota"] == 10**9 == first["used"] + first["free"]
     assert second["quota"] is None is second["free"]
     listed = run("nodes")
-    assert "QUOTA" in listed.stdout and "1.0 GB" in listed.stdout and "SLOW" not in listed.stdout
+    assert "QUOTA" in listed.stdout and "1.0 GB" in listed.stdout
     assert "no quota" in run("quota", "node-0", "none").stderr
     assert "QUOTA" not in run("nodes").stdout
 
@@ -75,56 +74,50 @@ def test_a_quota_is_set_shown_and_taken_away(paths: Paths) -> None:
 def test_a_quota_below_what_is_there_says_so(paths: Paths) -> None:
     shown = run("quota", "node-1", "1kB").stderr
     assert "more than its quota of 1.0 kB. Nothing is removed" in shown and "insitu delete CACHE" in shown
-    assert "insitu tier" not in shown, "there is no second path to move caches to"
     (found,) = json.loads(run("quota", "node-1", "--json").stdout)
     assert found["free"] < 0
 
 
-def test_up_sets_all_nodes_and_keeps_their_number(paths: Paths, tmp_path: Path) -> None:
-    shown = run("up", "--quota", "1GB", "--tier", str(tmp_path / "slow")).stderr
-    assert "2 node(s) up" in shown and "node-1 holds" in shown
-    assert shown.count("on the same device as the store") == 2
+def test_up_sets_all_nodes_and_keeps_their_number(paths: Paths) -> None:
+    shown = run("up", "--quota", "1GB").stderr
+    assert "2 nodes up" in shown and "node-1 holds" in shown
     listed = json.loads(run("nodes", "--json").stdout)
     assert [n["quota"] for n in listed] == [10**9] * 2
-    assert all(Path(n["slow"]).parent == tmp_path / "slow" for n in listed)
-    assert "has no second path" in run("up", "--tier", "none", "--quota", "none").stderr
+    assert "has no quota" in run("up", "--quota", "none").stderr
     listed = json.loads(run("nodes", "--json").stdout)
-    assert [(n["quota"], n["slow"], n["slow_bytes"]) for n in listed] == [(None, None, 0)] * 2
+    assert [n["quota"] for n in listed] == [None] * 2
     with pytest.raises(InputError, match="A size is"):
         run("up", "--nodes", "3", "--quota", "much")
     assert len(json.loads(run("nodes", "--json").stdout)) == 2, "nothing was done"
 
 
-def test_a_cache_moves_there_and_back(paths: Paths, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"node-0, node-1, which have none"):
-        run("tier", "a", "--to", "slow")
-    run("up", "--tier", str(tmp_path / "slow"))
-    assert "1 partition(s) of node-1" in run("tier", "a", "--to", "slow", "--node", "node-1").stdout
-    described = run("describe", "a").stdout
-    assert "ON SLOW PATH" in described and described.splitlines()[-1].endswith("node-1")
-    partitions = json.loads(run("describe", "a", "--json").stdout)["partition_list"]
-    assert [p["slow"] for p in partitions] == [[], ["node-1"]]
-    assert "ON SLOW PATH" in run("nodes").stdout
-    _, second = json.loads(run("nodes", "--json").stdout)
-    assert second["slow_bytes"] == partitions[1]["bytes"] == second["bytes"]
-    (first, _) = json.loads(run("tier", "a", "--to", "slow", "--json").stdout)
-    assert first == {
-        "node": "node-0",
-        "version": 1,
-        "partitions": 1,
-        "bytes": partitions[0]["bytes"],
-        "to": "slow",
-    }
-    assert "lay there already" in run("tier", "a", "--to", "slow").stderr
-    assert run("tier", "a", "--to", "fast").stdout.count("moved to the fast path") == 2
-    assert "SLOW" not in run("describe", "a").stdout
+def test_up_names_the_second_paths_of_an_earlier_version(paths: Paths, tmp_path: Path) -> None:
+    root = set_second_path(paths, tmp_path / "slow")
+    move_there(paths, root, Catalog(paths).get("a"))
+    shown = run("up", "--nodes", "2").stderr
+    assert f"node-0 has a second path, {root}" in shown and "insitu repair" in shown
+    assert "node-1 has" not in shown
+    for option in (["--private"], ["--shared", "team"]):
+        with pytest.raises(InputError, match=rf"Received: a second path, {root}.*insitu repair"):
+            run("up", *option)
+    repaired = run("repair")
+    assert "1 partition of node-0 came back from its second path into its store." in repaired.stderr
+    assert repaired.exit_code == 0 and "second path" not in run("up", "--nodes", "2").stderr
+    assert run("repair", "--json").exit_code == 0
 
 
-def test_what_cannot_be_moved(paths: Paths) -> None:
-    with pytest.raises(InputError, match=r"slow or fast. Received: cold"):
-        run("tier", "a", "--to", "cold")
-    with pytest.raises(UnknownCache):
-        run("tier", "b", "--to", "slow")
+def test_a_repair_that_leaves_partitions_there_exits_with_1(paths: Paths, tmp_path: Path) -> None:
+    root = set_second_path(paths, tmp_path / "slow", quota=1000)
+    move_there(paths, root, Catalog(paths).get("a"))
+    repaired = run("repair")
+    assert repaired.exit_code == 1 and "0 partitions of node-0 came" in repaired.stderr
+    assert "1 stays there" in repaired.stderr and "insitu quota node-0 SIZE" in repaired.stderr
+    repaired = run("repair", "--json")
+    assert repaired.exit_code == 1
+    assert json.loads(repaired.stdout)["brought_back"] == {"node-0": {"moved": 0, "left": 1}}
+
+
+def test_a_quota_is_that_of_a_node(paths: Paths) -> None:
     with pytest.raises(InputError, match=r"one of node-0, node-1. Received: node-7"):
         run("quota", "node-7", "1GB")
 

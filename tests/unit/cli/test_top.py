@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 from job_runs import Insitu
 
+from insitu.base.errors import ClusterError, InputError
+from insitu.base.measure.task_samples import Sample, SampleWriter
+from insitu.base.paths import JobPaths
+from insitu.base.progress import ProgressWriter
+from insitu.base.spec import TaskId
 from insitu.cli import top as module
 from insitu.cli.describe import describe
 from insitu.cli.metrics import serve_metrics
 from insitu.cli.top import build_top, follow_answers, top
-from insitu.cluster import Journal, Request, submit
+from insitu.cluster import Journal, submit
 from insitu.cluster.client import submission
 from insitu.cluster.decide.events import LaunchedEvent, SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
-from insitu.errors import ClusterError, InputError
-from insitu.paths import JobPaths
-from insitu.progress import ProgressWriter
-from insitu.spec import TaskId
-from insitu.task_samples import Sample, SampleWriter
+from insitu.options import JobOptions
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
@@ -36,7 +37,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
     insitu.script("print('greeting')")
     monkeypatch.setenv("INSITU_HOME", str(insitu.paths.home))
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    made = insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=2)))
+    made = insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=2)))
     journal = Journal(made.journal)
     state = journal.state()
     began = json.loads(made.spec.read_text())["created"]
@@ -129,7 +130,7 @@ def test_a_job_without_a_task_has_no_time_to_account_for(
     insitu.script("print('greeting')")
     monkeypatch.setenv("INSITU_HOME", str(insitu.paths.home))
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    made = insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=2)))
+    made = insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=2)))
     describe(made.root.name, goodput=True)
     top(made.root.name)
     assert "worker:1" in capsys.readouterr().out

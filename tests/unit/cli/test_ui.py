@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from insitu.base.errors import InputError
 from insitu.cli.ui import has_display, ui
-from insitu.errors import InputError
 
 
 def test_no_browser_opens_where_there_is_no_display(monkeypatch: pytest.MonkeyPatch) -> None:

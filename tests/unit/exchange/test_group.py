@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -16,10 +18,10 @@ from exchange_ranks import SECRET, in_threads
 from exchange_transports import FORCED_TRANSPORTS, forced_transport
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy_reference import sums_in_python
 
 from insitu import exchange
-from insitu.errors import ExchangeError, InputError
-from insitu.exchange import native
+from insitu.base.errors import ExchangeError, InputError
 from insitu.exchange.group import Group
 from insitu.exchange.plan.transport import Mismatch
 
@@ -141,6 +143,42 @@ def test_all_reduce_sums_in_shard_order(
             assert all(same_bits(result, want) for result in results)
 
 
+@pytest.mark.parametrize("transport", FORCED_TRANSPORTS)
+@pytest.mark.parametrize("op", ["sum", "mean", "weighted_mean"])
+def test_what_is_no_number_has_the_same_bits(transport: str, op: str) -> None:
+    layout, cases = (
+        [[0], [1], [2, 3]],
+        list(itertools.product(["float16", "float32", "float64"], [7, 20_000])),
+    )
+    weights = [1.0, 2.0, 0.0, 3.0] if op == "weighted_mean" else None
+    odd = np.random.default_rng(0).choice([1, np.inf, -np.inf, np.nan, -np.nan], (4, 20_000))
+
+    def run(rank: int, addresses: list[str]) -> list[np.ndarray]:
+        threading.current_thread().name = f"rank {rank}"
+        name = {"numpy": "shm", "shm": "shm"}.get(transport, "auto" if "hosts" in transport else "tcp")
+        own = layout[rank]
+        local = None if weights is None else [weights[s] for s in own]
+        with exchange.join(
+            rank,
+            addresses,
+            shards=own,
+            num_shards=4,
+            secret=SECRET,
+            transport=name,  # type: ignore[arg-type]
+        ) as group:
+            arrays = [np.array(content(odd[own, :length].astype(dtype))) for dtype, length in cases]
+            return [group.all_reduce(array, op, local).copy() for array in arrays]  # type: ignore[arg-type]
+
+    with forced_transport(transport):
+        found = in_threads(3, run)
+    for number, (dtype, length) in enumerate(cases):
+        with np.errstate(all="ignore"):
+            want = expected(odd[:, :length].astype(dtype), op, weights)
+        want[np.isnan(want)] = np.nan
+        assert np.isnan(want).any()
+        assert all(same_bits(results[number], want) for results in found), (dtype, length)
+
+
 def test_all_reduce_with_zero_weights_changes_no_array() -> None:
     def run(rank: int, addresses: list[str]) -> bool:
         with exchange.join(rank, addresses) as group:
@@ -223,6 +261,41 @@ def test_different_dtypes_of_equal_size_raise_mismatch(transport: str, operation
     _run_both(transport, run)
 
 
+@pytest.mark.parametrize("kind", ["matrix", "masked"])
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_arrays_that_are_more_than_their_values_are_rejected(kind: str) -> None:
+    plain = np.array([[1.0, 2.0]])
+    array = np.asmatrix(plain) if kind == "matrix" else np.ma.masked_array(plain, [[True, False]])
+    with exchange.join(0, ["127.0.0.1:1"]) as group:
+        for operation in (group.broadcast, group.all_reduce, group.all_gather, group.reduce_scatter):
+            with pytest.raises(InputError, match=r"plain numpy.ndarray.*Received: (matrix|MaskedArray)"):
+                operation(array)
+
+
+def test_two_threads_in_a_group_are_an_error_of_the_second() -> None:
+    with exchange.join(0, ["127.0.0.1:1"]) as group:
+        inside, told = threading.Event(), threading.Event()
+
+        def gather(*_: Any) -> None:
+            inside.set()
+            assert told.wait(60)
+
+        with ThreadPoolExecutor(1) as pool, mock.patch.object(group._transport, "gather", gather):
+            first = pool.submit(group.barrier)
+            assert inside.wait(60)
+            with pytest.raises(InputError, match="one thread at a time"):
+                group.all_reduce(np.ones(3))
+            told.set()
+            first.result()
+        assert group.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
+        assert not group.stats["all_reduce"].last, "alone, none comes last"
+
+
+def test_a_timeout_is_a_number() -> None:
+    with pytest.raises(InputError, match="timeout must be a number of seconds"):
+        exchange.join(0, ["127.0.0.1:1"], timeout=None)  # type: ignore[arg-type]
+
+
 def test_foreign_byte_order_is_rejected() -> None:
     group = exchange.join(0, ["127.0.0.1:1"])
     foreign = np.ones(3, np.dtype(np.float32).newbyteorder())
@@ -283,7 +356,7 @@ def test_overflow_gives_no_warning(dtype: str, compiled: bool) -> None:
 
     with (
         warnings.catch_warnings(),
-        mock.patch("insitu.exchange.native.load_kernels", native.load_kernels if compiled else lambda: None),
+        sums_in_python(lambda: not compiled),
     ):
         warnings.simplefilter("error")
         for transport in TRANSPORTS:

@@ -10,7 +10,7 @@ from exchange_ranks import in_threads
 from free_ports import free_addresses
 
 from insitu import exchange
-from insitu.errors import ExchangeError, InputError, JoinTimeout, PeerLost, StaleGeneration
+from insitu.base.errors import ExchangeError, InputError, JoinTimeout, PeerLost, StaleGeneration
 from insitu.exchange import Group
 
 TRANSPORTS = ["shm", "tcp"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import AuthenticationError, ExchangeError, InputError
+from insitu.base.errors import AuthenticationError, ExchangeError, InputError
 from insitu.exchange.handshake import (
     INFO_LIMIT,
     MAGIC,

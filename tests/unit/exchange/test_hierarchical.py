@@ -11,7 +11,7 @@ from exchange_ranks import in_threads
 from exchange_transports import forced_transport
 
 from insitu import exchange
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 
 
 def test_mismatch_within_a_host_raises_on_all_hosts() -> None:

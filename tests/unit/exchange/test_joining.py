@@ -11,7 +11,7 @@ from exchange_ranks import in_threads
 from exchange_transports import forced_transport
 
 from insitu import exchange
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 
 def test_auto_transport_depends_on_the_hosts() -> None:

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from insitu.errors import InputError
-from insitu.exchange.liveness import (
+from insitu.base.errors import InputError
+from insitu.exchange.peer_connections import (
     HOST_TIMEOUT_ENV,
     Silence,
     has_acknowledged_all,

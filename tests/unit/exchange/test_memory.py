@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange import memory
 from tests.support.descriptors import find_new_descriptors, list_descriptors
 

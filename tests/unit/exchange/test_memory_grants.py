@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange import memory
 from insitu.exchange.memory_grants import GRANT_BYTES, Borrower, Lender
 

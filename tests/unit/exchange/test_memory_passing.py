@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from readiness import wait_readable
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange import memory, memory_passing
 from tests.support.descriptors import find_new_descriptors, list_descriptors
 

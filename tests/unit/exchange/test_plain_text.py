@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from insitu.exchange import plain_text
+from insitu.exchange import socket_handshake
 
 
 class _Connection:
@@ -28,16 +28,16 @@ class _Connection:
 def test_another_host_is_warned_about_once(
     peer: str, own: str, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain_text._warn_once.cache_clear()
+    socket_handshake._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "insitu"):
         for _ in range(3):
-            plain_text.warn_about_plain_text(_Connection(peer, own))  # type: ignore[arg-type]
+            socket_handshake.warn_about_plain_text(_Connection(peer, own))  # type: ignore[arg-type]
     assert len(caplog.records) == lines
-    plain_text._warn_once.cache_clear()
+    socket_handshake._warn_once.cache_clear()
 
 
 def test_sockets_without_hosts_are_passed_over() -> None:
     here, there = socket.socketpair()
     with here, there:
-        plain_text.warn_about_plain_text(here)
-    plain_text.warn_about_plain_text(here)
+        socket_handshake.warn_about_plain_text(here)
+    socket_handshake.warn_about_plain_text(here)

@@ -9,7 +9,7 @@ import pytest
 from exchange_ranks import SECRET, in_threads
 
 from insitu import exchange
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange import algorithms, joining, tcp_session
 from insitu.exchange.protocol import PROTOCOL_KEYS, compute_digest, describe_protocol
 

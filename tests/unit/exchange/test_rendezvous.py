@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+
 import pytest
 from exchange_ranks import in_threads
 from free_ports import free_addresses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import ExchangeError, InputError, JoinTimeout, StaleGeneration
+from insitu.base.errors import ExchangeError, InputError, JoinTimeout, StaleGeneration
+from insitu.exchange import rendezvous
 from insitu.exchange.handshake import PeerInfo
 from insitu.exchange.plan.transport import GroupConfig
 from insitu.exchange.rendezvous import Rendezvous, parse_address
@@ -56,6 +60,33 @@ def test_missing_ranks_are_named_with_their_addresses() -> None:
         rendezvous.connect(range(2), "control")
     assert caught.value.missing == (1,)
     assert f"without rank 1 ({addresses[1]})" in str(caught.value)
+
+
+@pytest.mark.parametrize("call", ["connect", "bind"])
+def test_no_way_to_an_address_of_this_host_is_told_in_seconds(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the loopback interface is down, or has only IPv6. A rank of another host is waited for."""
+
+    class Unrouted(socket.socket):
+        def connect(self, address: object) -> None:
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+        def bind(self, address: object) -> None:
+            if call == "bind":
+                raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+            super().bind(address)  # type: ignore[arg-type]
+
+    addresses = free_addresses(2)
+    monkeypatch.setattr(rendezvous.socket, "socket", Unrouted)
+    monkeypatch.setattr(rendezvous, "_NO_ROUTE_SECONDS", 0.1)
+    told = pytest.raises(ExchangeError, match=r"Received: .* for 127.0.0.1:\d+. Bring that interface up")
+    with told, _open(1, addresses, timeout=600.0) as opened:
+        opened.connect(range(2), "control")
+    if call == "connect":
+        late = pytest.raises(JoinTimeout, match="Network is unreachable")
+        with late, _open(1, ["192.0.2.1:5000", addresses[1]], timeout=0.5) as opened:
+            opened.connect(range(2), "control")
 
 
 def test_cancelled_wait_raises_stale_generation() -> None:

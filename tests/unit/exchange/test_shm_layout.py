@@ -37,6 +37,6 @@ def test_region_finds_arrays_in_this_members_part() -> None:
     file = memory.create("insitu-test", 8192)
     segment = memory.adopt(os.dup(file), 8192)
     os.close(file)
-    region = Region((segment.array(),), segment, 8192, True)
+    region = Region((segment.array(),), segment, 8192)
     assert region.find_offset(segment.array()[64:128]) == 64
     assert region.find_offset(np.zeros(10)) is None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from exchange_sessions import run_together, shm_sessions
+from numpy_reference import sums_in_numpy
 
 from insitu.exchange import shm_reductions
 from insitu.exchange.plan.transport import MemberLost, Reduction, RunReduction
@@ -42,27 +44,26 @@ def _allocate(sessions: Sequence[ShmSession], length: int) -> list[np.ndarray]:
     return [buffer.view(np.float32) for buffer in buffers]
 
 
-@pytest.mark.parametrize("compilers", [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("compiled", [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("op", ["sum", "mean", "weighted_mean"])
 @pytest.mark.parametrize("kind", ["slot", "buffer", "staged"])
-def test_result_does_not_depend_on_the_compiler(kind: str, op: str, compilers: tuple[bool, bool]) -> None:
+def test_numpy_and_compiled_code_give_the_same_bits(kind: str, op: str, compiled: tuple[bool, bool]) -> None:
     rows = _make_rows(100 if kind == "slot" else LENGTH)
     weights = [[1.0], [3.0]] if op == "weighted_mean" else [None, None]
     factors = {"sum": (1, 1, 1), "mean": (1, 1, 2), "weighted_mean": (0.25, 0.75, 1)}[op]
     first, second, divisor = map(np.float32, factors)
     want = (rows[0] * first + rows[1] * second) / divisor
-    with shm_sessions(SHARDS) as sessions:
+    with shm_sessions(SHARDS) as sessions, contextlib.ExitStack() as stack:
         arrays = _allocate(sessions, len(rows[0])) if kind == "buffer" else [row.copy() for row in rows]
-        for session, compiler in zip(sessions, compilers, strict=True):
-            session.kernels = session.kernels if compiler else None
+        stack.enter_context(sums_in_numpy([s for s, c in zip(sessions, compiled, strict=True) if not c]))
         runs = []
         for session, array, row in zip(sessions, arrays, rows, strict=True):
             array[:] = row
             reduction = _make_reduction(array, op)
             if kind == "slot":
-                runs.append(prepare_slot_reduction(session, reduction).run)
+                runs.append(shm_reductions.prepare_slot_reduction(session, reduction).run)
             elif kind == "buffer":
-                runs.append(prepare_buffer_reduction(session, reduction, 0, 0).run)
+                runs.append(shm_reductions.prepare_buffer_reduction(session, reduction, 0, 0).run)
             else:
                 runs.append(StagedReduction(session, reduction, sign("staged")).run)
         assert _run_all(runs, weights) == [True, True]
@@ -117,11 +118,10 @@ def test_survivor_finishes_the_part_of_a_lost_member(
         arrays = _allocate(sessions, length)
         for array, value in zip(arrays, (1.0, 2.0), strict=True):
             array[:] = value
-        sessions[0].kernels = sessions[0].kernels if compiled else None
-        sessions[1].kernels = None
+        kinds = [prepare_region_reduction if compiled else NumpyRegionReduction, NumpyRegionReduction]
         reductions = [
-            prepare_region_reduction(session, _make_reduction(array), session.get_buffer(0), 0)
-            for session, array in zip(sessions, arrays, strict=True)
+            kind(session, _make_reduction(array), session.get_buffer(0), 0)
+            for kind, session, array in zip(kinds, sessions, arrays, strict=True)
         ]
         for session in sessions:
             session.barrier.phase += phase
@@ -148,10 +148,8 @@ def test_a_sum_is_not_copied_from_memory_that_its_owner_uses_again() -> None:
     length, piece = 600_000, 0
     with shm_sessions(SHARDS) as sessions:
         arrays = _allocate(sessions, length)
-        for session in sessions:
-            session.kernels = None
         reductions = [
-            prepare_region_reduction(session, _make_reduction(array), session.get_buffer(0), 0)
+            NumpyRegionReduction(session, _make_reduction(array), session.get_buffer(0), 0)
             for session, array in zip(sessions, arrays, strict=True)
         ]
         owner, helper = reductions
@@ -215,8 +213,6 @@ class _Breaking:
 
 def test_compiled_classes_are_chosen_without_weights() -> None:
     with shm_sessions(SHARDS) as sessions:
-        if sessions[0].kernels is None:
-            pytest.skip("no C compiler")
         array = _allocate(sessions, LENGTH)[0]
         small = _make_reduction(np.zeros(10, np.float32))
         assert isinstance(prepare_slot_reduction(sessions[0], small), CompiledSlotReduction)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from exchange_sessions import run_together, shm_sessions
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange.plan.transport import MemberLost, Mismatch
 from insitu.exchange.shm_session import sign
 

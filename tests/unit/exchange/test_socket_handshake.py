@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tls_peers import EXPIRED, own_files, write_certificate
 
-from insitu.errors import AuthenticationError
+from insitu.base.errors import AuthenticationError
 from insitu.exchange.handshake import MAGIC, NONCE_BYTES, TLS_ONLY, Handshake, ProtocolError, dial, get_answer
 from insitu.exchange.socket_handshake import SocketHandshake
 from insitu.exchange.tls import TlsMode, TlsSettings

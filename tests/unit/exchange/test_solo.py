@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from insitu.exchange.joining import SoloTransport
 from insitu.exchange.plan.transport import Members, Reduction
-from insitu.exchange.solo import SoloTransport
 
 
 @given(st.integers(1, 5), st.sampled_from([1, 100, 65_536, 65_537]))

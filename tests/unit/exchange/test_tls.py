@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tls_peers import write_certificate
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.exchange.tls import TlsSettings, compute_binding, load_identity, read_tls_settings
 from tests.support.descriptors import find_new_descriptors, list_descriptors
 

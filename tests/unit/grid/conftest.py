@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from grid_jobs import ROWS
 
-from insitu.context import Context
+from insitu.base.context import Context
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.grid.reads import READS
-from insitu.paths import Paths
+from insitu.grid.reading.reads import READS
 
 
 @pytest.fixture

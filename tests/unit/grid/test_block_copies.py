@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from partition_rows import make_rows, write_rows
 
-from insitu.errors import CorruptPartition
-from insitu.grid.block_copies import BlockCopies
+from insitu.base.errors import CorruptPartition
+from insitu.base.spec import Column, NodeId
 from insitu.grid.partitions import BlockReader, Partition
-from insitu.spec import Column, NodeId
+from insitu.grid.reading.store import BlockCopies
 
 COLUMNS = (Column("x", "int64"),)
 

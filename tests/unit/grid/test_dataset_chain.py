@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from insitu.grid.dataset_chain import Chain, describe_chain, describe_columns_of
-from insitu.grid.selection import Take
-from insitu.spec import CacheSpec, Column
+from insitu.base.spec import CacheSpec, Column
+from insitu.grid.reading.datasets import Chain, describe_chain, describe_columns_of
+from insitu.grid.reading.selection import Take
 
 
 def test_a_chain_is_written_as_its_calls() -> None:

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from malformed_files import ROWS, format_of, make_files, make_records, read_all, write_tfrecord
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
 from insitu.grid.sources import open_sources
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.npz import NpzSource
 from insitu.grid.sources.parquet import ParquetSource
-from insitu.paths import Paths
 
 FILES = make_files()
 NUMBERS = [0, 1, -1, 0x7F, 0xFF, 0x7FFF, 1 << 20, 1 << 31, (1 << 31) - 1, 1 << 40, (1 << 62) + 1, -(1 << 63)]

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from insitu.grid import order_ahead
 from insitu.grid.layout import shuffled
-from insitu.grid.order_ahead import OrdersAhead
+from insitu.grid.reading import cache_reader
+from insitu.grid.reading.cache_reader import OrdersAhead
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
         found.append((epoch, threading.current_thread().name))
         return shuffled(rows, seed, epoch, shard)
 
-    monkeypatch.setattr(order_ahead, "order_rows", note)
-    monkeypatch.setattr(order_ahead, "LEAST_ROWS", 100)
+    monkeypatch.setattr(cache_reader, "order_rows", note)
+    monkeypatch.setattr(cache_reader, "LEAST_ROWS", 100)
     return found
 
 
@@ -56,7 +56,7 @@ def test_few_rows_need_no_thread(computed: list[tuple[int, str]]) -> None:
 def test_so_many_rows_that_none_are_sorted_need_no_thread(
     computed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(order_ahead, "MOST_SORTED", 150)
+    monkeypatch.setattr(cache_reader, "MOST_SORTED", 150)
     orders = OrdersAhead()
     orders.prepare(200, 1, 2, 0)
     assert not orders._prepared

@@ -11,11 +11,11 @@ from concurrent.futures import wait
 
 import pytest
 
-from insitu.grid.reading_threads import ReadingThreads
+from insitu.grid.reading.read_ahead import ReadingThreads
 
 HANGING = """
 import threading
-from insitu.grid.reading_threads import ReadingThreads
+from insitu.grid.reading.read_ahead import ReadingThreads
 threads, began = ReadingThreads(2), threading.Event()
 def hang():
     began.set()

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from partition_rows import columns, make_rows, write_rows
 
+from insitu.base.spec import Column
 from insitu.grid.layout import ShuffledPlan
 from insitu.grid.partitions import AddressSpace, Partition
-from insitu.grid.shard_columns import ShardColumns
-from insitu.spec import Column
+from insitu.grid.reading.cache_reader import ShardColumns
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

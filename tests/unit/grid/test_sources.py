@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from record_writer import encode_example, write_records
 
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources import FORMATS, find_sources, open_sources, stem
 from insitu.grid.sources.base import Source, SourceOptions
-from insitu.spec import Column
 
 ROWS = 1000
 
@@ -592,6 +592,16 @@ def test_format_overrules_the_suffix(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x\n1\n")
     (source,) = open_sources(find_sources([str(tmp_path / "a.txt")], "csv"), SourceOptions())
     assert source.columns == (Column("x", "int64"),)
+
+
+def test_format_says_what_numbered_files_of_a_folder_are(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "labels.txt", "README"):
+        np.save(tmp_path / "a.npy", np.arange(3))
+        (tmp_path / "a.npy").rename(tmp_path / name)
+    found = find_sources([str(tmp_path)], "npy")
+    assert [path.name for path, _ in found] == ["train-00000-of-00002", "train-00001-of-00002"]
+    with pytest.raises(SourceError, match="holds no file that ends in"):
+        find_sources([str(tmp_path)], None)
 
 
 def test_stem_drops_the_whole_suffix() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from insitu.parameters.arena import Arena
+from insitu.parameters.worker_buffers import Arena
 
 
 def test_blocks_are_allocated_and_freed():

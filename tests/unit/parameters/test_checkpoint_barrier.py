@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from parameter_servers import DEADLINE, clients, servers
 
-from insitu.errors import (
+from insitu.base.errors import (
     ParameterError,
 )
 from insitu.parameters import ParameterServer, Table, checkpoints, connect

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import io
 import json
 import logging
+import os
 import shutil
 import threading
 import zlib
@@ -16,12 +19,13 @@ import numpy as np
 import pytest
 from parameter_servers import DEADLINE
 
-from insitu.errors import (
+from insitu.base.disk import checkpoints as base
+from insitu.base.disk.signatures import sign, unsign
+from insitu.base.errors import (
     CheckpointError,
 )
 from insitu.parameters import ParameterServer, checkpoints, connect
 from insitu.parameters.snapshots import LiveSnapshot
-from insitu.signatures import sign, unsign
 
 
 def test_a_checkpoint_has_large_variables_and_their_slots(tmp_path: Path):
@@ -155,6 +159,41 @@ def test_a_checkpoint_of_another_key_is_an_error(tmp_path: Path):
     with pytest.raises(CheckpointError, match="signed with another key") as raised:
         read_value(tmp_path, OTHER_KEY)
     assert str(newest) in str(raised.value)
+
+
+@pytest.mark.parametrize("failing", ["open", "listdir"])
+def test_a_disk_that_fails_is_read_again_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+):
+    """Servers began with empty tables, and the next checkpoints took the place of these."""
+    write_two(tmp_path)
+    real: Any = {"open": io.open, "listdir": os.listdir}[failing]
+    left, failed = [2], list[str]()
+
+    def fail(path: Any, *rest: Any, **options: Any) -> Any:
+        if left[0] and str(path).startswith(str(tmp_path)):
+            left[0] -= 1
+            failed.append(str(path))
+            raise OSError(errno.EIO, "the disk fails")
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr({"open": io, "listdir": os}[failing], failing, fail)
+    monkeypatch.setattr(base, "PAUSES", (0.0, 0.0, 0.0))
+    assert read_value(tmp_path) == 2.0 and len(failed) == 2
+    left[0] = 100
+    with pytest.raises(CheckpointError, match="Nothing was removed"):
+        read_value(tmp_path)
+    left[0] = 0
+    assert read_value(tmp_path) == 2.0
+
+
+def test_damaged_ones_are_not_kept_in_the_place_of_fresh_ones(tmp_path: Path):
+    folder = write_two(tmp_path).parent
+    for damaged in (2, 3):
+        (folder / f"checkpoint-{damaged:08d}").mkdir(exist_ok=True)
+        (folder / f"checkpoint-{damaged:08d}" / "state.json").write_text("{}")
+    checkpoints.write(folder, 1, LiveSnapshot({"server": 0}, {"values/float32": np.full(4, 7, "f4")}), KEY)
+    assert read_value(tmp_path) == 7.0
 
 
 def test_servers_of_one_user_read_each_others_checkpoints(tmp_path: Path):

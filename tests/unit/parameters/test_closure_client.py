@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from parameter_servers import DEADLINE, Servers, clients, servers
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.parameters import ClosureClient
 
 NOTHING = np.zeros(0)

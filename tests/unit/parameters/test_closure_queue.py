@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.parameters import closure_queue
 from insitu.parameters.closure_queue import ClosureQueue, Holder
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parameter_servers import DEADLINE
 
-from insitu.errors import CheckpointError
+from insitu.base.errors import CheckpointError
 from insitu.parameters import copy_on_write
 from insitu.parameters.copy_on_write import SavedRowIndex, SnapshotArray, TableSnapshot
 from insitu.parameters.tables import Eviction, RowStore, Table

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from parameter_servers import clients, servers
 
-from insitu.parameters.dense_transfer import DenseTransfer
+from insitu.parameters.request_handler import DenseTransfer
 
 SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
 

@@ -16,7 +16,7 @@ from ipv6 import needs_ipv6
 from parameter_servers import DEADLINE, clients, servers
 
 from insitu.parameters import ParameterServer, checkpoints, connect, event_loop
-from insitu.parameters.time_budget import TimeBudget
+from insitu.parameters.event_loop import TimeBudget
 
 
 class Gate:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from insitu.errors import ParameterError
+from insitu.base.errors import ParameterError
 from insitu.parameters.futures import Future, chain_future, gather
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from parameter_servers import clients, servers
 
-from insitu.errors import ServerStalled
-from insitu.parameters.gatherings import Gatherings
+from insitu.base.errors import ServerStalled
+from insitu.parameters.server_state import Gatherings
 
 
 def bring(kept: Gatherings, place: str, shard: int, *values: float) -> None:

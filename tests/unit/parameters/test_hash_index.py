@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.parameters.hash_index import HashIndex
+from insitu.parameters.tables import HashIndex
 
 keys64 = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from parameter_servers import clients, servers
 
-from insitu.errors import ExchangeError, ParameterError
+from insitu.base.errors import ExchangeError, ParameterError
 from insitu.exchange import memory, memory_passing
 from insitu.parameters import memory_receiver, server_connection
 from insitu.parameters.memory_receiver import MemoryReceiver, hand_over, make_ticket
@@ -92,7 +92,7 @@ def test_a_worker_that_may_not_hand_memory_over_uses_tcp(monkeypatch: pytest.Mon
     monkeypatch.setattr(server_connection, "hand_over", _refuse)
     with servers() as addresses:
         with clients(addresses) as (client,):
-            assert not client.connections[0].shares_memory
+            assert not client.requests.connections[0].shares_memory
             client.define({"w": ((3,), "float32", np.arange(3, dtype=np.float32))})
             client.pull().result()
             np.testing.assert_array_equal(client.values["w"], [0, 1, 2])
@@ -102,4 +102,4 @@ def test_a_worker_that_may_not_hand_memory_over_uses_tcp(monkeypatch: pytest.Mon
 
 def test_a_worker_of_this_host_shares_memory() -> None:
     with servers() as addresses, clients(addresses, transport="shm") as (client,):
-        assert client.connections[0].shares_memory
+        assert client.requests.connections[0].shares_memory

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+from numpy_reference import parameters_in_numpy
 
 from insitu.parameters import Table, make_updater, native
 from insitu.parameters.tables import RowStore
@@ -19,13 +21,8 @@ SIZES = [0, 1, 15, 16, 2048, 5000, (1 << 18) + 37]
 @pytest.fixture(params=[True, False], ids=["compiled", "NumPy"])
 def compiled(request: Any) -> Iterator[bool]:
     """Whether there is compiled code."""
-    if not request.param:
-        with mock.patch.object(native, "kernels", lambda: None):
-            yield False
-    elif native.kernels() is None:
-        pytest.skip("no C compiler")
-    else:
-        yield True
+    with contextlib.nullcontext() if request.param else parameters_in_numpy():
+        yield request.param
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -89,8 +86,8 @@ def test_rows_of_tables_have_the_same_bits(dtype: str, updater: Any):
     rng = np.random.default_rng(3)
     batches = [np.unique(rng.integers(-(2**62), 2**62, 300) // 2**53 * 2**53 + 1) for _ in range(6)]
     pulled: list[list[Any]] = []
-    for kernels in (native.kernels, lambda: None):
-        with mock.patch.object(native, "kernels", kernels):
+    for reference in (contextlib.nullcontext, parameters_in_numpy):
+        with reference():
             rows, seen = RowStore(Table("t", 5, dtype=dtype, updater=updater)), []
             for keys in batches:
                 rows.push(keys, (keys[:, None] // 2**53 % [3, 5, 7, 11, 13]).astype(dtype))
@@ -117,3 +114,17 @@ def test_a_view_of_one_row_is_taken_and_put_whole():
     one[:] = 7
     native.put(rows, numbers, one)
     assert (rows[1] == 7).all() and rows[2, 0] == 16
+
+
+def test_rows_that_are_not_contiguous_are_refused():
+    """Compiled code would write past each row."""
+    rows, numbers = np.zeros((3, 8), np.float32), np.array([1], np.int32)
+    for function in (native.take, native.put):
+        with pytest.raises(ValueError, match="contiguous"):
+            function(rows, numbers, np.zeros((1, 16), np.float32)[:, ::2])
+
+
+def test_keys_that_are_not_contiguous_are_found():
+    rows = RowStore(Table("t", 2))
+    rows.push(np.arange(50), np.ones((50, 2), "f4"))
+    assert rows.index.find(np.arange(60)[::-2]).tolist() == [-1] * 5 + list(range(49, 0, -2))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.errors import ServerMoved
+from insitu.base.errors import ServerMoved
 from insitu.parameters.connection import Connection
 from insitu.parameters.replication_log import ReplicationLog
 from insitu.parameters.rules.wire import FAILURE, REPLY, REQUEST, Message

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from parameter_servers import clients, servers
 
-from insitu.errors import InputError, ParameterError, SequenceError, ServerStalled
+from insitu.base.errors import InputError, ParameterError, SequenceError, ServerStalled
 
 SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
 
@@ -59,7 +59,7 @@ def test_numbers_that_do_not_fit_fail_the_request_only():
         client.define(MODEL)
         endless = {"shard": 0, "sequence": float("inf"), "step": 0, "rows": 1}
         with pytest.raises(InputError, match="OverflowError"):
-            client.request(client.connections[0], "push", endless).result()
+            client.requests.request(client.requests.connections[0], "push", endless).result()
         with pytest.raises(SequenceError, match="rows must be at most"):
             client.push(0, 10**400, gradients={"a": ONES, "b": ONES}).result()
         assert client.push(0, 1, gradients={"a": ONES, "b": ONES}).result() == "applied"
@@ -68,12 +68,12 @@ def test_numbers_that_do_not_fit_fail_the_request_only():
 def test_a_malformed_request_to_a_frozen_server_fails_alone():
     with servers() as addresses, clients(addresses) as (client,):
         client.define({"a": ((2,), "float32")})
-        client.request_all("freeze", {}).result()
+        client.requests.request_all("freeze", {}).result()
         cut = {"number": 1, "cut": {"": [[0, 5]]}, "version": 0, "decisions": [], "directory": "/dev/null"}
-        client.request(client.connections[0], "checkpoint", cut)
+        client.requests.request(client.requests.connections[0], "checkpoint", cut)
         for broken in ({"op": "push"}, {"op": "push", "shard": [], "sequence": 0}, {"op": ["push"]}):
             with pytest.raises(InputError, match="must have the fields of its operation"):
-                client.request(client.connections[0], "push", broken).result()
+                client.requests.request(client.requests.connections[0], "push", broken).result()
         assert client.stats()[0]["version"] == 0
 
 
@@ -83,4 +83,4 @@ def test_an_unknown_operation_is_refused():
         clients(addresses) as (client,),
         pytest.raises(ParameterError, match=r"must be one of adjust, .* Received: 'shout'"),
     ):
-        client.request(client.connections[0], "shout", {}).result()
+        client.requests.request(client.requests.connections[0], "shout", {}).result()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from parameter_servers import SECRET, clients
 
-from insitu.errors import InputError, ParameterError
+from insitu.base.errors import InputError, ParameterError
 from insitu.parameters.server import ParameterServer
 
 PATIENCE = 60.0

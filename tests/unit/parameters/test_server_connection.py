@@ -12,7 +12,7 @@ from free_ports import free_addresses
 from parameter_servers import clients, servers
 from slow_link import slow_link
 
-from insitu.errors import NotFinite, ParameterError, ServerLost
+from insitu.base.errors import NotFinite, ParameterError, ServerLost
 from insitu.exchange.handshake import MAGIC, NONCE_BYTES, PROOF_BYTES
 from insitu.parameters import ParameterServer, connect
 from insitu.parameters.server_connection import ServerConnection, parse_failure
@@ -21,8 +21,8 @@ from insitu.parameters.server_connection import ServerConnection, parse_failure
 def test_a_request_that_cannot_be_encoded_is_not_pending():
     with servers() as addresses, clients(addresses) as (client,):
         with pytest.raises(TypeError, match="plain values"):
-            client.request(client.connections[0], "push", {"shard": object()})
-        assert not client.connections[0].pending
+            client.requests.request(client.requests.connections[0], "push", {"shard": object()})
+        assert not client.requests.connections[0].pending
 
 
 def test_addresses_in_another_order_are_refused():

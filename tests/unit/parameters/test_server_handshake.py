@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from parameter_servers import clients, servers
 
-from insitu.errors import (
+from insitu.base.errors import (
     ParameterError,
 )
 

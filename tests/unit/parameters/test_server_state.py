@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from parameter_servers import clients, servers
 
-from insitu.errors import (
+from insitu.base.errors import (
     DefinitionMismatch,
     InputError,
     NotFinite,

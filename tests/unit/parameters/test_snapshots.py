@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.errors import CheckpointError
+from insitu.base.errors import CheckpointError
 from insitu.parameters import snapshots
 from insitu.parameters.gradients import Gradients
 from insitu.parameters.rules import sharding_plan

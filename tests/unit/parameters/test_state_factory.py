@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.parameters import checkpoints, make_updater, snapshots
+from insitu.parameters.mirroring import StateFactory
 from insitu.parameters.rules.modes import ConsistencyPolicy, PushEvent
 from insitu.parameters.server_state import ServerState
-from insitu.parameters.state_factory import StateFactory
 from insitu.parameters.tables import Table
 
 

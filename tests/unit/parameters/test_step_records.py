@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from parameter_servers import clients, servers
 
-from insitu.parameters.step_records import StepRecords
+from insitu.parameters.server_state import StepRecords
 
 
 def records(*values: float) -> list[np.ndarray]:

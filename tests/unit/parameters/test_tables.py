@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.errors import InputError, ParameterError
+from insitu.base.errors import InputError, ParameterError
 from insitu.parameters.tables import Eviction, RowStore, Table, sum_duplicates
 
 keys64 = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)

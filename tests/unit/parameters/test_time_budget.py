@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.parameters.time_budget import TimeBudget
+from insitu.parameters.event_loop import TimeBudget
 
 
 def test_some_may_be_spent_at_once_then_a_share() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.parameters.updaters import BLOCK, make_updater
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.exchange import memory
 from insitu.parameters.rules.sharding_plan import Variable, plan_sharding
 from insitu.parameters.server_connection import PendingRequest, ServerConnection
@@ -68,7 +68,7 @@ def test_requests_carry_positions_or_arrays():
         meta, arrays = buffers.locate_parts(a_server(shares_memory=False), 0)
         assert meta == {}
         assert sum(array.size for array in arrays) == sum(PLAN.server_size(0, g) for g in PLAN.groups)
-        if buffers.shared:
+        if buffers.lender is not None:
             meta, arrays = buffers.locate_parts(a_server(shares_memory=True), 0)
             assert meta == {"segment": WorkerBuffers.SEGMENT, "at": buffers.offsets_of(0)}
             assert arrays == []

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from insitu.base.paths import Paths
 from insitu.grid import Catalog, import_cache
-from insitu.paths import Paths
 from insitu.service import CatalogIndex
-from insitu.service import catalog_index as module
+from insitu.service import caches as module
 
 
 def test_it_is_read_again_only_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.service import find_example, list_examples
 
 ROOT = Path(__file__).parents[3]

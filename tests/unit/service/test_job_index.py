@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import BrokenJob, JobStatus, Journal, Request, submit
+from insitu.cluster import BrokenJob, JobStatus, Journal, submit
 from insitu.cluster.client import submission
 from insitu.cluster.decide.events import SubmittedEvent
 from insitu.cluster.decide.job import advance
+from insitu.options import JobOptions
 from insitu.service import JobIndex
-from insitu.service import job_index as module
+from insitu.service import jobs as module
 
 
 def test_an_ended_job_is_read_again_only_when_its_journal_changes(
@@ -23,7 +24,7 @@ def test_an_ended_job_is_read_again_only_when_its_journal_changes(
     insitu.script("print('hello')")
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
     first, second = (
-        insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1)))
+        insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=1)))
         for _ in range(2)
     )
     index = JobIndex(insitu.paths)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from insitu.errors import UnknownCache
+from insitu.base.errors import UnknownCache
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 from insitu.service import preview_rows
 
 

@@ -8,19 +8,19 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from insitu.cluster import Request
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.options import ImportOptions, JobOptions, format_options
 from insitu.ui.forms import ImportForm, StartForm, read_fields, split_command
 
 
 def test_an_empty_field_has_the_default_of_the_command_line() -> None:
     sent = {"cache": "a", "job_dir": " job ", "command": "train.py", "workers": "", "seed": " ", "ps": "auto"}
-    request = StartForm.model_validate(read_fields(sent)).to_request(Path("job"))
-    assert request == Request("a", Path("job"), ("train.py",), ps=None)
+    request = StartForm.model_validate(read_fields(JobOptions, sent)).to_options(Path("job"))
+    assert request == JobOptions("a", Path("job"), ("train.py",), ps=None)
 
 
 def test_a_box_that_is_checked_is_true() -> None:
-    form = StartForm.model_validate(read_fields({"command": "a", "job_dir": "b", "chief": "on"}))
+    form = StartForm.model_validate(read_fields(JobOptions, {"command": "a", "job_dir": "b", "chief": "on"}))
     assert form.chief and not form.evaluator
 
 
@@ -33,7 +33,7 @@ def test_gpus_and_memory_are_those_of_the_command_line() -> None:
         "memory_per_worker": "900",
         "nodes": "n-1, n-2",
     }
-    request = StartForm.model_validate(read_fields(sent)).to_request(Path("b"))
+    request = StartForm.model_validate(read_fields(JobOptions, sent)).to_options(Path("b"))
     assert (request.gpus_per_worker, request.settings.memory_limit, request.memory_per_worker) == (
         2,
         512,
@@ -70,6 +70,8 @@ def test_values_are_checked(bad: dict[str, object]) -> None:
 
 def test_options_of_an_import_stay_with_their_names() -> None:
     form = ImportForm(cache="a", sources=["x", "y"], key="--overwrite", label_from_filename=True, backups=1)
-    assert form.to_options() == ["--backups=1", "--key=--overwrite", "--label-from-filename"]
-    lines = read_fields({"sources": "/a\n\n /b \n"})
+    assert format_options(form.to_options()) == [
+        *("--backups", "1", "--key=--overwrite", "--label-from-filename")
+    ]
+    lines = read_fields(ImportOptions, {"sources": "/a\n\n /b \n"})
     assert lines == {"sources": ["/a", "/b"]}

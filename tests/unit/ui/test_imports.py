@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.ui.imports import Imports
 
 

@@ -12,7 +12,7 @@ from asgi_client import ORIGIN, Client
 
 pytest.importorskip("fastapi")
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.ui.model_server import BATCH_ROWS, ModelHolder, Served, make_model_application
 
 TOKEN = "t" * 32

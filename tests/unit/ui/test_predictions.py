@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.ui.predictions import describe_model, make_answer, read_question
 
 

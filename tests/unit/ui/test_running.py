@@ -10,8 +10,10 @@ from threading import Thread
 
 import pytest
 
-from insitu.errors import InputError
-from insitu.paths import Paths
+from insitu.base.errors import InputError
+from insitu.base.net.unauthenticated import is_loopback
+from insitu.base.paths import Paths
+from insitu.ui import running
 from insitu.ui.running import (
     UIOptions,
     check_options,
@@ -20,7 +22,6 @@ from insitu.ui.running import (
     request_link,
     serve,
 )
-from insitu.unauthenticated import is_loopback
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "127.0.0.1.example.com"])
@@ -53,7 +54,14 @@ def test_loopback_is_known() -> None:
 
 
 def test_origins_name_the_port_and_the_proxy() -> None:
-    assert find_origins(UIOptions(), 80) == {"http://127.0.0.1:80", "http://localhost:80"}
+    assert find_origins(UIOptions(), 81) == {"http://127.0.0.1:81", "http://localhost:81"}
+    # A browser leaves the port out that its scheme has.
+    assert find_origins(UIOptions("127.0.0.1"), 80) >= {"http://localhost", "http://localhost:80"}
+    assert find_origins(UIOptions("10.0.0.1", self_signed=True), 443) == {
+        "https://10.0.0.1",
+        "https://10.0.0.1:443",
+    }
+    assert "https://a.example" in find_origins(UIOptions(proxy="https://a.example:443"), 9)
     with_proxy = find_origins(UIOptions(proxy="https://Insitu.example.com/"), 80)
     assert "https://insitu.example.com" in with_proxy
     assert find_origins(UIOptions("10.0.0.1", self_signed=True), 9) == {"https://10.0.0.1:9"}
@@ -96,9 +104,17 @@ def test_a_second_page_of_a_home_is_refused_with_a_link(tmp_path: Path) -> None:
             "port": port,
             "tls": False,
             "url": f"http://127.0.0.1:{port}",
-            "pid": 1,
+            "operate": "abc",
+            **running._identify_itself(),
         }
-        Paths(tmp_path).ui(os.geteuid()).write_text(json.dumps(record | {"operate": "abc"}))
+        path = Paths(tmp_path).ui(os.geteuid())
+        for gone in ({"start": 1}, {"pid": 1 << 30}, {"boot": "before"}, {"pid": "x"}):
+            # Somebody else may listen there by now.
+            path.write_text(json.dumps(record | gone))
+            with pytest.raises(InputError, match="none of this home on this machine"):
+                request_link(Paths(tmp_path), "view")
+        assert asked == []
+        path.write_text(json.dumps(record))
         with pytest.raises(InputError, match="first: http://127"):
             serve(Paths(tmp_path), UIOptions(port=0), print, open_page=False)
         server.shutdown()

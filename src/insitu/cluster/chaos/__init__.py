@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.doors import lazy_door
+from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.chaos.injector import (
@@ -19,25 +19,4 @@ if TYPE_CHECKING:
         wait_until_ended,
     )
 
-__getattr__, __dir__ = lazy_door(
-    __name__,
-    {
-        "injector": (
-            "FaultInjector",
-            "InjectedFault",
-            "plan_faults",
-            "find_leftovers",
-            "read_results",
-            "wait_until_ended",
-        ),
-    },
-)
-
-__all__ = [
-    "FaultInjector",
-    "InjectedFault",
-    "find_leftovers",
-    "plan_faults",
-    "read_results",
-    "wait_until_ended",
-]
+__getattr__, __dir__ = lazy_door(__name__)

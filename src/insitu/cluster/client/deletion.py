@@ -7,11 +7,13 @@ import os
 import secrets
 import shutil
 
+from insitu.base.errors import ClusterError, JobRunning
+from insitu.base.paths import JobPaths, Paths
+from insitu.cluster.client.exports import measure_job
 from insitu.cluster.client.status import is_running
 from insitu.cluster.control import finalize_job, staged_folder
 from insitu.cluster.job_files import take_lock
-from insitu.errors import ClusterError, JobRunning
-from insitu.paths import JobPaths, Paths
+from insitu.cluster.leases import forget_job
 
 
 def delete_job(paths: Paths, job: JobPaths) -> int:
@@ -28,12 +30,13 @@ def delete_job(paths: Paths, job: JobPaths) -> int:
         )
     lock = take_lock(job.controller)  # so that nobody resumes it meanwhile
     try:
+        forget_job(paths, name)
         with contextlib.suppress(ClusterError):  # where the journal can't be read there is nothing to end
             finalize_job(job)
-        hidden = staged_folder(paths, f"{name}-{secrets.token_hex(4)}").root
-        job.root.rename(hidden)
+        hidden = staged_folder(paths, f"{name}-{secrets.token_hex(4)}")
+        job.root.rename(hidden.root)
     finally:
         os.close(lock)
-    size = sum(path.lstat().st_size for path in hidden.rglob("*") if path.is_file())
-    shutil.rmtree(hidden, ignore_errors=True)
+    size = measure_job(hidden)
+    shutil.rmtree(hidden.root, ignore_errors=True)
     return size

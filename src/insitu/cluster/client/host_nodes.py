@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from insitu.cluster.agents import HOSTS_ENGINE, find_separated, read_head, read_nodes
+from insitu.base.errors import ClusterError, JobSpecError, PlacementError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId, Placement, Topology
+from insitu.base.wording import format_count, inflect
 from insitu.cluster.decide import describe_state
-from insitu.errors import ClusterError, JobSpecError, PlacementError
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId, Placement, Topology
+from insitu.cluster.nodes import find_separated
+from insitu.cluster.wire import HOSTS_ENGINE, read_head, read_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,10 @@ def choose_nodes(topology: Topology, names: Collection[str], cache: CacheSpec | 
         others = sorted({owner for p in missing for owner in p.owners})
         raise PlacementError(
             f"Each partition of the cache has a copy on a node that the job uses. Received: --node "
-            f"{' --node '.join(chosen.nodes)}, and {len(missing)} of {len(partitions)} partition(s) of "
-            f"{cache.name} lie on {', '.join(others)} alone. Add these nodes, or import with --backups"
+            f"{' --node '.join(chosen.nodes)}, and {len(missing)} of "
+            f"{format_count(len(partitions), 'partition')} of "
+            f"{cache.name} {inflect(len(missing), 'lies', 'lie')} on {', '.join(others)} alone. Add these "
+            "nodes, or import with --backups"
         )
     return chosen
 
@@ -113,7 +117,8 @@ def _check_owners(cache: CacheSpec, alive: Collection[NodeId], away: Mapping[Nod
         states = ", ".join(f"{node} ({away.get(node, 'unknown')})" for node in nodes)
         raise PlacementError(
             f"Each partition of a cache must lie on a node that is alive. Received: {cache.name!r}, of which "
-            f"{len(missing)} partition(s) lie on {states} alone. Bring these up again by `insitu up --hosts`"
+            f"{format_count(len(missing), 'partition')} {inflect(len(missing), 'lies', 'lie')} on {states} "
+            "alone. Bring these up again by `insitu up --hosts`"
         )
 
 
@@ -145,7 +150,10 @@ def check_gpus(placement: Placement, each: int, gpus: Mapping[NodeId, int]) -> N
 
     `gpus`: those that each node can give.
     """
-    short = [f"{n} can give {has} to {count} task(s)" for n, has, count in _find_short(placement, each, gpus)]
+    short = [
+        f"{n} can give {has} to {format_count(count, 'task')}"
+        for n, has, count in _find_short(placement, each, gpus)
+    ]
     if short:
         raise PlacementError(
             f"Each task that trains has the GPUs of --gpus-per-worker for itself. Received: "
@@ -161,7 +169,7 @@ def check_memory(placement: Placement, each: int, available: Mapping[NodeId, int
     it yet, of this job or of another one, isn't known there.
     """
     short = [
-        f"{node} has {free >> 20:,} MiB free for {count} task(s)"
+        f"{node} has {free >> 20:,} MiB free for {format_count(count, 'task')}"
         for node, free, count in _find_short(placement, each << 20, available)
     ]
     if short:
@@ -177,7 +185,10 @@ def check_cores(placement: Placement, each: int, cores: Mapping[NodeId, int]) ->
 
     `cores`: those that each node has. What other programs use of them isn't known there.
     """
-    short = [f"{n} has {has} for {count} task(s)" for n, has, count in _find_short(placement, each, cores)]
+    short = [
+        f"{n} has {has} for {format_count(count, 'task')}"
+        for n, has, count in _find_short(placement, each, cores)
+    ]
     if short:
         raise PlacementError(
             f"Each task that trains has the processors of --cores-per-worker for itself. Received: "

@@ -8,16 +8,18 @@ join them. What the job has signed is signed as before.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Mapping
 
-from insitu.access import PRIVATE_FILE, make_sticky_folder
-from insitu.cluster.agents import draw_term, open_copy_reader, read_head, unpack_code, write_term
+from insitu.base.disk.access import PRIVATE_FILE, make_sticky_folder
+from insitu.base.disk.durable import sync_folder, sync_tree
+from insitu.base.errors import ClusterError, InsituError, UnknownJob
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.spec import NodeId
 from insitu.cluster.client.status import find_job
-from insitu.cluster.client.submission import SECRET_BYTES
 from insitu.cluster.control import staged_folder
 from insitu.cluster.decide import CopyVersion, choose_newest_copy
+from insitu.cluster.job_backup import open_copy_reader, unpack_code
 from insitu.cluster.job_files import (
     Journal,
     MergedLog,
@@ -27,19 +29,19 @@ from insitu.cluster.job_files import (
     read_spec,
     take_lock,
 )
-from insitu.durable import sync_folder, sync_tree, write_synced
-from insitu.errors import ClusterError, InsituError, UnknownJob
-from insitu.paths import JobPaths, Paths
-from insitu.spec import NodeId
+from insitu.cluster.job_hosts import remove_host_copy
+from insitu.cluster.leases import begin_term, draw_term, is_outdated
+from insitu.cluster.wire import read_head
 
 Notify = Callable[[str], None]
 
 
 def find_or_bring_job(paths: Paths, text: str, notify: Notify = lambda text: None) -> JobPaths:
-    """Return the job whose id is `text` or alone begins with it; one that isn't in this home of a head is
-    brought from a host that keeps a copy. `notify` hears of it. Raises UnknownJob, ClusterError."""
+    """Return the job whose id is `text` or alone begins with it; one that isn't in this home of a head, or
+    has gone on elsewhere since, is brought from a host that keeps a copy. `notify` hears of it. Raises
+    UnknownJob, JobRunning if it runs elsewhere, ClusterError."""
     try:
-        return find_job(paths, text)
+        job = find_job(paths, text)
     except UnknownJob as error:
         if error.matches or read_head(paths) is None:
             raise
@@ -47,6 +49,9 @@ def find_or_bring_job(paths: Paths, text: str, notify: Notify = lambda text: Non
         if found is None:
             raise
         return found
+    if is_locked(job.controller) or not is_outdated(job):
+        return job
+    return bring_job(paths, job.root.name, notify) or job
 
 
 def bring_job(paths: Paths, text: str, notify: Notify) -> JobPaths | None:
@@ -66,6 +71,7 @@ def bring_job(paths: Paths, text: str, notify: Notify) -> JobPaths | None:
         node = choose_newest_copy(found)
         if node is None:
             return None
+        is_outdated(paths.job(ids[0]))  # if it runs elsewhere nothing is brought
         job, staged = paths.job(ids[0]), _make_staged(paths, ids[0])
         lock = take_lock(staged.controller)
         try:
@@ -74,6 +80,8 @@ def bring_job(paths: Paths, text: str, notify: Notify) -> JobPaths | None:
             text = f"brought to this machine from the copy on {node}; what was logged before is lost"
             MergedLog(staged).log(text)
             sync_tree(staged.root)
+            job.spec.unlink(missing_ok=True)
+            remove_host_copy(paths, job)
             staged.root.rename(job.root)
             sync_folder(paths.jobs)
         except (OSError, ValueError) as error:
@@ -101,8 +109,7 @@ def _complete(job: JobPaths, found: Mapping[NodeId, CopyVersion]) -> None:
     with job.code_archive.open("rb") as packed:
         unpack_code(packed, job.code)
     job.code_archive.unlink()
-    write_synced(job.secret, secrets.token_bytes(SECRET_BYTES), PRIVATE_FILE)
-    write_term(job.term, draw_term(max(version.term for version in found.values()) + 1))
+    begin_term(job, draw_term(max(version.term for version in found.values()) + 1))
     for folder in (job.checkpoints, job.ledger, job.tasks):
         folder.mkdir(exist_ok=True)
     job.output.touch(PRIVATE_FILE)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from insitu.errors import JobSpecError, StorageFull
+from insitu.base.errors import JobSpecError, StorageFull
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_FILES = 20_000
@@ -52,21 +54,40 @@ def copy_code(source: Path, destination: Path, leave_out: Path) -> None:
 
     Raises JobSpecError; then `destination` may be half-made.
     """
+    _check_source(source)
+    destination.mkdir()
+    if source.is_dir():
+        _copy_folder(source, destination, _Budget(source), leave_out.resolve(), (source.resolve(),))
+    else:
+        _extract(source, destination)
+
+
+@contextlib.contextmanager
+def open_code(source: Path) -> Iterator[Path]:
+    """Yield a folder with what JOB_DIR holds: JOB_DIR itself, or one with the files of a .zip.
+
+    Raises JobSpecError.
+    """
+    _check_source(source)
+    if source.is_dir():
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="insitu-code-") as folder:
+        _extract(source, Path(folder))
+        yield Path(folder)
+
+
+def _check_source(source: Path) -> None:
+    """Raise JobSpecError for what can't be JOB_DIR."""
     if source.resolve() in (Path("/"), Path(os.path.expanduser("~")).resolve()):
         raise JobSpecError(
             "JOB_DIR is copied for each job, so it can't be the root or the home folder: put the script into "
             f"a folder of its own and name that. Received: {source}"
         )
-    if source.is_dir():
-        destination.mkdir()
-        _copy_folder(source, destination, _Budget(source), leave_out.resolve(), (source.resolve(),))
-    elif source.is_file() and source.suffix == ".zip":
-        destination.mkdir()
-        _extract(source, destination)
-    elif source.exists():
-        raise JobSpecError(f"JOB_DIR must be a folder or a .zip file. Received: {source}")
-    else:
+    if not source.exists():
         raise JobSpecError(f"JOB_DIR {source} doesn't exist")
+    if not source.is_dir() and not (source.is_file() and source.suffix == ".zip"):
+        raise JobSpecError(f"JOB_DIR must be a folder or a .zip file. Received: {source}")
 
 
 def pack_code(source: Path, folder: Path, leave_out: Path) -> Path:

@@ -11,12 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from insitu.base.errors import ClusterError, InputError, JobEnded, JobRunning, JobSpecError, MetadataError
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.process.processes import is_stopped, open_process, read_host
+from insitu.base.spec import NO_CACHE, TaskId
 from insitu.cluster.client.kept_environment import (
     change_variables,
     compose_environment,
     name_differences,
 )
-from insitu.cluster.client.start_conditions import find_changes
+from insitu.cluster.client.start_conditions import check_file_size_limit, find_changes
 from insitu.cluster.client.status import read_status
 from insitu.cluster.client.submission import resolve_paths, start_supervisor
 from insitu.cluster.control import finalize_job
@@ -27,6 +31,7 @@ from insitu.cluster.job_files import (
     Journal,
     MergedLog,
     connect_for_requests,
+    find_last_sign,
     find_other_host,
     is_locked,
     read_controller,
@@ -38,11 +43,8 @@ from insitu.cluster.job_files import (
     take_lock,
     write_environment,
 )
-from insitu.errors import ClusterError, InputError, JobEnded, JobRunning, JobSpecError
+from insitu.cluster.leases import claim_job, forget_job
 from insitu.grid import Catalog
-from insitu.paths import JobPaths, Paths
-from insitu.processes import is_stopped, open_process, read_host
-from insitu.spec import NO_CACHE, TaskId
 
 REPLY_TIMEOUT = 60.0
 """Seconds within which a controller replies, on any machine."""
@@ -79,13 +81,21 @@ class Shell:
         return cls(here | there, tuple(given), is_server=True)
 
 
-def resume_job(job: JobPaths, shell: Shell | None = None, notify: Notify = lambda text: None) -> int:
+def resume_job(
+    job: JobPaths,
+    shell: Shell | None = None,
+    notify: Notify = lambda text: None,
+    revision: int | None = None,
+) -> int:
     """Let a job that has ended go on from its last checkpoint, with the same shards, seed and variables.
 
     `shell` is by default this process's. `notify` hears of what is other than at the job's start; it is
     logged, too. Returns how many bytes the merged output held before. Raises JobEnded for a job that has
     finished, JobRunning for one that runs, JobSpecError where secrets lack or `shell` gives what a job can't
-    take, UnknownCache where its version of the cache is gone, ClusterError.
+    take, UnknownCache where its version of the cache is gone, ClusterError, MetadataError.
+
+    `revision`: that of the job's key if no user asks for it, but its supervisor is lost. JobEnded is then
+    raised for one that has ended in any way, or whose key has changed.
     """
     name = job.root.name
     if is_locked(job.controller):
@@ -93,32 +103,37 @@ def resume_job(job: JobPaths, shell: Shell | None = None, notify: Notify = lambd
     host = find_other_host(job.controller)
     if host and Journal(job.journal).state().phase not in ENDED:
         raise JobRunning(_describe_other_host(job, host))
+    check_file_size_limit()
     spec = read_spec(job)
     placement, _ = read_placement(job)
     lock = take_lock(job.controller)
     try:
         journal = Journal(job.journal)
         now = time.time()
-        state, actions = advance(journal.state(), ControllerLostEvent(), now)
-        if actions:
-            journal.record(now, ControllerLostEvent(), actions, state)
-        if state.phase == "finished":
-            raise JobEnded(f"{name} has finished: there is nothing to go on with")
+        ended = find_last_sign(job)
+        before_loss = journal.state()
+        state, actions = advance(before_loss, ControllerLostEvent(), ended)
+        if state.phase == "finished" or (revision is not None and before_loss.phase in ENDED):
+            raise JobEnded(f"{name} has {state.phase}: there is nothing to go on with")
         shell = shell or Shell(os.environ)
         kept, lines = _change_environment(job, shell)
         if spec.cache != NO_CACHE:
             Catalog(Paths(job.root.parent.parent)).pin(spec.cache, placement.shard_map.version, spec.job_id)
+        claim_job(job, revision)
         write_environment(job, kept)
         before = job.output.stat().st_size
         for line in lines:
             MergedLog(job).log(line)
             notify(line)
+        if actions:
+            journal.record(ended, ControllerLostEvent(), actions, state)
         resumed, _ = advance(state, ResumedEvent(), now)
         journal.record(now, ResumedEvent(), [], resumed)
         try:
             start_supervisor(job, lock, shell.variables)
         except ClusterError as error:
-            finalize_job(job, error.message)
+            forget_job(Paths(job.root.parent.parent), name)
+            finalize_job(job, error.message, time.time())
             raise
         return before
     finally:
@@ -165,11 +180,21 @@ def stop_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
     """Ask the controller to end the job; asked a second time, its tasks are killed at once.
 
     A controller that doesn't answer is killed, and the next one is asked. Where that doesn't help all of the
-    job's processes are killed. `notify` hears of it. Raises JobEnded where the job has ended already,
-    ClusterError where its processes can't be ended.
+    job's processes are killed. No head starts another supervisor from then on. `notify` hears of it. Raises
+    JobEnded where the job has ended already, ClusterError where its processes can't be ended.
     """
+    was_to_run = False
+    try:
+        was_to_run = forget_job(Paths(job.root.parent.parent), job.root.name)
+    except MetadataError as error:
+        notify(f"Another supervisor may be started when etcd answers. Stop the job again then: {error}")
     try:
         _request(job, {"do": "stop"}, STOP_TIMEOUT)
+        return
+    except JobEnded:
+        if not was_to_run or Journal(job.journal).state().phase in ENDED:
+            raise
+        finalize_job(job, "it was stopped before another supervisor was started", time.time())
         return
     except NoReply:
         controller = read_controller(job.controller)
@@ -192,6 +217,13 @@ def end_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
 
 def kill_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
     """Kill the job's supervisor, with which its tasks end. Raises ClusterError where that can't be done."""
+    kill_supervisor(job, notify)
+    finalize_job(job, "its processes didn't answer to `insitu stop` and were killed", time.time())
+
+
+def kill_supervisor(job: JobPaths, notify: Notify = lambda text: None) -> None:
+    """Kill the job's supervisor, and return once nothing of the job runs here. Raises ClusterError where that
+    can't be done."""
     supervisor = read_supervisor(job.controller)
     descriptor = open_process(supervisor) if supervisor is not None else None
     if supervisor is not None and descriptor is not None:
@@ -210,7 +242,6 @@ def kill_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
             f"is still held; its supervisor was process {name}. `fuser {job.controller}` names who holds it",
             logs=str(job.controller_log),
         )
-    finalize_job(job, "its processes didn't answer to `insitu stop` and were killed")
 
 
 def _wait_for_end(job: JobPaths, timeout: float) -> bool:

@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from insitu.cluster.agents import is_of_host, is_of_session
+from insitu.base.errors import JobSpecError
+from insitu.base.paths import HOME_ENV
 from insitu.cluster.job_files import JobEnvironment
-from insitu.errors import JobSpecError
-from insitu.paths import HOME_ENV
+from insitu.cluster.wire import is_of_host, is_of_session
 
 _SECRET_NAME = re.compile(r"SECRET|PASSW|PASSPHRASE|CREDENTIAL|(TOKEN|KEYS?|PASS|PWD)(?![A-Z0-9])")
 _SECRET_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@")

@@ -8,6 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from insitu.base.measure.task_samples import Sample, read_last_samples, read_samples
+from insitu.base.measure.time_account import CHECKPOINT, EVALUATION, IMPORT, RECOVERY, SCRIPT
+from insitu.base.paths import JobPaths
+from insitu.base.spec import TaskId
 from insitu.cluster.client.status import JobStatus, read_status
 from insitu.cluster.decide import (
     PRODUCTIVE,
@@ -15,15 +19,11 @@ from insitu.cluster.decide import (
     TaskAccount,
     account_for_tasks,
     average,
+    find_absences,
     find_lives,
     find_losses,
-    find_resumes,
 )
 from insitu.cluster.job_files import Journal, read_copies
-from insitu.paths import JobPaths
-from insitu.spec import TaskId
-from insitu.task_samples import Sample, read_last_samples, read_samples
-from insitu.time_account import CHECKPOINT, EVALUATION, IMPORT, RECOVERY, SCRIPT
 
 _WINDOW = 10.0
 """Seconds of training that rates are a mean over."""
@@ -43,13 +43,13 @@ class Rates:
     rows_per_second: float | None
     #: Seconds of a step; None before its second sample.
     step_seconds: float | None
-    #: Those by activity (`insitu.time_account`).
+    #: Those by activity (`insitu.base.measure.time_account`).
     split: Mapping[str, float]
     #: Processor cores that it used in its last seconds, also beside training.
     cpu: float
     #: Bytes of physical memory.
     memory: int
-    #: The GPUs that it sees, as `insitu.gpus` reads them.
+    #: The GPUs that it sees, as `insitu.train.elastic.progress_reporter` reads them.
     gpus: Sequence[Mapping[str, float]]
 
 
@@ -194,27 +194,21 @@ def measure_goodput(job: JobPaths, status: JobStatus | None = None) -> Goodput:
     """Return where the time of a job went until now. Raises ClusterError where its folder can't be read."""
     status = status or read_status(job)
     state, created = status.state, status.spec.created
-    until = time.time() if status.running else _find_end(status)
+    until = time.time() if status.ended is None else status.ended
     tasks = [each for each in state.tasks if each.task.role in _TRAINING_ROLES]
     others = [each for each in state.tasks if each.task.role not in _TRAINING_ROLES]
     samples = {str(each.task): read_samples(job.samples(each.task)) for each in tasks}
     entries = [(entry.at, entry.event) for entry in Journal(job.journal).entries()]
     wall = max(0.0, until - created)
-    lives, resumes, copies = find_lives(entries), find_resumes(entries), read_copies(job)
-    accounts = account_for_tasks(created, created + wall, lives, samples, resumes, copies)
+    lives, absences, copies = find_lives(entries), find_absences(entries), read_copies(job)
+    accounts = account_for_tasks(created, created + wall, lives, samples, absences, copies)
     beside = {str(each.task): read_samples(job.samples(each.task)) for each in others}
-    other_accounts = account_for_tasks(created, created + wall, lives, beside, resumes, copies, trains=False)
+    other_accounts = account_for_tasks(created, created + wall, lives, beside, absences, copies, trains=False)
     seconds = average(accounts) if accounts else {}
     productive = sum(seconds.get(name, 0.0) for name in PRODUCTIVE)
     nodes = {str(each.task): each.node for each in tasks}
     losses = find_losses(seconds, wall, samples, nodes)
     return Goodput(wall, productive / wall if wall else 0.0, seconds, accounts, other_accounts, losses)
-
-
-def _find_end(status: JobStatus) -> float:
-    """Return when a job ended."""
-    ends = [attempt.ended for attempt in status.state.attempts if attempt.ended is not None]
-    return max(ends, default=status.spec.created)
 
 
 def summarize_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -11,9 +11,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from insitu.cluster.agents import read_versions
+from insitu.base.disk.durable import read_file_size_limit
+from insitu.base.errors import JobSpecError
+from insitu.base.paths import JobPaths
 from insitu.cluster.job_files import JobEnvironment
-from insitu.paths import JobPaths
+from insitu.cluster.wire import read_versions
 
 _KERAS = {
     "backend": "tensorflow",
@@ -22,6 +24,21 @@ _KERAS = {
     "image_data_format": "channels_last",
 }
 """What Keras takes where its file doesn't say it."""
+
+
+LEAST_FILE_SIZE = 16 << 20
+"""Bytes that a file must be allowed to have, for a job's journal and logs."""
+
+
+def check_file_size_limit() -> None:
+    """Raise JobSpecError where files may not become as large as those of a job."""
+    limit = read_file_size_limit()
+    if limit is not None and limit < LEAST_FILE_SIZE:
+        raise JobSpecError(
+            f"The journal and logs of a job need files of {LEAST_FILE_SIZE >> 20} MiB. Received: a limit of "
+            f"{limit >> 10} KiB a file. Start it from a shell with a larger one: ulimit -f "
+            f"{LEAST_FILE_SIZE >> 10}"
+        )
 
 
 def read_keras_settings(environment: Mapping[str, str]) -> dict[str, str]:

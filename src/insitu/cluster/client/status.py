@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from insitu.base.errors import ClusterError, InputError, UnknownJob
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.progress import read_progress
+from insitu.base.spec import JobSpec, is_simple_name
 from insitu.cluster.decide import ENDED, ControllerLostEvent, EpochStep, JobState, advance
-from insitu.cluster.job_files import Journal, find_other_host, is_locked, read_spec
-from insitu.errors import ClusterError, InputError, UnknownJob
-from insitu.paths import JobPaths, Paths
-from insitu.progress import read_progress
-from insitu.spec import JobSpec, is_simple_name
+from insitu.cluster.job_files import Journal, find_last_sign, find_other_host, is_locked, read_spec
+from insitu.grid import is_in_etcd
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +26,19 @@ class JobStatus:
     running: bool
     #: The furthest (epoch, step) that a task of the present attempt has reported, or None.
     steps: EpochStep | None
+    #: When it ended, in seconds since 1970; None for a job that hasn't, or that is about to go on.
+    ended: float | None
 
 
 def list_job_ids(paths: Paths) -> list[str]:
-    """Return the ids of all jobs, sorted. Folders whose name can't be that of a job are passed over."""
+    """Return the ids of all jobs, sorted. Folders whose name can't be that of a job are passed over, and
+    those of a host whose home etcd has made a head's."""
     try:
         with os.scandir(paths.jobs) as found:
-            return sorted(e.name for e in found if is_simple_name(e.name) and e.is_dir())
+            names = sorted(e.name for e in found if is_simple_name(e.name) and e.is_dir())
     except FileNotFoundError:
         return []
+    return [name for name in names if paths.job(name).spec.exists()] if is_in_etcd(paths) else names
 
 
 def find_job(paths: Paths, text: str) -> JobPaths:
@@ -62,27 +67,36 @@ def find_job(paths: Paths, text: str) -> JobPaths:
 
 def is_running(job: JobPaths) -> bool:
     """Return whether a process of the job is left. A job of another host runs until its journal has its
-    end."""
+    end. Raises PermissionError for one of another user."""
     if is_locked(job.controller):
         return True
     return bool(find_other_host(job.controller)) and Journal(job.journal).state().phase not in ENDED
+
+
+def find_running_jobs(paths: Paths) -> tuple[list[str], list[str]]:
+    """Return (the ids of the jobs that run, those of jobs of other users, which show nobody whether they
+    run)."""
+    running, others = [], []
+    for job_id in list_job_ids(paths):
+        try:
+            if is_running(paths.job(job_id)):
+                running.append(job_id)
+        except PermissionError:
+            others.append(job_id)
+    return running, others
 
 
 def read_status(job: JobPaths) -> JobStatus:
     """Return how the job stands. Raises ClusterError where its folder can't be read."""
     # The lock first: a job that ends between the two looks has then written its last state.
     running = is_running(job)
-    state = Journal(job.journal).state()
+    at, state = Journal(job.journal).last()
     if not running and state.phase not in ENDED:
-        state, _ = advance(state, ControllerLostEvent(), _read_last_write_time(job))
+        at = find_last_sign(job)
+        state, _ = advance(state, ControllerLostEvent(), at)
     records = [read_progress(job.progress(t.task)) for t in state.tasks]
     steps = max(((r.epoch, r.shown_step) for r in records if r is not None), default=None)
-    return JobStatus(read_spec(job), state, running, steps)
-
-
-def _read_last_write_time(job: JobPaths) -> float:
-    """Return when the job last wrote its journal or output, in seconds since 1970."""
-    return max(p.stat().st_mtime for p in (job.journal, job.output) if p.exists())
+    return JobStatus(read_spec(job), state, running, steps, at if state.phase in ENDED else None)
 
 
 def list_jobs(paths: Paths, *, all_jobs: bool = False) -> list[JobStatus | BrokenJob]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from insitu.base.paths import JobPaths
+from insitu.base.progress import Progress, read_progress
+from insitu.base.spec import TaskId
 from insitu.cluster.decide import Straggler, find_stragglers
-from insitu.paths import JobPaths
-from insitu.progress import Progress, read_progress
-from insitu.spec import TaskId
 
 
 def watch_stragglers(

@@ -1,7 +1,7 @@
-"""Makes a job: checks the request, places the tasks, writes the job's folder, starts its supervisor.
+"""Makes a job: checks the options, places the tasks, writes the job's folder, starts its supervisor.
 
-Until the folder is renamed into place nothing of the job is visible, and whatever fails before leaves
-nothing behind. A folder whose maker was killed is removed by the next `start`.
+Until the folder is renamed into place nothing of the job is there, and a failure leaves nothing behind. The
+next `start` removes a folder whose maker was killed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Literal
 
-from insitu.access import make_sticky_folder
-from insitu.cluster.agents import HOSTS_ENGINE, read_versions
+from insitu.base.config import DeviceSettings, read_settings
+from insitu.base.context import ALLOW_MIXED_ENV
+from insitu.base.disk.access import make_sticky_folder
+from insitu.base.disk.durable import sync_folder, sync_tree
+from insitu.base.errors import ClusterError, InsituError, JobSpecError, StorageFull
+from insitu.base.net.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
+from insitu.base.paths import HOME_ENV, JobPaths, Paths
+from insitu.base.process.processes import read_available_bytes, read_host
+from insitu.base.spec import NO_CACHE, CacheSpec, JobSpec, NodeId, Placement, Topology, check_simple_name
+from insitu.base.wording import format_count, inflect
 from insitu.cluster.client.host_nodes import (
     HostNodes,
     check_cores,
@@ -34,12 +41,12 @@ from insitu.cluster.client.host_nodes import (
     find_host_nodes,
     prefer_live_owners,
 )
-from insitu.cluster.client.job_code import copy_code
+from insitu.cluster.client.job_code import copy_code, open_code
 from insitu.cluster.client.kept_environment import choose_variables, compose_environment
-from insitu.cluster.client.roles import assign_roles, imports_insitu
-from insitu.cluster.client.start_conditions import read_keras_settings
+from insitu.cluster.client.start_conditions import check_file_size_limit, read_keras_settings
 from insitu.cluster.control import clean_up, staged_folder
 from insitu.cluster.decide import (
+    EVALUATOR_GRACE,
     choose_thread_count,
     choose_worker_count,
     find_shard_holders,
@@ -49,26 +56,13 @@ from insitu.cluster.decide import (
 )
 from insitu.cluster.engines import count_free_gpus
 from insitu.cluster.job_files import JobEnvironment, Journal, read_environment, take_lock, write_environment
-from insitu.cluster.task import resolve_command
-from insitu.config import DeviceSettings, read_settings
-from insitu.context import ALLOW_MIXED_ENV
-from insitu.durable import sync_folder, sync_tree
-from insitu.errors import ClusterError, JobSpecError, StorageFull
+from insitu.cluster.leases import SECRET_BYTES, claim_job, forget_job
+from insitu.cluster.task import ResolvedCommand, find_insitu_import, resolve_command
+from insitu.cluster.wire import HOSTS_ENGINE, read_versions
 from insitu.grid import Catalog, check_here, load_topology
-from insitu.paths import HOME_ENV, JobPaths, Paths
-from insitu.processes import read_available_bytes, read_host
-from insitu.spec import (
-    NO_CACHE,
-    CacheSpec,
-    JobSpec,
-    NodeId,
-    Placement,
-    Topology,
-    check_simple_name,
-)
-from insitu.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
+from insitu.options import JobOptions
 
-SECRET_BYTES = 32
+_LaidOut = tuple[JobSpec, CacheSpec | None, Topology, HostNodes | None]
 _supervisors: list[subprocess.Popen[bytes]] = []
 """Supervisors that this process has started and not reaped yet."""
 _FILES_OF_IGNITE = (
@@ -78,120 +72,33 @@ _FILES_OF_IGNITE = (
 """Variables with files that a job with --refresh reads while it runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What `insitu start` was given. None stands for a default that depends on the cache and the machine."""
-
-    #: Name of the cache to train on; NO_CACHE for a script that brings its own data.
-    cache: str
-    #: Folder or .zip that holds the script.
-    job_dir: Path
-    #: JOB_CMD and its arguments.
-    command: tuple[str, ...]
-    #: Names of the nodes that tasks run on; empty: all.
-    nodes: tuple[str, ...] = ()
-    #: Number of workers; None: the number of nodes that own data, without a cache of all nodes.
-    workers: int | None = None
-    #: Number of shards; None: as many as workers.
-    shards: int | None = None
-    #: Number of ps tasks; None: one on each node, since large tables want the memory of all.
-    ps: int | None = 0
-    #: Other ps tasks that mirror each one.
-    ps_backups: int = 0
-    #: Whether there is a chief task beside the workers.
-    chief: bool = False
-    #: Whether there is an evaluator task.
-    evaluator: bool = False
-    #: Seconds that the evaluator has to end once training is over; None: a default for the script.
-    evaluator_grace: float | None = None
-    #: What runs the tasks: local or hosts; "": hosts where this home has agents on some.
-    engine: str = ""
-    #: Beginning of the job's id; None: the last part of the cache's name, without a cache that of the folder.
-    name: str | None = None
-    #: Failures after which the job isn't tried again.
-    max_restarts: int = 3
-    #: All randomness follows from it.
-    seed: int = 0
-    #: Backend threads of each replica; None: the machine's cores divided by the tasks that compute.
-    threads: int | None = None
-    #: Seconds without progress after which the job has failed.
-    stall_timeout: float = 600.0
-    #: How tasks set up devices.
-    settings: DeviceSettings = field(default_factory=DeviceSettings)
-    #: What is done about a lost worker.
-    on_loss: Literal["replace", "adopt", "restart"] = "replace"
-    #: Whether tasks move where their data has moved while the job runs.
-    on_rebalance: Literal["follow", "stay"] = "follow"
-    #: Preloaded processes that can take a lost task's place; None: one where memory allows.
-    standby: int | None = None
-    #: Whether tasks keep checkpoints in memory, too.
-    memory_checkpoint: bool = False
-    #: After how many epochs rows are read from Ignite again; 0: never.
-    refresh: int = 0
-    #: Whether tasks that train together may run on hosts whose backends round differently.
-    allow_mixed_processors: bool = False
-    #: GPUs that each task that trains has for itself; 0: tasks see those that this process sees.
-    gpus_per_worker: int = 0
-    #: MiB of main memory that each task that trains must find free on its node; 0: any.
-    memory_per_worker: int = 0
-    #: Processors of its node that each task that trains has for itself, and the default of `threads`; 0: any.
-    cores_per_worker: int = 0
-    #: Whether libraries without authentication may connect tasks of several hosts.
-    allow_unauthenticated: bool = False
-    #: What is done about the job after another node has become the head's by itself.
-    on_take_over: Literal["wait", "resume"] = "wait"
-    #: Names of variables of the shell that are kept with the job, whatever their names say.
-    env: tuple[str, ...] = ()
-
-    @property
-    def given_threads(self) -> int | None:
-        """The backend threads of each replica that an option names; None: none does."""
-        return self.threads if self.threads is not None else self.cores_per_worker or None
-
-
-def submit(paths: Paths, request: Request) -> str:
+def submit(paths: Paths, options: JobOptions) -> str:
     """Make the job and start its supervisor, which outlives this process. Returns the job's id.
 
     Raises InputError or one of its kinds for what can't be used, StorageFull where the disk is full.
     """
-    has_cache = request.cache != NO_CACHE
-    cache = Catalog(paths).get(request.cache) if has_cache else None
-    hosts = find_host_nodes(paths, request.engine, cache)
-    topology = load_topology(paths) if hosts is None else hosts.topology
-    if request.nodes:
-        topology = choose_nodes(topology, request.nodes, cache)
-        hosts = None if hosts is None else hosts.restrict_to(topology)
-    if request.refresh:
-        _check_refresh(request, cache)
-    cache = _choose_copies(paths, request, cache, topology, on_hosts=hosts is not None)
-    spec = _spec(request, cache, topology, hosts)
-    clean_up(paths, request.cache)
+    laid_out = spec, _, topology, hosts = _lay_out(paths, options)
+    clean_up(paths, options.cache)
     job = paths.job(spec.job_id)
     lock = -1
     try:
         with _staged(paths, spec.job_id) as (staged, lock):
-            copy_code(request.job_dir, staged.code, paths.home)
-            command = resolve_command(staged.code, spec.command, sys.executable)
-            spec = assign_roles(
-                spec,
-                knows_insitu=imports_insitu(staged.code, command),
-                shards=request.shards,
-                grace=request.evaluator_grace,
-                cores=_count_cores() if request.given_threads is None else None,
-            )
-            cache = cache or stand_in_for_cache(spec.shards, topology)
-            placement = place_tasks(spec, cache, topology)
-            spec = _fit_to_hosts(paths, request, spec, placement, hosts)
+            copy_code(options.job_dir, staged.code, paths.home)
+            spec, cache, placement = _place(paths, options, laid_out, staged.code)
+            has_cache = spec.cache != NO_CACHE
             everywhere = topology.nodes if hosts is not None and not has_cache else ()
-            _write(staged, spec, placement, cache, everywhere, topology, _keep_environment(request))
+            _write(staged, spec, placement, cache, everywhere, topology, _keep_environment(options))
             sync_tree(staged.root)
             if has_cache:
                 Catalog(paths).pin(cache.name, cache.version, spec.job_id)
             staged.root.rename(job.root)
             sync_folder(paths.jobs)
+        claim_job(job)
         start_supervisor(job, lock)
     except BaseException as error:
         Catalog(paths).unpin(spec.job_id)
+        with contextlib.suppress(InsituError):
+            forget_job(paths, spec.job_id)
         shutil.rmtree(job.root, ignore_errors=True)
         if isinstance(error, OSError):
             kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ClusterError
@@ -206,15 +113,64 @@ def submit(paths: Paths, request: Request) -> str:
     return spec.job_id
 
 
-def _check_refresh(request: Request, cache: CacheSpec | None) -> None:
+def find_problems(paths: Paths, options: JobOptions) -> list[str]:
+    """Return why `submit` would refuse this, as far as nothing has to be made or copied for that."""
+    problems, laid_out = list[str](), None
+    try:
+        _keep_environment(options)
+        laid_out = _lay_out(paths, options)
+    except InsituError as error:
+        problems.append(error.message)
+    try:
+        with open_code(options.job_dir) as code:
+            resolve_command(code, options.command, sys.executable)
+            if laid_out is not None:
+                _place(paths, options, laid_out, code)
+    except InsituError as error:
+        problems.append(error.message)
+    return problems
+
+
+def _lay_out(paths: Paths, options: JobOptions) -> _LaidOut:
+    """Return the specification of a job by what was asked for, with the cache and the nodes that it uses."""
+    cache = Catalog(paths).get(options.cache) if options.cache != NO_CACHE else None
+    hosts = find_host_nodes(paths, options.engine, cache)
+    topology = hosts.topology if hosts else load_topology(paths)
+    if options.nodes:
+        topology = choose_nodes(topology, options.nodes, cache)
+        hosts = None if hosts is None else hosts.restrict_to(topology)
+    if options.refresh:
+        _check_refresh(options, cache)
+    cache = _choose_copies(paths, options, cache, topology, on_hosts=hosts is not None)
+    return _spec(options, cache, topology, hosts), cache, topology, hosts
+
+
+def _place(
+    paths: Paths, options: JobOptions, laid_out: _LaidOut, code: Path
+) -> tuple[JobSpec, CacheSpec, Placement]:
+    """Return the specification for the script in `code`, and where tasks run and read."""
+    spec, cache, topology, hosts = laid_out
+    spec = assign_roles(
+        spec,
+        knows_insitu=imports_insitu(code, resolve_command(code, spec.command, sys.executable)),
+        shards=options.shards,
+        grace=options.evaluator_grace,
+        cores=_count_cores() if options.given_threads is None else None,
+    )
+    cache = cache or stand_in_for_cache(spec.shards, topology)
+    placement = place_tasks(spec, cache, topology)
+    return _fit_to_hosts(paths, options, spec, placement, hosts), cache, placement
+
+
+def _check_refresh(options: JobOptions, cache: CacheSpec | None) -> None:
     """Raise JobSpecError where a job can't read rows again."""
     origin = {} if cache is None or cache.origin is None else dict(cache.origin)
     if "servers" not in origin:
         raise JobSpecError(
             f"--refresh is for jobs on a partitioned cache of Apache Ignite, or on a snapshot of one. "
-            f"Received: {request.cache}. Leave it out, or start the job on ignite://HOST/CACHE"
+            f"Received: {options.cache}. Leave it out, or start the job on ignite://HOST/CACHE"
         )
-    if request.ps != 0:
+    if options.ps != 0:
         raise JobSpecError(
             "--refresh is for workers that train in step. Received: parameter servers. Give --ps 0, or start "
             "a job for the rows of now"
@@ -222,7 +178,7 @@ def _check_refresh(request: Request, cache: CacheSpec | None) -> None:
 
 
 def _choose_copies(
-    paths: Paths, request: Request, cache: CacheSpec | None, topology: Topology, *, on_hosts: bool
+    paths: Paths, options: JobOptions, cache: CacheSpec | None, topology: Topology, *, on_hosts: bool
 ) -> CacheSpec | None:
     """Return the cache with the owners that tasks read from first. Raises GridError where tasks run on this
     machine and partitions don't lie here."""
@@ -230,11 +186,11 @@ def _choose_copies(
         return None
     if not on_hosts:
         check_here(paths, cache, range(len(cache.partitions)))
-    return prefer_live_owners(cache, topology) if on_hosts or request.nodes else cache
+    return prefer_live_owners(cache, topology) if on_hosts or options.nodes else cache
 
 
 def _fit_to_hosts(
-    paths: Paths, request: Request, spec: JobSpec, placement: Placement, hosts: HostNodes | None
+    paths: Paths, options: JobOptions, spec: JobSpec, placement: Placement, hosts: HostNodes | None
 ) -> JobSpec:
     """Return the specification with what depends on the hosts that tasks are placed on.
 
@@ -256,7 +212,7 @@ def _fit_to_hosts(
     if spec.cores_per_worker:
         check_cores(placement, spec.cores_per_worker, hosts.cores)
     check_reach(paths, {task.node for task in placement.tasks})
-    if request.given_threads is not None:
+    if options.given_threads is not None:
         return spec
     return replace(spec, threads=choose_host_threads(placement, hosts.cores))
 
@@ -264,7 +220,10 @@ def _fit_to_hosts(
 def _check_own_gpus(placement: Placement, each: int) -> None:
     """Raise PlacementError where this machine, which all nodes are, has too few GPUs that no task has."""
     free, known = count_free_gpus()
-    here = NodeId(f"this machine, of whose {known} GPU(s) {known - free} are taken,")
+    here = NodeId(
+        f"this machine, of whose {format_count(known, 'GPU')} {known - free} "
+        f"{inflect(known - free, 'is', 'are')} taken,"
+    )
     check_gpus(_gather(placement, here), each, {here: free})
 
 
@@ -279,79 +238,60 @@ def _gather(placement: Placement, node: NodeId) -> Placement:
     return replace(placement, tasks=tuple(replace(task, node=node) for task in placement.tasks))
 
 
-def _spec(request: Request, cache: CacheSpec | None, topology: Topology, hosts: HostNodes | None) -> JobSpec:
-    if request.engine not in ("", "local", HOSTS_ENGINE):
-        raise JobSpecError(f"--engine must be local or {HOSTS_ENGINE}. Received: {request.engine}")
+def _spec(
+    options: JobOptions, cache: CacheSpec | None, topology: Topology, hosts: HostNodes | None
+) -> JobSpec:
+    check_file_size_limit()
     beside_data = len(topology.nodes) if cache is None else choose_worker_count(cache, topology)
-    workers = beside_data if request.workers is None else request.workers
-    if request.workers is None and request.shards is not None:
-        workers = min(workers, max(1, request.shards))
-    name = request.name or _choose_name(request, cache)
+    workers = beside_data if options.workers is None else options.workers
+    if options.workers is None and options.shards is not None:
+        workers = min(workers, max(1, options.shards))
+    name = options.name or _choose_name(options, cache)
     check_simple_name("A job's name (--name)", name)
-    threads = choose_thread_count(_count_cores(), max(1, workers), request.evaluator)
+    threads = choose_thread_count(_count_cores(), max(1, workers), options.evaluator)
+    # What isn't worked out here is as it was given.
+    same = {each.name: getattr(options, each.name, None) for each in fields(JobSpec)}
     return JobSpec(
-        job_id=f"{name[:90]}-{secrets.token_hex(3)}",
-        name=name,
-        cache=request.cache,
-        command=request.command,
-        workers=workers,
-        shards=workers if request.shards is None else request.shards,
-        ps=len(topology.nodes) if request.ps is None else request.ps,
-        ps_backups=request.ps_backups,
-        chief=request.chief,
-        evaluator=request.evaluator,
-        engine="local" if hosts is None else HOSTS_ENGINE,
-        max_restarts=request.max_restarts,
-        seed=request.seed,
-        threads=threads if request.given_threads is None else request.given_threads,
-        stall_timeout=request.stall_timeout,
-        created=time.time(),
-        settings=find_inherited_settings(request.settings) | _list_settings(request),
-        on_loss=request.on_loss,
-        on_rebalance=request.on_rebalance,
-        standby=request.standby,
-        memory_checkpoint=request.memory_checkpoint,
-        gpus_per_worker=request.gpus_per_worker,
-        memory_per_worker=request.memory_per_worker,
-        cores_per_worker=request.cores_per_worker,
-        refresh=request.refresh,
-        nodes=topology.nodes if request.nodes else (),
-        on_take_over=request.on_take_over,
+        **{each: value for each, value in same.items() if value is not None}
+        | {
+            "job_id": f"{name[:90]}-{secrets.token_hex(3)}",
+            "name": name,
+            "workers": workers,
+            "shards": workers if options.shards is None else options.shards,
+            "ps": len(topology.nodes) if options.ps is None else options.ps,
+            "engine": "local" if hosts is None else HOSTS_ENGINE,
+            "threads": threads if options.given_threads is None else options.given_threads,
+            "created": time.time(),
+            "settings": find_inherited_settings(options.settings) | _list_settings(options),
+            "nodes": topology.nodes if options.nodes else (),
+        }
     )
 
 
-def _keep_environment(request: Request) -> JobEnvironment:
+def _keep_environment(options: JobOptions) -> JobEnvironment:
     """Return what is kept of this process and its machine. Raises JobSpecError for a wrong --env."""
     shell = resolve_paths(os.environ)
-    variables, secrets = choose_variables(shell, request.env, os.path.isfile)
+    variables, secrets = choose_variables(shell, options.env, os.path.isfile)
     return JobEnvironment(
         variables,
-        () if request.on_take_over == "resume" else secrets,
+        secrets,
         read_host(),
         read_versions(),
         read_keras_settings(shell),
-        str(request.job_dir.absolute()) if request.job_dir.is_dir() else "",
+        str(options.job_dir.absolute()) if options.job_dir.is_dir() else "",
     )
-
-
-def find_withheld_secrets(request: Request) -> tuple[str, ...]:
-    """Return the secrets of this process's environment that the job doesn't get, by their names: where it
-    goes on by itself, nobody could give them."""
-    if request.on_take_over != "resume":
-        return ()
-    return choose_variables(os.environ, os.environ.keys() & request.env, os.path.isfile)[1]
 
 
 def _count_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _list_settings(request: Request) -> dict[str, str]:
+def _list_settings(options: JobOptions) -> dict[str, str]:
     allowed = {
-        ALLOW_UNAUTHENTICATED_ENV: request.allow_unauthenticated,
-        ALLOW_MIXED_ENV: request.allow_mixed_processors,
+        ALLOW_UNAUTHENTICATED_ENV: options.allow_unauthenticated,
+        ALLOW_MIXED_ENV: options.allow_mixed_processors,
     }
-    return request.settings.to_environment() | {name: "1" for name, given in allowed.items() if given}
+    return options.settings.to_environment() | {name: "1" for name, given in allowed.items() if given}
 
 
 def find_inherited_settings(given: DeviceSettings) -> dict[str, str]:
@@ -363,11 +303,14 @@ def find_inherited_settings(given: DeviceSettings) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in given.to_environment()}
 
 
-def _choose_name(request: Request, cache: CacheSpec | None) -> str:
-    """Return the beginning of the job's id: the last part of the cache's name, or of the job's folder."""
+def _choose_name(options: JobOptions, cache: CacheSpec | None) -> str:
+    """Return the beginning of the job's id: the last part of the cache's name, with the one before if it is
+    that of a split; or the name of the job's folder."""
     if cache is not None:
-        return re.sub(r"[^A-Za-z0-9_.-]", "-", cache.name.rpartition("/")[2])
-    folder = re.sub(r"[^A-Za-z0-9_.-]", "-", request.job_dir.absolute().stem)
+        parts = cache.name.split("/")
+        name = "-".join(parts[-2:] if parts[-1] in ("train", "test", "val", "validation") else parts[-1:])
+        return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+    folder = re.sub(r"[^A-Za-z0-9_.-]", "-", options.job_dir.absolute().stem)
     return folder.lstrip(".-") or "job"
 
 
@@ -463,8 +406,45 @@ def start_supervisor(job: JobPaths, lock: int, shell: Mapping[str, str] | None =
         except OSError as error:
             raise ClusterError(
                 f"Can't start the job's supervisor: {error}. Check the memory and the number of processes "
-                "that "
-                "this user may have (ulimit -u)"
+                "that this user may have (ulimit -u)"
             ) from error
     # Those that have ended by now are reaped, for a process that starts many jobs.
     _supervisors[:] = [s for s in (*_supervisors, started) if s.poll() is None]
+
+
+# Decides what --chief and --evaluator mean for a job's script.
+#
+# To insitu's strategies a chief is worker 0, which trains a shard and does what one does for all; an
+# evaluator reads checkpoints. Scripts that use TensorFlow alone have a chief task that coordinates. So what
+# counts is whether the job's code imports insitu. It is read, not run
+
+
+SCORING_GRACE = 600.0
+"""Seconds that an evaluator which knows insitu has, by default, to score the last checkpoint."""
+
+
+def imports_insitu(folder: Path, command: ResolvedCommand) -> bool:
+    """Return whether the code in `folder` that the command may run imports insitu."""
+    # A program may run any file of the folder.
+    starts = [Path(command.arguments[0])] if command.script else sorted(folder.rglob("*.py"))
+    return find_insitu_import(folder.absolute(), [s.absolute() for s in starts]) is not None
+
+
+def assign_roles(
+    spec: JobSpec, *, knows_insitu: bool, shards: int | None, grace: float | None, cores: int | None
+) -> JobSpec:
+    """Return `spec` with the tasks that --chief and --evaluator stand for.
+
+    A chief of a script that imports insitu is one more worker, the first, with a shard of its own. `shards`
+    and the evaluator's `grace` are those that were given, None for the defaults; `cores` are those that the
+    default number of threads shares out, None where that number was given.
+    """
+    default = SCORING_GRACE if knows_insitu else EVALUATOR_GRACE
+    spec = replace(spec, evaluator_grace=default if grace is None else grace)
+    if not (spec.chief and knows_insitu):
+        return spec
+    workers = spec.workers + 1
+    threads = spec.threads if cores is None else choose_thread_count(cores, workers, spec.evaluator)
+    return replace(
+        spec, chief=False, workers=workers, shards=workers if shards is None else shards, threads=threads
+    )

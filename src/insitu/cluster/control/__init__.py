@@ -7,20 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.doors import lazy_door
+from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.control.job_cleanup import clean_up, finalize_job, staged_folder
 
-__getattr__, __dir__ = lazy_door(
-    __name__,
-    {
-        "job_cleanup": ("clean_up", "finalize_job", "staged_folder"),
-    },
-)
-
-__all__ = [
-    "clean_up",
-    "finalize_job",
-    "staged_folder",
-]
+__getattr__, __dir__ = lazy_door(__name__)

@@ -17,6 +17,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
+from insitu.base.process.processes import die_with_parent
+from insitu.base.progress import RESTING, Progress
+from insitu.base.roster import CONNECTING, RECOVERING, Member, Roster
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.control.request_inbox import Inbox, JobRequest, ReplyBook, RequestInbox, send_signal
 from insitu.cluster.control.supervised_tasks import (
     SupervisedTasks,
@@ -72,12 +78,6 @@ from insitu.cluster.job_files import (
     read_spec,
     write_controller_pid,
 )
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
-from insitu.processes import die_with_parent
-from insitu.progress import RESTING, Progress
-from insitu.roster import CONNECTING, RECOVERING, Member, Roster
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 RETRY_INTERVAL = 1.0
 """Seconds between two tries to write to a journal that refused it."""
@@ -180,7 +180,7 @@ class Controller:
 
     def _drain_journal(self) -> None:
         """Raise ClusterError where the job's end can't be written down."""
-        deadline = time.monotonic() + JOURNAL_TIMEOUT
+        deadline = time.monotonic() + (0.0 if self._journal.is_at_limit() else JOURNAL_TIMEOUT)
         while self._unwritten and time.monotonic() < deadline and not self._handle_requests():
             time.sleep(RETRY_INTERVAL)
             self._tasks.beat()
@@ -293,7 +293,8 @@ class Controller:
             elastic = self._find_elastic(self._read_records())
             self._events.append(LaunchFailedEvent(missing, str(error), elastic, self._find_lost_nodes()))
         if launched:
-            self._events.append(LaunchedEvent(tuple(launched)))
+            incarnations = tuple(tasks[name].incarnation for name, _ in launched)
+            self._events.append(LaunchedEvent(tuple(launched), incarnations))
 
     def _build_command(self, task: TaskState) -> Command:
         address = ""

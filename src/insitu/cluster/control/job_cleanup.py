@@ -8,12 +8,13 @@ import shutil
 import time
 from pathlib import Path
 
-from insitu.cluster.decide import ControllerLostEvent, Log, advance
-from insitu.cluster.job_files import Journal, MergedLog, find_other_host, is_locked
-from insitu.durable import is_staged_file
-from insitu.errors import ClusterError
-from insitu.grid import Catalog
-from insitu.paths import JobPaths, Paths
+from insitu.base.disk.durable import is_staged_file
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths, Paths
+from insitu.cluster.decide import ENDED, ControllerLostEvent, Log, advance
+from insitu.cluster.job_files import Journal, MergedLog, find_last_sign, find_other_host, is_locked
+from insitu.cluster.wire import release_pins
+from insitu.grid import Catalog, is_in_etcd
 
 STAGED_PREFIX = "."
 """What the name of a folder begins with in which a job is being made."""
@@ -21,19 +22,24 @@ _STAGING_GRACE = 60.0
 """Seconds within which a folder may not have its lock yet."""
 
 
-def finalize_job(job: JobPaths, reason: str = "") -> None:
+def finalize_job(job: JobPaths, reason: str = "", ended: float | None = None) -> None:
     """Release what a job holds of which nothing runs any more: its pin of the cache, its checkpoints in
     memory.
 
     Where the journal has no end of the job, the loss of its controller is recorded, with the `reason` if it
-    is known; otherwise the `reason` is logged only.
+    is known; otherwise the `reason` is logged only. The job `ended` at this time, in seconds since 1970, or
+    where that is None with its last sign of life.
     """
     journal = Journal(job.journal)
-    now = time.time()
+    recorded, before = journal.last()
+    at = find_last_sign(job) if ended is None else max(recorded, ended)
     lost = ControllerLostEvent(reason)
-    state, actions = advance(journal.state(), lost, now)
+    state, actions = advance(before, lost, at)
     if actions:
-        journal.record(now, lost, actions, state)
+        try:
+            journal.record(at, lost, actions, state)
+        except ClusterError as error:  # what the job holds is released all the same
+            MergedLog(job).log(str(error))
         for action in actions:
             if isinstance(action, Log):
                 MergedLog(job).log(action.text)
@@ -41,7 +47,13 @@ def finalize_job(job: JobPaths, reason: str = "") -> None:
         MergedLog(job).log(reason)
     shutil.rmtree(job.memory, ignore_errors=True)
     _remove_staged_files(job)
-    Catalog(Paths(job.root.parent.parent)).unpin(job.root.name)
+    try:
+        release_pins(Paths(job.root.parent.parent), job.root.name)
+    except ClusterError as error:
+        said = (
+            f"What the job has read is kept: {error}. `insitu delete {job.root.name}` on the head's machine"
+        )
+        MergedLog(job).log(f"{said} lets it go")
 
 
 def _remove_staged_files(job: JobPaths) -> None:
@@ -78,12 +90,24 @@ def clean_up(paths: Paths, cache: str) -> None:
         # The staged folder first: it becomes the other, so a job in the making is seen as one or the other.
         if staged_folder(paths, job_id).root.exists() or not _is_left(job):
             continue
+        if is_in_etcd(paths) and not job.spec.exists():
+            continue  # it may run in the home of another head
+        if is_in_etcd(paths) and _may_go_on(job):
+            continue
         if not job.root.exists():
             catalog.unpin(job_id)
             continue
         # What can't be read can't be finalized either; `describe` shows why.
         with contextlib.suppress(ClusterError):
             finalize_job(job)
+
+
+def _may_go_on(job: JobPaths) -> bool:
+    """Return whether the head starts another supervisor of a job by itself, or has done so elsewhere."""
+    try:
+        return job.lease.exists() and Journal(job.journal).state().phase not in ENDED
+    except ClusterError:
+        return False
 
 
 def _is_left(job: JobPaths) -> bool:

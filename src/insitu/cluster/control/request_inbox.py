@@ -18,11 +18,11 @@ import time
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+from insitu.base.errors import ClusterError, InputError
+from insitu.base.spec import TaskId
 from insitu.cluster.decide import Reply
 from insitu.cluster.engines import Channel, ChannelClosed, Message, SignalName, Wakeup
 from insitu.cluster.job_files import Journal, is_from_owner
-from insitu.errors import ClusterError, InputError
-from insitu.spec import TaskId
 
 MAX_REQUEST_BYTES = 4096
 MAX_CONNECTIONS = 64

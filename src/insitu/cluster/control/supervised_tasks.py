@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from insitu.base.errors import ClusterError
+from insitu.base.roster import Roster
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.engines import (
     Channel,
     ChannelClosed,
@@ -19,9 +22,6 @@ from insitu.cluster.engines import (
     TaskSetup,
     encode_command,
 )
-from insitu.errors import ClusterError
-from insitu.roster import Roster
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 BEAT_INTERVAL = 5.0
 """Seconds within which a controller tells its supervisor that it goes on."""

@@ -20,7 +20,10 @@ import time
 from collections import deque
 from pathlib import Path
 
-from insitu.cluster.agents import HOSTS_ENGINE, open_hosts_engine
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
+from insitu.base.process.processes import adopt_orphans, end_all_children, is_stopped
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.control.controller import control
 from insitu.cluster.control.job_cleanup import finalize_job
 from insitu.cluster.engines import (
@@ -36,7 +39,9 @@ from insitu.cluster.engines import (
     open_engine,
     reply_to_call,
 )
+from insitu.cluster.hosts_engine import open_hosts_engine
 from insitu.cluster.job_files import (
+    Heartbeat,
     JobLogs,
     MergedLog,
     bound_controller_log,
@@ -44,10 +49,8 @@ from insitu.cluster.job_files import (
     read_spec,
     rotated_path,
 )
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
-from insitu.processes import adopt_orphans, end_all_children, is_stopped
-from insitu.spec import NodeId, TaskId, TaskSpec
+from insitu.cluster.leases import JobLease, keep_lease
+from insitu.cluster.wire import HOSTS_ENGINE
 
 MAX_CONTROLLERS = 60
 CONTROLLER_WINDOW = 60.0
@@ -105,6 +108,7 @@ class Supervisor:
                 self._logs.write(happened.task, happened.data, now)
             else:
                 self._handle_exit(happened)
+        self._logs.release(now)
         self.handle_messages()
 
     def handle_messages(self) -> None:
@@ -172,20 +176,23 @@ class Supervisor:
         self._logs.finish()
 
 
-def supervise(job: JobPaths, lock: int, listener: socket.socket) -> tuple[int, str]:
+def supervise(
+    job: JobPaths, lock: int, listener: socket.socket, lease: JobLease | None = None
+) -> tuple[int, str]:
     """Run the job to its end. Returns its exit code, and why no controller could go on, if none could.
 
-    `listener` takes the requests of users.
+    `listener` takes the requests of users. `lease` ends before hosts remove their copies of the job.
     """
     wakeup = Wakeup(signal.SIGCHLD)
     engine = open_engine_of(job, wakeup)
-    supervisor = Supervisor(job, engine)
+    supervisor, heartbeat = Supervisor(job, engine), Heartbeat(job)
     begun: deque[float] = deque(maxlen=MAX_CONTROLLERS)
     controller, looked_at = 0, time.monotonic()
     try:
         while supervisor.code is None:
             if controller == 0:
                 if len(begun) == MAX_CONTROLLERS and time.monotonic() - begun[0] < CONTROLLER_WINDOW:
+                    end_lease(lease)
                     return GAVE_UP_CODE, describe_controller_deaths(job)
                 begun.append(time.monotonic())
                 with contextlib.suppress(ClusterError):
@@ -198,6 +205,7 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket) -> tuple[int, s
                 its.close()
                 wakeup.watch(mine)
                 supervisor.connect(mine)
+            heartbeat.beat()
             supervisor.serve()
             if time.monotonic() - looked_at >= LOOK_INTERVAL:
                 looked_at = time.monotonic()
@@ -211,9 +219,16 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket) -> tuple[int, s
                 # Closed before the next one is forked, which would inherit it.
                 supervisor.connect(None)
                 controller = 0
+        end_lease(lease)
+        return supervisor.code, supervisor.reason
     finally:
         supervisor.close()
-    return supervisor.code, supervisor.reason
+
+
+def end_lease(lease: JobLease | None) -> None:
+    """Have no other supervisor be started: the job is over."""
+    if lease is not None:
+        lease.end()
 
 
 def open_engine_of(job: JobPaths, wakeup: Wakeup) -> Engine:
@@ -274,10 +289,12 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         # Not SIG_IGN, which tasks would inherit.
         signal.signal(number, lambda *_: None)
+    lease = keep_lease(job)
     try:
         with open_request_socket(job) as listener:
-            code, reason = supervise(job, lock, listener)
+            code, reason = supervise(job, lock, listener, lease)
     except ClusterError as error:
+        end_lease(lease)
         code, reason = GAVE_UP_CODE, str(error)
     if reason:
         sys.stderr.write(f"insitu: {reason}\n")
@@ -287,7 +304,7 @@ def main(arguments: list[str]) -> int:
             f"processes {', '.join(map(str, left))} don't end, though they were killed: they wait for a "
             "device or a file system that doesn't answer"
         )
-    finalize_job(job, reason)
+    finalize_job(job, reason, time.time())
     return code
 
 

@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from insitu.cluster.agents import HOSTS_ENGINE, read_saved_members
+from insitu.base.errors import ClusterError, InsituError
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.spec import NO_CACHE, CacheSpec, JobSpec, NodeId, Placement, TaskId, TaskSpec
 from insitu.cluster.control.supervised_tasks import Tasks
 from insitu.cluster.decide import (
     DataMovedEvent,
@@ -27,10 +29,8 @@ from insitu.cluster.decide import (
     plan_moves,
 )
 from insitu.cluster.job_files import MergedLog
-from insitu.errors import ClusterError, InsituError
+from insitu.cluster.wire import HOSTS_ENGINE, read_saved_members
 from insitu.grid import Catalog
-from insitu.paths import JobPaths, Paths
-from insitu.spec import NO_CACHE, CacheSpec, JobSpec, NodeId, Placement, TaskId, TaskSpec
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks whether something has changed."""

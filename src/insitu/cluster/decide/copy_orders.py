@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from insitu.base.spec import NodeId
 from insitu.cluster.decide.membership import Membership
-from insitu.spec import NodeId
 
 RETRY_SECONDS = (10.0, 300.0)
 """The first and the longest pause after a failure."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from insitu.spec import NodeId
+from insitu.base.spec import NodeId
 
 NO_DEADLINE_SECONDS = 600.0
 """Seconds that a node has where Ray names no deadline."""

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster.decide.job_state import (
-    TaskState,
-)
-from insitu.context import (
+from insitu.base.context import (
     ATTEMPT_ENV,
     CACHE_ENV,
     GENERATION_ENV,
@@ -19,6 +16,7 @@ from insitu.context import (
     JOB_ID_ENV,
     MEMORY_CHECKPOINT_ENV,
     NODE_ENV,
+    ON_LOSS_ENV,
     PS_BACKUPS_ENV,
     REFRESH_ENV,
     SEED_ENV,
@@ -28,9 +26,12 @@ from insitu.context import (
     TF_CONFIG_ENV,
     format_shards,
 )
-from insitu.paths import HOME_ENV
-from insitu.roster import Roster
-from insitu.spec import NO_CACHE, JobSpec, TaskId
+from insitu.base.paths import HOME_ENV
+from insitu.base.roster import Roster
+from insitu.base.spec import NO_CACHE, JobSpec, TaskId
+from insitu.cluster.decide.job_state import (
+    TaskState,
+)
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
 """Variables that set the sizes of thread pools that share one operation: of OpenMP (PyTorch, NumPy's BLAS),
@@ -95,6 +96,7 @@ def build_task_environment(
             ATTEMPT_ENV: str(task.incarnation),
             GENERATION_ENV: str(roster.generation),
             STALL_TIMEOUT_ENV: repr(job.stall_timeout),
+            ON_LOSS_ENV: job.on_loss,
             MEMORY_CHECKPOINT_ENV: "1" if job.memory_checkpoint else "",
             # On one machine tasks read rows themselves, by the specification in the job's folder.
             REFRESH_ENV: str(job.refresh) if job.refresh and job.engine != "local" else "",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from insitu.base.spec import NodeId, TaskId
 from insitu.cluster.decide.job_state import EpochStep, Failure, JobState
-from insitu.spec import NodeId, TaskId
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ class LaunchedEvent:
 
     #: (task, process id) of each.
     processes: tuple[tuple[TaskId, int], ...]
+    #: The incarnation of each, in the same order.
+    incarnations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,31 +1,28 @@
-"""Decides whom agents and the servers of a job's hosts obey, and when another head may take over. Pure.
+"""Decides which head agents follow, and which supervisor the servers of a job's hosts. Pure.
 
 Each head, and each supervisor of a job, comes with a *claim*: a number that grows, and who has drawn it. Who
-obeys keeps the highest claim that it has seen, on its disk, and refuses what is lower. Two claims with the
-same number are of two that didn't know of each other: the one that came first is obeyed.
+follows keeps the highest claim that it has accepted, on its disk, and refuses what is lower. Two claims with
+the same number are of two that didn't know of each other: the one that came first is followed.
 
-A head takes over with a number that the head before can't reach by starting again, and only where most
-agents of the cluster have promised it: so two can't do so with the same number. An agent that is led
-promises nothing, since the head before lives. It is the first half of Paxos (Lamport, 1998). That the head
-before is lost is decided by a person, or by the time since (`taking_over.py`).
+A cluster has a number, which grows when its head is replaced from another home: a person decides that. Each
+start of a head takes the next epoch of that number. So a head that was replaced reaches the epochs of the
+next one never, however often it starts again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from insitu.spec import NodeId
-
-EPOCHS_OF_A_TERM = 1 << 20
-"""Epochs that one machine's heads have: each start takes one. Another machine begins the next term."""
+EPOCHS_OF_A_NUMBER = 1 << 20
+"""Epochs that the heads of one home have: each start takes one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a head, or a job's supervisor, is obeyed by."""
+    """What a head, or a job's supervisor, is followed by."""
 
-    #: Grows with each change of who leads.
+    #: Grows with each change of who leads: the epoch of a head, the term of a job.
     number: int = 0
     #: Drawn by the claimant; it tells two with the same number from each other.
     instance: str = ""
@@ -33,47 +30,58 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """What an agent says before another head takes over."""
+    """What a host knows about the head of one of its agents."""
 
-    #: The highest epoch of a head that it has seen.
+    #: The cluster that the agent belongs to.
+    cluster: str
+    #: The address of the head that it follows.
+    head: str
+    #: The highest epoch of a head that it has accepted.
     epoch: int
-    #: True: it has a connection to a head.
-    is_led: bool
-    #: Seconds since it has lost its head, or has promised to obey another one.
-    without_head: float = 0.0
+    #: True: that head answers the host.
+    head_answers: bool
+    #: The URL of the etcd that holds the cluster's metadata; empty: the head's home holds it.
+    metadata: str = ""
 
 
-def may_obey(seen: Claim | None, asked: Claim) -> bool:
-    """Return whether `asked` is obeyed by who has seen the claim `seen`; None: none yet."""
+def may_accept(seen: Claim | None, asked: Claim) -> bool:
+    """Return whether `asked` is accepted by who has accepted the claim `seen`; None: none yet."""
     return seen is None or asked == seen or asked.number > seen.number
 
 
-def choose_next_epoch(highest: int) -> int:
-    """Return the first epoch of the next term: no head of the terms before reaches it by starting again."""
-    return (highest // EPOCHS_OF_A_TERM + 1) * EPOCHS_OF_A_TERM
+def is_replaced(head: Claim, asked: Claim) -> bool:
+    """Return whether a head was replaced by `asked`: its cluster has a higher number there. An agent that is
+    connected to a head leaves it for no less, such as for a copy of its home."""
+    return find_cluster_number(asked.number) > find_cluster_number(head.number)
 
 
-def find_obstacle_to_taking_over(known: Collection[NodeId], views: Mapping[NodeId, AgentView]) -> str:
-    """Return why no other head may take over now; "" where it may.
+def find_cluster_number(epoch: int) -> int:
+    """Return how often the head of a cluster was replaced before this epoch."""
+    return epoch // EPOCHS_OF_A_NUMBER
 
-    `known` are the agents of the cluster, `views` what those have said that can be reached.
-    """
-    led = sorted(node for node, view in views.items() if view.is_led)
-    if led:
+
+def choose_next_epoch(views: Collection[AgentView]) -> int:
+    """Return the epoch below the first one of the next number, above all that these agents have accepted."""
+    highest = max(view.epoch for view in views)
+    return (find_cluster_number(highest) + 1) * EPOCHS_OF_A_NUMBER
+
+
+def find_obstacle_to_replacing(views: Collection[AgentView]) -> str:
+    """Return why the head that these agents follow can't be replaced; "" if it can."""
+    if not views:
+        return "no host with an agent of that cluster. See what each host says above"
+    clusters = sorted({view.cluster[:8] for view in views})
+    if len(clusters) > 1:
+        return f"agents of clusters {', '.join(clusters)}. Leave the hosts of all but one out of the file"
+    if in_etcd := sorted({view.metadata for view in views if view.metadata}):
         return (
-            f"{', '.join(led)} is led by the head, which lives. End it by `insitu down` on its machine, or "
-            f"where that is cut off, wait until its agents have lost it"
+            f"a cluster whose metadata is in {in_etcd[0]}, where an agent starts the next head by itself. If "
+            f"none does, the agents' logs say why (agent-NODE.log in their INSITU_HOME)"
         )
-    return find_missing_majority(known, views)
-
-
-def find_missing_majority(known: Collection[NodeId], found: Collection[NodeId]) -> str:
-    """Return why so many of the known agents are too few; "" where they are most of them."""
-    missing = sorted(set(known) - set(found))
-    if 2 * len(set(known) & set(found)) > len(known):
-        return ""
-    return (
-        f"{len(known) - len(missing)} of {len(known)} agents; {', '.join(missing)} can't be reached, or obey "
-        f"another head. Bring them up, or join them to this network again. If they are lost for good, start "
-        f"a new cluster of what is left: `insitu up --hosts` in another INSITU_HOME, then `insitu repair`"
-    )
+    living = sorted({view.head for view in views if view.head_answers})
+    if living:
+        return (
+            f"the head at {living[0]}, which answers. `insitu down` on its machine ends it, with its agents; "
+            f"`insitu up --hosts FILE` there starts what doesn't run"
+        )
+    return ""

@@ -1,4 +1,4 @@
-"""Which nodes hold the names and the blocks of files, and which copies are missing.
+"""Which nodes hold the blocks of files, and which copies are missing.
 
 Every process computes the same from the same list of nodes, so nobody keeps an account of places.
 """
@@ -9,10 +9,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from insitu.spec import NodeId
-
-NAME_COPIES = 3
-"""On how many nodes the names of a volume lie, also where its blocks lie on fewer."""
+from insitu.base.spec import NodeId
 
 
 def rank_nodes(key: str, nodes: Iterable[NodeId]) -> list[NodeId]:
@@ -25,25 +22,6 @@ def rank_nodes(key: str, nodes: Iterable[NodeId]) -> list[NodeId]:
         return hashlib.blake2b(f"{key}\0{node}".encode(), digest_size=16).digest()
 
     return sorted(nodes, key=lambda node: (weigh(node), node), reverse=True)
-
-
-def choose_holders(key: str, nodes: Iterable[NodeId], copies: int) -> list[NodeId]:
-    """Return the nodes that are to hold a block; all where there are fewer than `copies`."""
-    return rank_nodes(key, nodes)[:copies]
-
-
-def count_name_copies(copies: int) -> int:
-    """Return on how many nodes the name of a file lies of whose blocks there are `copies`."""
-    return max(copies, NAME_COPIES)
-
-
-def may_write(reachable: int, known: int, *, is_led: bool) -> bool:
-    """Return whether a node may change names: most of the nodes that belong to the cluster can be reached, or
-    with a head half of them. So of two parts of a cluster that was cut in two, one at most changes names.
-
-    The head counts for as much as nothing else does: another one needs the promises of most nodes.
-    """
-    return 2 * reachable > known or (is_led and 2 * reachable == known)
 
 
 @dataclass(frozen=True, slots=True)

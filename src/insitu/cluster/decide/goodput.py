@@ -1,18 +1,19 @@
 """Accounts for every second of a job: how much of it trained the model, and where the rest went. Pure.
 
-The journal tells when processes of a task lived. What they did meanwhile is in their samples
-(`insitu.task_samples`). So the account of each task covers the whole time of the job, and adds up to it.
+The journal tells when processes of a task lived, and when the job was over until a user had it go on. What
+they did is in their samples (`base/measure/task_samples.py`). So the account of each task covers the whole
+time of the job, and adds up to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from insitu.task_samples import Sample
-from insitu.time_account import (
+from insitu.base.measure.task_samples import Sample
+from insitu.base.measure.time_account import (
     ACTIVITIES,
     CALLBACKS,
     COMPILE,
@@ -31,10 +32,11 @@ QUEUEING = "queueing"
 COPYING = "copying"
 REDONE = "redone"
 IDLE = "idle"
-JOB_ACTIVITIES = (QUEUEING, COPYING, *ACTIVITIES, REDONE, IDLE)
+AWAY = "away"
+JOB_ACTIVITIES = (QUEUEING, COPYING, *ACTIVITIES, REDONE, IDLE, AWAY)
 """What a second of a job can be spent on: until tasks start; bringing partitions to the hosts that read them,
-meanwhile; what a task can be doing; steps that were done
-before, by processes whose work was lost; a task that doesn't run while the job does."""
+meanwhile; what a task can be doing; steps that were done before, by processes whose work was lost; a task
+that doesn't run while the job does; no job, until a user has it go on."""
 PRODUCTIVE = (GRADIENT, UPDATE)
 """What trains the model."""
 _MOST_SEGMENTS = 200
@@ -54,10 +56,10 @@ class Life:
     launched: float
     #: When it ended; None while it runs.
     ended: float | None = None
-    #: Its exit code; None while it runs, and where that isn't known.
+    #: Its exit code; None while it runs, and where it ended with all others, the job's own included.
     code: int | None = None
-    #: The task's incarnation; None while it runs.
-    incarnation: int | None = None
+    #: The task's incarnation.
+    incarnation: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +92,66 @@ class TaskAccount:
 def find_lives(entries: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str, list[Life]]:
     """Return the processes of each task, in order, from the entries of a journal: (time, event)."""
     lives: dict[str, list[Life]] = {}
-    for at, event in entries:
+    before = 0.0
+    for at, event in _order(entries):
         match event.get("event"):
             case "Launched":
-                for task, _ in event["processes"]:
-                    own = lives.setdefault(task, [])
-                    # A controller that takes over repeats what the one before had launched.
-                    if not own or own[-1].ended is not None:
-                        own.append(Life(at))
+                _add_launches(lives, at, event)
             case "TaskExited":
                 own = lives.get(event["task"], [])
                 if own and own[-1].ended is None:
-                    own[-1] = Life(own[-1].launched, at, event["code"], event.get("attempt"))
-            case "ControllerLost":
-                for own in lives.values():
-                    if own[-1].ended is None:
-                        own[-1] = Life(own[-1].launched, at)
+                    own[-1] = replace(
+                        own[-1],
+                        ended=at,
+                        code=event["code"],
+                        incarnation=event.get("attempt") or own[-1].incarnation,
+                    )
+            case "ControllerLost" | "Resumed" as name:
+                # A job that goes on was over since the entry before.
+                _end_all(lives, before if name == "Resumed" else at)
+        before = at
     return lives
 
 
-def find_resumes(entries: Iterable[tuple[float, Mapping[str, Any]]]) -> list[float]:
-    """Return when a user had a job go on that had ended, from the entries of its journal."""
-    return [at for at, event in entries if event.get("event") == "Resumed"]
+def _add_launches(lives: dict[str, list[Life]], at: float, event: Mapping[str, Any]) -> None:
+    """Begin the lives of the processes that were launched."""
+    # Earlier versions didn't write down the incarnations: mostly each is the one after the last.
+    known = event.get("attempts") or [None] * len(event["processes"])
+    for (task, _), incarnation in zip(event["processes"], known, strict=True):
+        own = lives.setdefault(task, [])
+        last = own[-1] if own else None
+        if last is not None and last.ended is None:
+            # A controller that takes over repeats what the one before had launched.
+            if incarnation in (None, last.incarnation):
+                continue
+            own[-1] = replace(last, ended=at)
+        own.append(Life(at, incarnation=incarnation or (last.incarnation + 1 if last else 1)))
+
+
+def _end_all(lives: Mapping[str, list[Life]], at: float) -> None:
+    for own in lives.values():
+        if own[-1].ended is None:
+            own[-1] = replace(own[-1], ended=at)
+
+
+def find_absences(entries: Iterable[tuple[float, Mapping[str, Any]]]) -> list[tuple[float, float]]:
+    """Return from when to when a job was over until a user had it go on, from the entries of its journal."""
+    # Nothing is recorded of a job that is over.
+    return [
+        (ended, at)
+        for (ended, _), (at, event) in pairwise(_order(entries))
+        if event.get("event") == "Resumed"
+    ]
+
+
+def _order(
+    entries: Iterable[tuple[float, Mapping[str, Any]]],
+) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    """Yield the entries so that no time goes back: clocks may have been set between two controllers."""
+    latest = 0.0
+    for at, event in entries:
+        latest = max(latest, at)
+        yield latest, event
 
 
 def account_for_tasks(
@@ -119,15 +159,16 @@ def account_for_tasks(
     until: float,
     lives: Mapping[str, Sequence[Life]],
     samples: Mapping[str, Sequence[Sample]],
-    resumes: Sequence[float] = (),
+    absences: Sequence[tuple[float, float]] = (),
     copies: Sequence[tuple[float, float]] = (),
     *,
     trains: bool = True,
 ) -> list[TaskAccount]:
     """Return the account of each task in `samples` from `created` to `until`, in seconds since 1970.
 
-    `copies` are the times from when to when partitions were brought to hosts. Tasks that don't train are as
-    good as new with their first sample, others with their first step.
+    `absences` are the times from when to when the job was over, `copies` those in which partitions were
+    brought to hosts. Tasks that don't train are as good as new with their first sample, others with their
+    first step.
     """
     started = min((own[0].launched for own in lives.values() if own), default=until)
     done = [
@@ -138,8 +179,8 @@ def account_for_tasks(
     ]
     accounts = []
     for task, own in samples.items():
-        covered = _cover(created, until, started, lives.get(task, ()), own, done, resumes, trains)
-        pieces = [part for piece in covered for part in _mark_copying(piece, copies)]
+        covered = _cover(created, until, started, lives.get(task, ()), own, done, absences, trains)
+        pieces = [part for piece in covered for part in _cut(piece, QUEUEING, copies, COPYING)]
         segments = [Segment(a - created, b - created, seconds) for a, b, seconds in pieces if b > a]
         accounts.append(TaskAccount(task, _merge(segments, _MOST_SEGMENTS)))
     return accounts
@@ -158,37 +199,49 @@ def _cover(
     lives: Sequence[Life],
     samples: Sequence[Sample],
     done: Sequence[tuple[float, CallUpdates]],
-    resumes: Sequence[float],
+    absences: Sequence[tuple[float, float]],
     trains: bool,
 ) -> Iterable[Piece]:
     """Yield what a task did, one piece behind the other, from `created` to `until`."""
     at = created
-    closed = max((life.incarnation for life in lives if life.incarnation is not None), default=0)
     for index, life in enumerate(lives):
         begin = min(max(life.launched, at), until)
-        if index == 0:
-            queued = min(max(started, at), begin)
-            yield at, queued, {QUEUEING: queued - at}
-            yield queued, begin, {IDLE: begin - queued}
-        else:
-            # Until a user had the job go on, nobody wanted it to.
-            resumed = max((each for each in resumes if at <= each <= begin), default=at)
-            yield at, resumed, {IDLE: resumed - at}
-            yield resumed, begin, {RECOVERY: begin - resumed}
+        yield from _cover_gap(at, begin, started, absences, is_first=index == 0, is_last=False)
         end = until if life.ended is None else min(max(life.ended, begin), until)
-        own = [
-            each
-            for each in samples
-            if (each.attempt == life.incarnation if life.incarnation is not None else each.attempt > closed)
-        ]
+        own = [each for each in samples if each.attempt == life.incarnation]
         best = max((reached for seen, reached in done if seen <= life.launched), default=None)
         later = index + 1 < len(lives)
         yield from _cover_life(
             life, begin, end, own, best if index else None, is_first=index == 0, later=later, trains=trains
         )
         at = end
-    rest = IDLE if lives else QUEUEING
-    yield at, until, {rest: until - at}
+    yield from _cover_gap(at, until, started, absences, is_first=not lives, is_last=True)
+
+
+def _cover_gap(
+    at: float,
+    end: float,
+    started: float,
+    absences: Sequence[tuple[float, float]],
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> Iterable[Piece]:
+    """Yield what passed while no process of a task lived. `started` is when the job's first task did.
+
+    A task that comes back is missed from its end on, or from when a user had the job go on. It isn't missed
+    before that user came, nor is one that doesn't come back.
+    """
+    back = max((b for _, b in absences if at <= b <= end), default=at)
+    if is_first:
+        queued = min(max(started, at), end)
+        pieces = [(at, queued, QUEUEING), (queued, end, IDLE)]
+    elif is_last:
+        pieces = [(at, end, IDLE)]
+    else:
+        pieces = [(at, back, IDLE), (back, end, RECOVERY)]
+    for begin, stop, name in pieces:
+        yield from _cut((begin, stop, {name: stop - begin}), name, absences, AWAY)
 
 
 def _cover_life(
@@ -217,28 +270,38 @@ def _cover_life(
             fitted = _mark_redone(fitted, _share_redone(before, sample, best))
         yield at, stop, fitted
         at, before = stop, sample
-    if before is None:
-        tail = IMPORT if is_first else RECOVERY
-    elif life.ended is None:
-        tail = activity_of(before.place)
+    if not is_first and (before is None or (trains and not before.steps)):
+        tail = RECOVERY
     else:
-        tail = RECOVERY if life.code and later else SCRIPT
+        tail = _find_tail(life, before, later=later)
     yield at, end, {tail: end - at}
 
 
-def _mark_copying(piece: Piece, copies: Sequence[tuple[float, float]]) -> Iterable[Piece]:
-    """Yield a piece, cut where partitions were brought to hosts while the job waited for its tasks."""
+def _find_tail(life: Life, last: Sample | None, *, later: bool) -> str:
+    """Return what a process did from its last sample on. It came as far as training, or is the first of its
+    task."""
+    if last is None:
+        return IMPORT
+    if life.ended is not None and life.code is not None and life.code >= 0:
+        return SCRIPT  # a process that ends by itself writes its last sample as it does
+    activity = last.activity or activity_of(last.place)
+    # The step that it was killed in is done again.
+    return RECOVERY if later and life.ended is not None and activity in PRODUCTIVE else activity
+
+
+def _cut(piece: Piece, name: str, times: Sequence[tuple[float, float]], instead: str) -> Iterable[Piece]:
+    """Yield a piece, cut at `times`, in which what was spent on `name` alone was spent on `instead`."""
     at, end, seconds = piece
-    if set(seconds) != {QUEUEING}:
+    if set(seconds) != {name}:
         yield piece
         return
-    for began, ended in sorted(copies):
+    for began, ended in sorted(times):
         began, ended = max(began, at), min(ended, end)
         if ended > began:
-            yield at, began, {QUEUEING: began - at}
-            yield began, ended, {COPYING: ended - began}
+            yield at, began, {name: began - at}
+            yield began, ended, {instead: ended - began}
             at = ended
-    yield at, end, {QUEUEING: end - at}
+    yield at, end, {name: end - at}
 
 
 def _fit(seconds: Seconds, span: float, filler: str | None) -> Seconds:

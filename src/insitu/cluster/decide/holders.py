@@ -2,7 +2,7 @@
 
 A holder is an actor of Ray that starts the agent of its node. `reconcile` compares what there is with what
 there should be: one holder on each node, with the settings of this cluster. What it returns is done by
-`insitu.cluster.agents.ray_controller`.
+`insitu.cluster.nodes.ray_hosts`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from insitu.spec import NodeId
+from insitu.base.spec import NodeId
 
 VANISHED_SECONDS = 1.5
 """Seconds without an acknowledgement after which a host is lost, unless another one still reaches it. The

@@ -18,7 +18,7 @@ seconds and never goes back. When training is over:
   whether they train. Once they have neither printed nor computed for the stall timeout, they are stopped
   (see `LeftAloneEvent`). With ps tasks the job has finished; without, it has failed, and isn't tried again;
 - the roster says so to the evaluator, which has `JobState.evaluator_grace` to score the last checkpoint and
-  end by itself (see `insitu.cluster.decide.evaluator`).
+  end by itself (see `insitu.cluster.decide.job`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from insitu.cluster.decide import moves, recovery
-from insitu.cluster.decide.causes import describe_exit, find_cause
-from insitu.cluster.decide.evaluator import (
-    bound_evaluation,
-    finish_training,
-    is_evaluating,
-    retry_evaluator,
-)
+from insitu.base.spec import TaskId, TaskSpec
+from insitu.cluster.decide import moves, recovery, restart_budget
 from insitu.cluster.decide.events import (
     Action,
     ControllerLostEvent,
@@ -76,8 +70,7 @@ from insitu.cluster.decide.job_state import (
     TaskState,
 )
 from insitu.cluster.decide.layout import ShardHolders, assign_contiguous_shards, choose_node
-from insitu.cluster.decide.restart_budget import count_failure, count_fruitless_attempts, forget_outlived
-from insitu.spec import TaskId, TaskSpec
+from insitu.cluster.decide.recovery import describe_exit, find_cause
 
 TERM_GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -206,7 +199,7 @@ def _begin(state: JobState, event: SubmittedEvent, now: float) -> Result:
 def _handle_resume(state: JobState) -> Result:
     if state.phase == "finished" or state.phase not in ENDED:
         return state, []
-    tasks = tuple(replace(t, progress_at_death=None, failures_in_a_row=0) for t in state.tasks)
+    tasks = tuple(replace(t, code=None, progress_at_death=None, failures_in_a_row=0) for t in state.tasks)
     state = replace(
         state, phase="pending", exit_code=None, reason="", failures=0, failure_progress=None,
         evaluator_failures=0, bug=None, tasks=tasks,
@@ -225,7 +218,7 @@ def _handle_task_exit(state: JobState, event: TaskExitedEvent, now: float) -> Re
     state = replace(state, died=(*state.died, event.task), lost_nodes=lost)
     actions: list[Action] = []
     if event.code != 0 and not before.signal_sent:
-        actions.append(Log(describe_exit(after)))
+        actions.append(Log(describe_exit(after, brief=True)))
     if event.task.role == "evaluator" and (state.phase == "running" or state.goal == "finish"):
         given_up = event.code == 0 or (before.signal_sent and state.goal == "finish")
         state, more = (state, []) if given_up else retry_evaluator(state, after, now)
@@ -460,20 +453,20 @@ def _restart_or_give_up(state: JobState, now: float) -> Result:
     progress = state.attempts[-1].progress or (-1, -1)
     started = state.task(cause.task).started if cause.task else now
     failure = state.task(cause.task).failure if cause.task else None
-    if failure and failure.final:
+    if restart_budget.is_in_vain(state, failure):
         text = f"{cause.text}; it would end the same way again, so it is not tried again"
         return _end_job(state, "failed", cause.code, text, cause, now)
     if recovery.is_same_bug(state, cause.fingerprint, started, progress):
         same = "exit" if failure and failure.type == SYSTEM_EXIT else "traceback"
         text = f"{cause.text}; the same {same} twice without progress in between, so it is not tried again"
         return _end_job(state, "failed", cause.code, text, cause, now)
-    state = forget_outlived(state, progress, now)
+    state = restart_budget.forget_outlived(state, progress, now)
     if state.failures >= state.max_restarts:
         text = f"{cause.text}; {state.failures} of {state.max_restarts} restarts were used"
         return _end_job(state, "failed", cause.code, text, cause, now)
-    pause = min(recovery.MAX_RESTART_DELAY, 2.0 ** count_fruitless_attempts(state))
+    pause = min(recovery.MAX_RESTART_DELAY, 2.0 ** restart_budget.count_fruitless_attempts(state))
     bug = Bug(cause.fingerprint, progress, now) if cause.fingerprint else state.bug
-    state = _close_attempt(count_failure(replace(state, bug=bug), progress, now), cause, now)
+    state = _close_attempt(restart_budget.count_failure(replace(state, bug=bug), progress, now), cause, now)
     state = replace(state, phase="restarting", goal="", stop_cause=None, restart_at=now + pause)
     return state, [
         Log(f"{cause.text}; restarting every task in {pause:g} s ({state.failures} of {state.max_restarts})")
@@ -495,3 +488,55 @@ def _close_attempt(state: JobState, cause: Cause | None, now: float) -> JobState
     return replace(
         state, attempts=(*state.attempts[:-1], replace(state.attempts[-1], ended=now, cause=cause))
     )
+
+
+# Decides about the evaluator, which trains nothing: its end never stops, restarts or fails a job.
+#
+# It has failures of its own, as many as `max_restarts`. The roster says when training is over. From then on
+# it has `JobState.evaluator_grace` seconds to score the last checkpoint and end by itself; if it fails
+# meanwhile it is launched again as before. The job ends with it
+
+
+def finish_training(state: JobState) -> Result:
+    """Return the state of a job whose training is over, and the roster that tells the evaluator so.
+
+    No task is launched any more but an evaluator that was to be launched again: the last checkpoint is still
+    to be scored.
+    """
+    tasks = tuple(t if t.task.role == "evaluator" else replace(t, launch_at=None) for t in state.tasks)
+    state = replace(state, phase="stopping", goal="finish", tasks=tasks)
+    if not is_evaluating(state):
+        return state, []
+    state = replace(state, generation=state.generation + 1)
+    return state, [Publish(state.generation)]
+
+
+def is_evaluating(state: JobState) -> bool:
+    """Return whether the evaluator runs, or is about to be launched again."""
+    return any(t.task.role == "evaluator" and (t.alive or t.launch_at is not None) for t in state.tasks)
+
+
+def retry_evaluator(state: JobState, task: TaskState, now: float) -> Result:
+    """Schedule another launch of an evaluator that has failed, or give it up."""
+    goes_on = "training goes on" if state.phase == "running" else "training is over"
+    if state.evaluator_failures >= state.max_restarts:
+        tries = f"{state.evaluator_failures} of {state.max_restarts} restarts of its own were used"
+        return state, [Log(f"{task.task} is not started again: {tries}; {goes_on}")]
+    delay = 0.0
+    if state.evaluator_failures:
+        delay = min(recovery.MAX_RESTART_DELAY, 2.0 ** (state.evaluator_failures - 1))
+    state = replace(state, evaluator_failures=state.evaluator_failures + 1)
+    count = f"{state.evaluator_failures} of {state.max_restarts}"
+    log = Log(f"starting {task.task} again in {delay:g} s ({count}); {goes_on}")
+    if delay:
+        return state.with_task(replace(task, launch_at=now + delay)), [log]
+    state, actions = recovery.relaunch(state, [task.task], now)
+    return bound_evaluation(state, task.task, now), [log, *actions]
+
+
+def bound_evaluation(state: JobState, name: TaskId, now: float) -> JobState:
+    """Return `state` with the evaluator's grace begun, if training is over and it runs."""
+    task = state.task(name)
+    if task.task.role != "evaluator" or state.goal != "finish" or not task.alive or task.signal_sent:
+        return state
+    return state.with_task(replace(task, escalate_at=now + state.evaluator_grace))

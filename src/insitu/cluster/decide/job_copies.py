@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from insitu.spec import NodeId
+from insitu.base.spec import NodeId
 
 COPIES = 2
 """Hosts that keep a copy of a job while it runs."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from insitu.base.spec import TaskId
 from insitu.cluster.decide.events import Action, Event
 from insitu.cluster.decide.job_state import (
     Attempt,
@@ -20,7 +21,6 @@ from insitu.cluster.decide.job_state import (
     Recovery,
     TaskState,
 )
-from insitu.spec import TaskId
 
 _JOB_NAMES = {"target_workers": "wanted", "stop_cause": "stall", "lost_nodes": "lost"}
 _TASK_NAMES = {
@@ -31,6 +31,7 @@ _TASK_NAMES = {
     "stall_reason": "stalled",
 }
 """Names of fields in the code, and as they are stored."""
+_EVENT_FIELDS = {"incarnation": "attempt", "incarnations": "attempts"}
 _EVENT_NAMES = {"PeersLostEvent": "PeersParted"}
 _ACTION_NAMES = {"Log": "Say"}
 
@@ -72,7 +73,7 @@ def encode_event(event: Event) -> dict[str, Any]:
     """Return `event` as a JSON object: `{"event": NAME, ...}`."""
     name = type(event).__name__
     stored = _EVENT_NAMES.get(name, name.removesuffix("Event"))
-    return {"event": stored, **_rename(simplify(asdict(event)), {"incarnation": "attempt"})}
+    return {"event": stored, **_rename(simplify(asdict(event)), _EVENT_FIELDS)}
 
 
 def encode_action(action: Action) -> dict[str, Any]:

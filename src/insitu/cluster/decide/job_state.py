@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from insitu.base.spec import NodeId, TaskId
 from insitu.cluster.decide.layout import ShardHolders
-from insitu.spec import NodeId, TaskId
 
 Phase = Literal["pending", "running", "stopping", "restarting", "finished", "failed", "stopped"]
 Goal = Literal["", "decide", "finish", "fail", "stop"]
@@ -38,6 +38,8 @@ class Failure:
     peer_lost: bool = False
     #: Another attempt would end the same way.
     final: bool = False
+    #: It looks like a mistake in the script or what it was given, not like something that passes.
+    mistake: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from insitu.spec import CacheSpec, NodeId, ShardMap, TaskId
+from insitu.base.spec import CacheSpec, NodeId, ShardMap, TaskId
 
 ShardHolders = tuple[tuple[NodeId, ...], ...]
 """For each shard the nodes that hold partitions of it, primary or backup, its home node first."""

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from insitu.cluster.decide.goodput import COPYING, IDLE, PRODUCTIVE, QUEUEING, REDONE
-from insitu.task_samples import Sample
-from insitu.time_account import (
+from insitu.base.measure.task_samples import Sample
+from insitu.base.measure.time_account import (
     CALLBACKS,
     CHECKPOINT,
     COMPILE,
@@ -22,6 +21,7 @@ from insitu.time_account import (
     SCRIPT,
     WAIT,
 )
+from insitu.cluster.decide.goodput import AWAY, COPYING, IDLE, PRODUCTIVE, QUEUEING, REDONE
 
 MOST = 5
 """Losses that are listed."""
@@ -84,6 +84,10 @@ _TEXTS = {
     IDLE: (
         "tasks didn't run while the job did",
         "Give tasks as many rows as each other, or start fewer of them",
+    ),
+    AWAY: (
+        "the job was over until a user had it go on",
+        "Find out why it ended: insitu describe. After that insitu resume goes on at once",
     ),
 }
 

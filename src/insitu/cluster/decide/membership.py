@@ -1,7 +1,7 @@
 """Decides which agents belong to the cluster: who may join, who is alive, who is lost.
 
 `decide` maps (membership, event, now) to a new membership and actions; the head performs these
-(`insitu.cluster.agents`). `now` is the head's monotonic clock. `wall` is the time since 1970: people read it,
+(`cluster/nodes`). `now` is the head's monotonic clock. `wall` is the time since 1970: people read it,
 and nothing but the refusal of clocks that are wrong is decided by it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from insitu.spec import NodeId
+from insitu.base.spec import NodeId
 
 SILENT_SECONDS = 5.0
 """Seconds without a word after which an agent counts as silent."""

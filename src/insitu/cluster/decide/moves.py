@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from insitu.base.spec import CacheSpec, NodeId, ShardMap, TaskId
 from insitu.cluster.decide import recovery
 from insitu.cluster.decide.events import (
     Action,
@@ -28,7 +29,6 @@ from insitu.cluster.decide.events import (
 from insitu.cluster.decide.job_state import Cause, JobState, Recovery, TaskState
 from insitu.cluster.decide.layout import ShardHolders
 from insitu.cluster.decide.placement import apportion
-from insitu.spec import CacheSpec, NodeId, ShardMap, TaskId
 
 MOVE_GRACE = 10.0
 """Seconds that a task that moves has to end after SIGTERM."""

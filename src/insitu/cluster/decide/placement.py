@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from insitu.cluster.decide.layout import assign_contiguous_shards
-from insitu.errors import PlacementError
-from insitu.spec import (
+from insitu.base.errors import PlacementError
+from insitu.base.spec import (
     NO_CACHE,
     CacheSpec,
     JobSpec,
@@ -26,6 +25,7 @@ from insitu.spec import (
     TaskSpec,
     Topology,
 )
+from insitu.cluster.decide.layout import assign_contiguous_shards
 
 
 def count_rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from insitu.base.progress import Progress
+from insitu.base.spec import TaskId
 from insitu.cluster.decide.job_state import JobState
-from insitu.progress import Progress
-from insitu.spec import TaskId
 
 _FIRST_WORKER = TaskId("worker", 0)
 _IDLE_SHARE = 0.02

@@ -1,7 +1,7 @@
 """Replaces one task while the others go on, lets others adopt its shards, adds and releases tasks. Pure.
 
-Tasks that report that they are elastic (`insitu.progress`) keep the model's state when a peer dies, and wait
-for a roster of a higher generation (`insitu.roster`). So a member that dies is
+Tasks that report that they are elastic (`base/progress.py`) keep the model's state when a peer dies, and wait
+for a roster of a higher generation (`base/roster.py`). So a member that dies is
 
 - **replaced**: its next incarnation is launched at once with the same shards, and a roster names it;
 - or its shards are **adopted** by members on nodes that hold their partitions; its next incarnation is a
@@ -22,10 +22,11 @@ A member whose script ends well isn't lost. Those that wait for it later, since 
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from insitu.cluster.decide.causes import describe_exit
+from insitu.base.spec import NodeId, TaskId
 from insitu.cluster.decide.events import (
     Action,
     Launch,
@@ -55,8 +56,8 @@ from insitu.cluster.decide.restart_budget import (
     count_failure,
     count_fruitless_reconnections,
     forget_outlived,
+    is_in_vain,
 )
-from insitu.spec import NodeId, TaskId
 
 RELEASE_GRACE = 30.0
 """Seconds that a released task has to end by itself."""
@@ -115,7 +116,7 @@ def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, n
         )
     if task.code == 0:
         return _handle_good_end(state, task, event)
-    if task.failure and task.failure.final:
+    if is_in_vain(state, task.failure):
         return None
     if not can_go_on(state, task, event):
         return None
@@ -486,3 +487,78 @@ def _grow(state: JobState, now: float) -> Result:
 def _sort_by_role(tasks: Sequence[TaskState]) -> tuple[TaskState, ...]:
     order = ("chief", "worker", "ps", "evaluator")
     return tuple(sorted(tasks, key=lambda t: (order.index(t.task.role), t.task.index)))
+
+
+# Finds out why an attempt ended. Pure
+
+
+def find_cause(state: JobState) -> Cause:
+    """Return why the attempt ended: the task that failed, not those that failed because of it.
+
+    A stall or a failed launch counts first. Then a failure that is final. Then tasks that ended before they
+    were signalled, or by a signal that wasn't ours; those that only lost a peer come last; else the one that
+    ended last.
+    """
+    if state.stop_cause:
+        return state.stop_cause
+    dead = [state.task(name) for name in state.died if name.role != "evaluator"]
+    suspects = [
+        task
+        for task in dead
+        if task.code
+        and (
+            not task.signal_sent
+            or (task.failure and task.failure.final)
+            or (task.code < 0 and not _ended_by_our_signal(task))
+        )
+    ]
+    suspects.sort(key=lambda t: (not t.failure.final, t.failure.peer_lost) if t.failure else (True, False))
+    guilty = suspects[0] if suspects else dead[-1]
+    # Losing a peer is no bug of the script, however often it looks the same.
+    fingerprint = guilty.failure.fingerprint if guilty.failure and not guilty.failure.peer_lost else ""
+    alike = [t.task for t in state.tasks if t is not guilty and _is_alike(t, guilty)]
+    return Cause(describe_exit(guilty, alike), to_exit_code(guilty.code or 0), guilty.task, fingerprint)
+
+
+def _is_alike(task: TaskState, other: TaskState) -> bool:
+    """Return whether both tasks ended by the same traceback or exit."""
+    mine, its = task.failure, other.failure
+    return bool(mine and its and its.fingerprint == mine.fingerprint and task.code == other.code)
+
+
+def _ended_by_our_signal(task: TaskState) -> bool:
+    sent = {"term": {signal.SIGTERM}, "kill": {signal.SIGTERM, signal.SIGKILL}, "": set()}[task.signal_sent]
+    return -(task.code or 0) in sent
+
+
+def to_exit_code(code: int) -> int:
+    """Return an exit code as the shell has it: 128 + the signal's number for a task that a signal ended."""
+    return 128 - code if code < 0 else code
+
+
+def describe_exit(task: TaskState, alike: Sequence[TaskId] = (), *, brief: bool = False) -> str:
+    """Return such as `worker:1 was killed by SIGKILL`.
+
+    `alike` are tasks that ended in the same way. `brief` leaves out the message of an exception, as where the
+    task's own output has it.
+    """
+    more = str(alike[0]) if len(alike) == 1 else f"{len(alike)} others"
+    names = f"{task.task} and {more}" if alike else str(task.task)
+    if task.code is None:
+        return f"{task.task} did not run"
+    if task.code < 0:
+        return f"{task.task} was killed by {_name_signal(-task.code)}"
+    why = [task.failure.type, "" if brief else _without_stop(task.failure.message)] if task.failure else []
+    return ": ".join([f"{names} ended with exit code {task.code}", *filter(None, why)])
+
+
+def _without_stop(message: str) -> str:
+    """Return a message without the full stop at its end: the sentence goes on behind it."""
+    return message if message.endswith("..") else message.removesuffix(".")
+
+
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

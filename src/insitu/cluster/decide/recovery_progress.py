@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from insitu.base.progress import LEAVING, RESTING, Progress
+from insitu.base.roster import CONNECTING, JOINING, RECOVERING
+from insitu.base.spec import TaskId
 from insitu.cluster.decide.job_state import (
     EpochStep,
     JobState,
 )
-from insitu.progress import LEAVING, RESTING, Progress
-from insitu.roster import CONNECTING, JOINING, RECOVERING
-from insitu.spec import TaskId
 
 Records = Mapping[TaskId, Progress | None]
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from insitu.cluster.decide.job_state import EpochStep, JobState
+from insitu.cluster.decide.job_state import EpochStep, Failure, JobState
 
 FORGOTTEN_AFTER = 3600.0
 """Seconds of training for which one failure is forgotten."""
 MAX_FRUITLESS_RECONNECTIONS = 10
 """Reconnections in a row without a step in between, after which all tasks start again."""
 _BEFORE_TRAINING: EpochStep = (-1, -1)
+_FIRST_STEP: EpochStep = (0, 0)
 
 
 def forget_outlived(state: JobState, progress: EpochStep | None, now: float) -> JobState:
@@ -25,6 +26,19 @@ def forget_outlived(state: JobState, progress: EpochStep | None, now: float) -> 
         return state
     outlived = max(here[0] - max(last[0], 0), int((now - state.failure_at) // FORGOTTEN_AFTER))
     return replace(state, failures=max(0, state.failures - outlived))
+
+
+def is_in_vain(state: JobState, failure: Failure | None) -> bool:
+    """Return whether the job would fail in the same way again.
+
+    So it is with a mistake before the first step is done: nothing has happened yet that it could come from.
+    """
+    if failure is None:
+        return False
+    reached = state.attempts[-1].progress if state.attempts else None
+    return failure.final or (
+        failure.mistake and not state.failures and (reached or _FIRST_STEP) <= _FIRST_STEP
+    )
 
 
 def count_failure(state: JobState, progress: EpochStep | None, now: float) -> JobState:

@@ -1,6 +1,6 @@
 """Finds that a job stands still, and which task it waits for. Pure: records and the time are passed in.
 
-Only tasks that report how far they are (see `insitu.progress`) can be judged, from their first step until
+Only tasks that report how far they are (see `base/progress.py`) can be judged, from their first step until
 they report that they are idle: what a script does beside training may take as long as it likes.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from insitu.progress import RESTING, Progress
-from insitu.roster import CONNECTING, JOINING, RECOVERING
-from insitu.spec import TaskId
+from insitu.base.progress import RESTING, Progress
+from insitu.base.roster import CONNECTING, JOINING, RECOVERING
+from insitu.base.spec import TaskId
 
 WAITING_ACTIVITIES = frozenset({"exchange", CONNECTING, RECOVERING, JOINING})
 """Activities (`Progress.place`) in which a task can do nothing but wait for others."""

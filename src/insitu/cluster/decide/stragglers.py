@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from insitu.base.progress import RESTING, Progress
+from insitu.base.spec import TaskId
 from insitu.cluster.decide.stall import WAITING_ACTIVITIES
-from insitu.progress import RESTING, Progress
-from insitu.spec import TaskId
 
 MIN_SHARE = 0.6
 """A task that comes last in this share of the steps, or more, is a straggler."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.doors import lazy_door
+from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.engines.channel import Channel, ChannelClosed, Message, open_channel_pair
@@ -31,55 +31,4 @@ if TYPE_CHECKING:
     from insitu.cluster.engines.task_files import TaskFiles
     from insitu.cluster.engines.wakeup import Wakeup
 
-__getattr__, __dir__ = lazy_door(
-    __name__,
-    {
-        "channel": ("Channel", "ChannelClosed", "Message", "open_channel_pair"),
-        "engine": (
-            "Command",
-            "Ended",
-            "Engine",
-            "NodeState",
-            "Output",
-            "ProcessState",
-            "SignalName",
-            "TaskObserver",
-            "TaskSetup",
-        ),
-        "gpu_leases": ("count_free_gpus",),
-        "local": ("LocalEngine",),
-        "messages": ("EngineCalls", "reply_to_call", "decode_command", "encode_command"),
-        "remote": ("RemoteEngine",),
-        "selection": ("open_engine",),
-        "server": ("EngineServer",),
-        "task_files": ("TaskFiles",),
-        "wakeup": ("Wakeup",),
-    },
-)
-
-__all__ = [
-    "Channel",
-    "ChannelClosed",
-    "Command",
-    "Ended",
-    "Engine",
-    "EngineCalls",
-    "EngineServer",
-    "LocalEngine",
-    "Message",
-    "NodeState",
-    "Output",
-    "ProcessState",
-    "RemoteEngine",
-    "SignalName",
-    "TaskFiles",
-    "TaskObserver",
-    "TaskSetup",
-    "Wakeup",
-    "count_free_gpus",
-    "decode_command",
-    "encode_command",
-    "open_channel_pair",
-    "open_engine",
-    "reply_to_call",
-]
+__getattr__, __dir__ = lazy_door(__name__)

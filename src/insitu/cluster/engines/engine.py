@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from insitu.base.progress import Progress
+from insitu.base.roster import Roster
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.decide import Failure
-from insitu.progress import Progress
-from insitu.roster import Roster
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 SignalName = Literal["term", "kill", "dump", "suspend", "continue"]
 
@@ -100,7 +100,7 @@ class TaskSetup(Protocol):
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
         """Return a distinct `host:port` for each task on its node, bound until the job ends.
 
-        The task gets the bound socket when it is launched (see `insitu.ports`). One that runs keeps its
+        The task gets the bound socket when it is launched (see `base/net/ports.py`). One that runs keeps its
         address. Addresses of an earlier call that weren't used are let go of. Raises ClusterError.
         """
 

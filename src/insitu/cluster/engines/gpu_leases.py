@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from insitu.base.context import GPU_NUMBERS_ENV, GPUS_ENV
+from insitu.base.errors import ClusterError
+from insitu.base.spec import TaskId
+from insitu.base.wording import format_count
 from insitu.cluster.engines.engine import Command
-from insitu.context import GPU_NUMBERS_ENV, GPUS_ENV
-from insitu.errors import ClusterError
-from insitu.spec import TaskId
 
 VISIBLE_ENV, ORDER_ENV = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 _NONE = "-1"
@@ -80,7 +81,8 @@ class GpuLeases:
         if len(numbers) < count:
             _release(taken)
             raise ClusterError(
-                f"{task} needs {count} GPU(s) that no other task has. Received: {len(numbers)} of the "
+                f"{task} needs {format_count(count, 'GPU')} that no other task has. Received: "
+                f"{len(numbers)} of the "
                 f"{len(devices)} that may be used here. Wait until other jobs have ended (`insitu ps`), or "
                 f"start with fewer --workers or --gpus-per-worker"
             )

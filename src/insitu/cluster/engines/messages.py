@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from typing import Protocol
 
+from insitu.base.errors import ClusterError
+from insitu.base.progress import Progress
+from insitu.base.roster import Roster
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.decide import Failure
 from insitu.cluster.engines.channel import Message
 from insitu.cluster.engines.engine import Command, NodeState, ProcessState, TaskObserver, TaskSetup
-from insitu.errors import ClusterError
-from insitu.progress import Progress
-from insitu.roster import Roster
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 
 class EngineCalls:

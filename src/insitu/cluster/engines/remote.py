@@ -15,12 +15,12 @@ import subprocess
 import sys
 import time
 
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
+from insitu.base.spec import TaskId, TaskSpec
 from insitu.cluster.engines.channel import Channel, ChannelClosed, Message
 from insitu.cluster.engines.engine import Command, Ended, Output, SignalName
 from insitu.cluster.engines.messages import EngineCalls, encode_command
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
-from insitu.spec import TaskId, TaskSpec
 
 _REPLY_TIMEOUT = 60.0
 """Seconds within which the server answers, on any machine."""

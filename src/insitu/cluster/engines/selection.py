@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
 from insitu.cluster.engines.engine import Engine
 from insitu.cluster.engines.local import LocalEngine
 from insitu.cluster.engines.remote import start_engine_server
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
 
 
 def open_engine(name: str, job: JobPaths, wake: int) -> Engine:

@@ -14,15 +14,15 @@ import socket
 import sys
 from pathlib import Path
 
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
+from insitu.base.process.processes import adopt_orphans, end_all_children
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.engines.channel import Channel, ChannelClosed, Message
 from insitu.cluster.engines.engine import Engine, Output
 from insitu.cluster.engines.local import LocalEngine
 from insitu.cluster.engines.messages import decode_command, reply_to_call
 from insitu.cluster.engines.wakeup import Wakeup
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
-from insitu.processes import adopt_orphans, end_all_children
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 MAX_UNSENT_BYTES = 1 << 22
 """With so much output waiting for the other end no more is read: the tasks that print it must wait."""

@@ -15,12 +15,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from insitu.base.context import CONTRACT_ENVS, JOB_ID_ENV
+from insitu.base.net.ports import LISTENER_ENV
+from insitu.base.paths import HOME_ENV
+from insitu.base.process.processes import END_TIMEOUT, raise_priority
 from insitu.cluster.engines.engine import Command
 from insitu.cluster.task import STANDBY_OPTION
-from insitu.context import CONTRACT_ENVS, JOB_ID_ENV
-from insitu.paths import HOME_ENV
-from insitu.ports import LISTENER_ENV
-from insitu.processes import END_TIMEOUT, raise_priority
 
 _READS = 16
 """Reads of a standby's output at a time."""

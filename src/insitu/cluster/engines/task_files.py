@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
+from insitu.base.progress import Progress, read_progress
+from insitu.base.roster import Roster, write_roster
+from insitu.base.spec import TaskId, TaskSpec
 from insitu.cluster.decide import Failure
 from insitu.cluster.task import read_failure
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
-from insitu.progress import Progress, read_progress
-from insitu.roster import Roster, write_roster
-from insitu.spec import TaskId, TaskSpec
 
 _ROOM_OF_RECORDS = 64 << 10
 """Bytes that must be free for a task to write down why it ended."""

@@ -1,25 +1,19 @@
 """The file system in the memory of a cluster's nodes, `insitu://VOLUME/PATH`.
 
-The names of a volume are decided by one node at a time, the first of a fixed order that can be reached. It
-brings each change to others before it answers. Blocks lie on as many nodes as the file is to have copies.
-Begin reading with `service.py`, which runs on the nodes, then `client.py`.
+Names lie in the metadata store, which the head owns; blocks lie on as many nodes as the file is to have
+copies. Begin reading with `client.py`, which writes blocks and then a name, then `names_client.py`. What
+tasks do while the head is away is in `task_client.py`.
 """
 
-from insitu.cluster.files.client import FileClient
-from insitu.cluster.files.peers import LocalPeers, Peer, Peers, RemotePeers, View, describe_error
-from insitu.cluster.files.repairing import OrphanWatch, RepairReport, repair_volume
-from insitu.cluster.files.service import FileService
-
-__all__ = [
-    "FileClient",
-    "FileService",
-    "LocalPeers",
-    "OrphanWatch",
-    "Peer",
-    "Peers",
-    "RemotePeers",
-    "RepairReport",
-    "View",
-    "describe_error",
-    "repair_volume",
-]
+from insitu.cluster.files.asking import Suspects
+from insitu.cluster.files.client import FileClient, ViewCache
+from insitu.cluster.files.manifest_survey import FoundFile, NamesReport, drop_replaced, survey_names
+from insitu.cluster.files.names_client import LocalNames, Names, NamesAway, RemoteNames
+from insitu.cluster.files.names_guard import NamesGuard
+from insitu.cluster.files.peers import Fields, LocalPeers, Peer, Peers, RemotePeers, View, describe_error
+from insitu.cluster.files.publisher import Publisher
+from insitu.cluster.files.repairing import Repairer, RepairReport
+from insitu.cluster.files.service import NAME_KINDS, NameService
+from insitu.cluster.files.task_client import TaskFileClient
+from insitu.cluster.files.upkeep import FileUpkeep
+from insitu.cluster.files.waiting_folder import WaitingFolder

@@ -1,250 +1,330 @@
-"""Reads and writes files of `insitu://`: finds the node that decides about a name, and who has blocks."""
+"""Reads and writes files of `insitu://`: asks about names, and has nodes keep and send blocks."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-from insitu.cluster.decide import choose_holders, rank_nodes
+from insitu.base.errors import ClusterError, InsituError
+from insitu.base.spec import NodeId
+from insitu.cluster.decide import rank_nodes
+from insitu.cluster.files.asking import CLIENT_SECONDS, HEDGE_SECONDS, Calls, Suspects, ask_all, ask_first
+from insitu.cluster.files.names_client import Names
 from insitu.cluster.files.peers import Fields, Peers, Unreachable, View
-from insitu.cluster.files.repairing import RepairReport, find_old_here, repair_volume
-from insitu.errors import ClusterError, InsituError
 from insitu.grid.shared_files import (
-    FILE,
+    BLOCKS_A_LIST,
     FOLDER,
+    MAX_LISTED,
     Block,
     Entry,
+    FileManifest,
     ListedPath,
     checksum_block,
-    parse_entries,
+    make_block,
+    pack_blocks,
     parse_entry,
+    unpack_blocks,
 )
-from insitu.spec import NodeId
 
 logger = logging.getLogger("insitu")
-ASK_SECONDS = 30.0
-"""Seconds for which a node is looked for that decides about a name."""
-SUSPECT_SECONDS = 10.0
-"""Seconds for which a node that gave no answer is asked last."""
 VIEW_SECONDS = 5.0
 """Seconds for which the list of nodes is believed without asking for it again."""
-_RETRY_SECONDS = 0.1
+FRESH_SECONDS = 0.1
+PAUSE_SECONDS = 10.0
+"""Seconds for which nobody is asked for the nodes after that has failed."""
 _AT_ONCE = 8
 
 
-def _make_error(number: int, volume: str, path: str, why: str | None = None) -> OSError:
+def make_file_error(number: int, volume: str, path: str, why: str | None = None) -> OSError:
     """Return the error of Python's class for `number`, which names the path as users do."""
     return OSError(number, why or os.strerror(number), f"insitu://{volume}/{path}".rstrip("/"))
 
 
-class FileClient:
-    """The files of a cluster, for several threads. Calls raise OSError, InputError, GridError, ClusterError.
+def _run_together(calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls at the same time. Raise the first error. A pool would refuse what a process writes at its
+    end."""
+    errors = list[BaseException]()
 
-    `read_view` asks for the nodes of the cluster. It may raise, then those known last are used.
+    def run(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls[1:]]
+    for thread in threads:
+        thread.start()
+    run(calls[0])
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class ViewCache:
+    """The nodes as one process knows them.
+
+    `read` asks for them, given whether those of now are wanted, and whether some are known. If it raises
+    then, those known last count.
     """
 
-    def __init__(self, peers: Peers, read_view: Callable[[], View]) -> None:
-        self._peers = peers
-        self._read_view = read_view
+    def __init__(self, read: Callable[[bool, bool], View]) -> None:
+        self._read = read
         self._lock = threading.Lock()
-        #: The nodes as they were known last, and when that was, on the monotonic clock.
+        #: The nodes, and when they were asked for, on the monotonic clock.
         self._view: View | None = None
-        self._viewed_at = 0.0
-        #: When a node gave no answer, on the monotonic clock.
-        self._suspects: dict[NodeId, float] = {}
-        #: Volumes of which the block that was written last has fewer copies than it could.
-        self._short: set[str] = set()
+        self._read_at = 0.0
 
-    # Nodes
-
-    def find_view(self, *, fresh: bool = False) -> View:
+    def find(self, *, fresh: bool = False) -> View:
         """Return the nodes. Raises ClusterError where there are none."""
         with self._lock:
-            age = time.monotonic() - self._viewed_at
-            if self._view is None or age > VIEW_SECONDS or (fresh and age > _RETRY_SECONDS):
+            age = time.monotonic() - self._read_at
+            if self._view is None or age > VIEW_SECONDS or (fresh and age > FRESH_SECONDS):
+                pause = 0.0
                 try:
-                    self._view = self._read_view()
+                    self._view = self._read(fresh, self._view is not None)
                 except (InsituError, OSError):
                     if self._view is None:
                         raise
-                self._viewed_at = time.monotonic()
+                    pause = PAUSE_SECONDS
+                self._read_at = time.monotonic() + pause
             view = self._view
-        if not view.alive:
+        if not view.alive and not view.away:
             raise ClusterError(
-                "Files of insitu:// lie on the nodes of a cluster. Received: none that is alive. `insitu "
-                "nodes` shows all"
+                "Files of insitu:// lie on the nodes of a cluster. Received: none. `insitu nodes` shows all"
             )
         return view
 
-    def _ask(self, volume: str, kind: str, fields: Fields, lost: list[bool] | None = None) -> Fields:
-        """Have the node do something that leads a volume, and return its answer. The first value of `lost`
-        becomes True where an answer may have been lost, and another node is asked."""
-        deadline, skip = time.monotonic() + ASK_SECONDS, list[NodeId]()
-        view, why = self.find_view(), ""
-        while True:
-            left = [node for node in rank_nodes(volume, view.alive) if node not in skip]
-            try:
-                if not left:
-                    raise OSError(errno.EAGAIN, why or "no node can be reached")
-                message = {"volume": volume, **fields, "skip": skip}
-                answer, _ = self._peers.find(left[0], view).act(kind, message)
-                if "moved" not in answer:
-                    return answer
-                why = f"{left[0]} has {answer['moved']} lead {volume}, which can't be reached from here"
-            except Unreachable as error:
-                why = error.message
-                if lost:
-                    lost[0] = True
-                skip.append(left[0])
-                self._suspects[left[0]] = time.monotonic()
-                continue
-            except OSError as error:
-                if error.errno != errno.EAGAIN:
-                    named = error.filename or str(fields.get("path", ""))
-                    raise _make_error(error.errno or errno.EIO, volume, named, error.strerror) from error
-                why = error.strerror or why
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"One node leads the volume {volume}, and must be reachable. Received: {why}. `insitu "
-                    f"nodes --check` shows who can't talk with whom"
-                )
-            time.sleep(_RETRY_SECONDS)
-            view, skip = self.find_view(fresh=True), []
+
+class FileClient:
+    """The files of a cluster, for several threads.
+
+    Calls raise OSError, InputError, GridError, ClusterError.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        peers: Peers,
+        find_view: Callable[..., View],
+        suspects: Suspects,
+        *,
+        writes_manifests: bool = True,
+    ) -> None:
+        self._names = names
+        self._peers = peers
+        #: Returns the nodes, with `fresh` those of now.
+        self._find_view = find_view
+        self._suspects = suspects
+        #: Whether each file gets a manifest. Nobody keeps them up on one machine without agents.
+        self._writes_manifests = writes_manifests
+        #: Volumes of which the block that was written last has fewer copies than it could.
+        self._short: set[str] = set()
 
     # Names
 
+    def _ask(self, kind: str, volume: str, path: str, **fields: Any) -> Fields:
+        return self._ask_names(kind, volume, path, is_change=False, **fields)
+
+    def _change(self, kind: str, volume: str, path: str, **fields: Any) -> Fields:
+        return self._ask_names(kind, volume, path, is_change=True, **fields)
+
+    def _ask_names(self, kind: str, volume: str, path: str, *, is_change: bool, **fields: Any) -> Fields:
+        try:
+            return self._names.ask(kind, {"volume": volume, "path": path, **fields}, is_change=is_change)
+        except OSError as error:
+            named = path if error.filename is None else str(error.filename)
+            raise make_file_error(error.errno or errno.EIO, volume, named, error.strerror) from error
+
     def look(self, volume: str, path: str) -> tuple[Entry | None, str | None]:
-        """Return the entry of a path, None where it has none, and its kind, None where nothing is there."""
-        answer = self._ask(volume, "look", {"path": path})
+        """Return the file at a path, None: there is none, and its kind, None: nothing is there."""
+        answer = self._ask("look", volume, path)
         entry = None if answer["entry"] is None else parse_entry(answer["entry"])
         return entry, answer["kind"]
+
+    def look_to_change(self, volume: str, path: str) -> tuple[Entry | None, str | None]:
+        """As `look`, for a caller that changes the path then. If nobody can say, but the change is kept until
+        somebody can, nothing is there."""
+        return self.look(volume, path)
+
+    def append_later(self, volume: str, path: str, data: bytes, copies: int) -> bool:
+        """Keep what is appended, if it can't be published now. Return whether that was done."""
+        return False
 
     def find_file(self, volume: str, path: str) -> Entry:
         """Return a file. Raises FileNotFoundError, IsADirectoryError."""
         entry, kind = self.look(volume, path)
         if kind == FOLDER or not path:
-            raise _make_error(errno.EISDIR, volume, path)
+            raise make_file_error(errno.EISDIR, volume, path)
         if entry is None:
-            raise _make_error(errno.ENOENT, volume, path)
+            raise make_file_error(errno.ENOENT, volume, path)
         return entry
 
     def list_children(self, volume: str, path: str) -> list[ListedPath]:
         """Return what lies directly in a folder."""
-        answer = self._ask(volume, "children", {"path": path})
-        return [
-            ListedPath(str(name), FILE if kind == FILE else FOLDER, int(size), float(modified), int(copies))
-            for name, kind, size, modified, copies in answer["children"]
-        ]
+        return list(self._list("children", volume, path))
 
-    def list_below(self, volume: str, path: str) -> Iterator[Entry]:
-        """Yield all files and made folders below a folder, in the order of their paths."""
+    def list_below(self, volume: str, path: str) -> Iterator[ListedPath]:
+        """Yield all that lies below a folder, each folder before its content."""
+        return self._list("list", volume, path)
+
+    def _list(self, kind: str, volume: str, path: str) -> Iterator[ListedPath]:
         after = ""
         while True:
-            answer = self._ask(volume, "list", {"path": path, "after": after})
-            entries = parse_entries(answer["entries"])
-            yield from entries
-            if answer["whole"] or not entries:
+            answer = self._ask(kind, volume, path, after=after)
+            listed = [ListedPath(*row) for row in answer["listed"]]
+            yield from listed
+            if answer["whole"] or not listed:
                 return
-            after = entries[-1].path
+            after = listed[-1].path if kind == "list" else listed[-1].path.rpartition("/")[2]
 
     def list_volumes(self) -> list[str]:
-        """Return the volumes that hold something, of which a node that can be reached knows."""
-        view, found = self.find_view(), set[str]()
-        answers = 0
-        for node in view.alive:
-            try:
-                found.update(self._peers.find(node, view).act("volumes", {})[0]["volumes"])
-                answers += 1
-            except Unreachable:
-                continue
-        if not answers:
-            raise ClusterError("A node must be reachable to list volumes. Received: none that answers")
-        return [volume for volume in sorted(found) if self.list_children(volume, "")]
+        """Return the names of all volumes."""
+        return [str(volume) for volume in self._ask("volumes", "", "")["volumes"]]
+
+    def change(self, kind: str, volume: str, path: str, change: str, *, again: bool, **fields: Any) -> Fields:
+        """Make a change whose id the caller knows. Return the answer, which has `used_up` if another id is
+        needed. `again`: it may have been asked for, and made, before."""
+        more = {"change": change, "again": True} if again else {"change": change}
+        return self._change(kind, volume, path, **fields, **more)
 
     def publish(
-        self, volume: str, path: str, blocks: Sequence[Block], copies: int, expected: int | None
-    ) -> Entry:
-        """Put a file at a path, as a whole. `expected` is the stamp of the file that it replaces, 0: there is
-        none; None: any. Raises FileExistsError, and OSError with ESTALE where another one is there."""
-        entry = Entry(path, 0, "", FILE, time.time(), copies, tuple(blocks))
-        answer = self._ask(volume, "publish", {"path": path, "entry": entry.to_json(), "expected": expected})
-        return parse_entries(answer["entries"])[0]
+        self,
+        volume: str,
+        path: str,
+        entry: Entry,
+        expected: int | None,
+        *,
+        replaces: int | None = None,
+        unwritten: Sequence[tuple[Block, bytes]] = (),
+        appended: bytes | None = None,
+    ) -> int:
+        """Put a file at a path, as a whole. Return its version.
+
+        `expected` is the version of the file that it replaces, whose content it begins with; 0: there is
+        none; None: any. `replaces` is the one that was there, as far as the caller knows. `unwritten` are
+        blocks that are written first. `appended` is what follows the content of `expected`, for who keeps it
+        until it can be published. Raises FileExistsError, and OSError with ESTALE if another one is there.
+        After a ClusterError the file may have been published, so its blocks must stay.
+        """
+        self.write_parts(volume, path, entry, expected if replaces is None else replaces, unwritten)
+        answer = self._change("publish", volume, path, entry=entry.to_json(), expected=expected)
+        return int(answer["version"])
+
+    def write_parts(
+        self,
+        volume: str,
+        path: str,
+        entry: Entry,
+        replaces: int | None,
+        unwritten: Sequence[tuple[Block, bytes]] = (),
+    ) -> None:
+        """Write blocks of a file, and its manifest, before the file is published. `replaces` is the version
+        that was there, as far as the caller knows."""
+        written = [(block, data, block.key) for block, data in unwritten]
+        if self._writes_manifests:
+            manifest = FileManifest(volume, path, entry, replaces or 0)
+            data = manifest.encode()
+            written.append((make_block(data, manifest.key), data, manifest.beside))
+        for start in range(0, len(written), _AT_ONCE):
+            _run_together(
+                [
+                    partial(self.send_block, volume, block, data, entry.copies, beside)
+                    for block, data, beside in written[start:][:_AT_ONCE]
+                ]
+            )
 
     def rename(self, volume: str, source: str, target: str) -> None:
         """Move a file or a folder within a volume, as a whole."""
-        self._change(volume, "rename", {"path": source, "target": target})
+        self._change("rename", volume, source, target=target)
 
     def remove(self, volume: str, path: str, *, recursive: bool) -> None:
         """Remove a file, or a folder, which must be empty without `recursive`."""
-        self._change(volume, "remove", {"path": path, "recursive": recursive})
+        self._change("remove", volume, path, recursive=recursive)
 
     def make_folder(self, volume: str, path: str) -> None:
-        """Make a folder."""
-        self._change(volume, "folder", {"path": path})
-
-    def _change(self, volume: str, kind: str, fields: Fields) -> None:
-        lost = [False]
-        try:
-            self._ask(volume, kind, fields, lost)
-        except FileNotFoundError:
-            # The node that did it may have died before it answered.
-            target = fields.get("target", "")
-            if not lost[0] or (target and self.look(volume, target)[1] is None):
-                raise
+        """Make a folder, unless it is there."""
+        self._change("folder", volume, path)
 
     # Blocks
 
-    def _order(self, nodes: Sequence[NodeId]) -> list[NodeId]:
-        """Put nodes last that gave no answer lately."""
-        now = time.monotonic()
-        return sorted(nodes, key=lambda n: now - self._suspects.get(n, -SUSPECT_SECONDS) < SUSPECT_SECONDS)
+    def make_entry(
+        self, volume: str, lists: Sequence[Block], blocks: Sequence[Block], copies: int, size: int
+    ) -> Entry:
+        """Return a version of a file, whose first blocks are named in `lists`. If there are too many
+        others, all are written to new lists."""
+        if len(blocks) > MAX_LISTED:
+            every = [*self.list_blocks(volume, lists, ()), *blocks]
+            parts = [every[start : start + BLOCKS_A_LIST] for start in range(0, len(every), BLOCKS_A_LIST)]
+            lists = [self.write_block(volume, pack_blocks(part), copies) for part in parts]
+            blocks = ()
+        return Entry(size, time.time(), copies, tuple(lists), tuple(blocks))
+
+    def list_blocks(self, volume: str, lists: Sequence[Block], blocks: Sequence[Block]) -> list[Block]:
+        """Return all blocks of a file, in order."""
+        named = [block for each in lists for block in unpack_blocks(self.read_block(volume, each))]
+        return [*named, *blocks]
 
     def write_block(self, volume: str, data: bytes, copies: int) -> Block:
-        """Bring a block to as many nodes as it is to have copies. Raises OSError where none has room.
-
-        Where fewer nodes can take it, a warning says so; copies are made later.
-        """
-        block = Block(secrets.token_hex(16), len(data), checksum_block(data))
-        view = self.find_view()
-        order = self._order(rank_nodes(block.key, view.alive))
-        first, rest = order[:copies], iter(order[copies:])
-        failures: list[Exception] = []
-
-        def send(node: NodeId) -> bool:
-            try:
-                fields = {"volume": volume, "key": block.key, "checksum": block.checksum}
-                self._peers.find(node, view).act("put", fields, data)
-                return True
-            except Unreachable as error:
-                self._suspects[node] = time.monotonic()
-                failures.append(error)
-            except (InsituError, OSError) as error:
-                failures.append(error)
-            return False
-
-        if len(first) == 1:
-            done = int(send(first[0]))
-        else:
-            with ThreadPoolExecutor(len(first)) as threads:
-                done = sum(threads.map(send, first))
-        while done < min(copies, len(order)) and (node := next(rest, None)) is not None:
-            done += send(node)
-        if not done:
-            full = [e for e in failures if isinstance(e, OSError) and e.errno == errno.ENOSPC]
-            if full:
-                raise OSError(errno.ENOSPC, full[0].strerror)
-            raise OSError(errno.EIO, f"no node takes a block: {failures[0]}")
-        self._warn_of_copies(volume, done, min(copies, max(view.known, len(order))), failures)
+        """Make a block, and bring it to nodes as `send_block` does."""
+        block = make_block(data)
+        self.send_block(volume, block, data, copies)
         return block
 
-    def _warn_of_copies(self, volume: str, done: int, wanted: int, failures: Sequence[Exception]) -> None:
+    def send_block(
+        self, volume: str, block: Block, data: bytes, copies: int, beside: str | None = None
+    ) -> None:
+        """Bring a block to as many nodes as it is to have copies: those that hold the block with the key
+        `beside`, if that is given. Raises OSError if none has room.
+
+        If fewer nodes can take it, a warning says so; copies are made later. A node that is silent isn't
+        waited for, one that is slow is.
+        """
+        view = self._find_view()
+        fields = {"volume": volume, "key": block.key, "checksum": block.checksum}
+        rest = self._suspects.order(rank_nodes(beside or block.key, view.alive))
+        calls, done, silent = Calls(self._suspects), 0, set[NodeId]()
+        failures: list[BaseException] = []
+
+        def put(node: NodeId) -> None:
+            self._peers.find(node, view).act("put", fields, data, seconds=CLIENT_SECONDS)
+
+        while done < copies:
+            while rest and done + len(set(calls.running) - silent) < copies:
+                node = rest.pop(0)
+                calls.begin(node, lambda node=node: put(node))  # type: ignore[misc]
+            if not set(calls.running) - silent and (done or not calls.running):
+                break
+            found = calls.take(HEDGE_SECONDS)
+            if found is None:
+                silent |= self._find_silent(calls.running, view)
+            elif found[2] is None:
+                done += 1
+            else:
+                failures.append(found[2])
+        if not done:
+            raise _explain(failures)
+        failures += [Unreachable(f"{node} gives no answer") for node in calls.running]
+        self._warn_of_copies(volume, done, min(copies, len(view.alive) + len(view.away)), failures)
+
+    def _find_silent(self, nodes: Sequence[NodeId], view: View) -> set[NodeId]:
+        """Return which nodes don't answer at all."""
+        _, failures = ask_all(
+            nodes,
+            lambda node: self._peers.find(node, view).act("ping", {}, seconds=HEDGE_SECONDS),
+            self._suspects,
+            HEDGE_SECONDS,
+        )
+        return set(failures)
+
+    def _warn_of_copies(self, volume: str, done: int, wanted: int, failures: Sequence[BaseException]) -> None:
         """Say that blocks have fewer copies than they could, once until one has all of them."""
         if done >= wanted:
             self._short.discard(volume)
@@ -257,38 +337,39 @@ class FileClient:
             )
 
     def read_block(self, volume: str, block: Block) -> bytes:
-        """Return the bytes of a block, from the first node that has them right. Raises OSError with EIO where
-        none has."""
-        why = ""
+        """Return the bytes of a block from a node that has them right. Raises OSError with EIO if none
+        has."""
+        fields = {"volume": volume, "key": block.key, "checksum": block.checksum}
+        failure: BaseException | None = None
         for attempt in range(2):
-            view = self.find_view(fresh=attempt > 0)
-            for node in self._order(rank_nodes(block.key, view.alive)):
-                fields = {"volume": volume, "key": block.key, "checksum": block.checksum}
-                try:
-                    peer = self._peers.find(node, view)
-                    _, data = peer.act("get", fields)
-                    if checksum_block(data) == block.checksum:
-                        return data
-                    why = f"the copy of {node} is damaged"
-                    logger.warning("%s: %s, another one is read", volume, why)
+            view = self._find_view(fresh=attempt > 0)
+            order = [*rank_nodes(block.key, view.alive), *rank_nodes(block.key, view.away)]
+
+            def get(node: NodeId, view: View = view) -> bytes:
+                peer = self._peers.find(node, view)
+                _, data = peer.act("get", fields, seconds=CLIENT_SECONDS)
+                if checksum_block(data) != block.checksum:
+                    logger.warning("%s: the copy of %s is damaged, another one is read", volume, node)
                     peer.act("damaged", fields)
-                except FileNotFoundError:
-                    why = why or "no node has it"
-                except Unreachable as error:
-                    self._suspects[node] = time.monotonic()
-                    why = error.message
-                except (InsituError, OSError) as error:
-                    why = f"{node}: {error}"
+                    raise OSError(errno.EIO, f"the copy of {node} is damaged")
+                return data
+
+            try:
+                return ask_first(self._suspects.order(order), get, self._suspects, CLIENT_SECONDS)
+            except (InsituError, OSError) as error:
+                failure = error
+        missing = isinstance(failure, FileNotFoundError)
         raise OSError(
             errno.EIO,
-            f"a block of the file can't be read: {why}. The file was replaced or removed meanwhile, or all "
-            f"nodes with copies of it are lost; `insitu fs repair {volume}` says which",
+            f"a block of the file can't be read: {'no node has it' if missing else failure}. The file was "
+            f"replaced or removed meanwhile, or all nodes with copies of it are lost; `insitu fs repair "
+            f"{volume}` says which",
         )
 
     def read_blocks(self, volume: str, blocks: Sequence[Block]) -> Iterator[bytes]:
         """Yield the bytes of blocks in order; several are fetched at the same time."""
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            waiting: list[Any] = []
+            waiting: list[Future[bytes]] = []
             try:
                 for block in blocks:
                     waiting.append(threads.submit(self.read_block, volume, block))
@@ -301,51 +382,37 @@ class FileClient:
 
     def keep_blocks(self, volume: str, blocks: Sequence[Block]) -> int:
         """Have nodes keep blocks that are to be published. Return how many are on no node that answers."""
-        view, missing = self.find_view(), [block.key for block in blocks]
-        there = set()
-        for node in view.alive:
-            try:
-                fields = {"volume": volume, "keys": missing}
-                there.update(self._peers.find(node, view).act("keep", fields)[0]["kept"])
-            except Unreachable:
-                continue
-        return len(set(missing) - there)
+        keys = {block.key for block in blocks}
+        answers = self._ask_nodes("keep", {"volume": volume, "keys": sorted(keys)})
+        return len(keys - {key for answer in answers.values() for key in answer["kept"]})
 
-    def drop_blocks(self, volume: str, blocks: Sequence[Block], copies: int) -> None:
-        """Remove blocks that were written and aren't published, as far as nodes can be reached."""
-        view = self.find_view()
-        for block in blocks:
-            for node in choose_holders(block.key, view.alive, max(copies, 2)):
-                try:
-                    self._peers.find(node, view).act("drop", {"volume": volume, "keys": [block.key]})
-                except (InsituError, OSError):
-                    continue  # it goes later, as a block that no name has
-
-    def count_blocks(self, volume: str, entry: Entry) -> dict[NodeId, int]:
-        """Return how many blocks of a file each node holds, of those that answer."""
-        view, found = self.find_view(), {}
-        keys = {block.key for block in entry.blocks}
-        for node in sorted(view.alive):
-            try:
-                held = self._peers.find(node, view).act("held", {"volume": volume})[0]["held"]
-            except Unreachable:
-                continue
-            found[node] = len(keys & held.keys())
-        return {node: count for node, count in found.items() if count}
-
-    def repair(self, volume: str) -> RepairReport:
-        """Make copies that are missing. See `repair_volume`."""
-        files = [entry for entry in self.list_below(volume, "") if entry.kind == FILE]
-        view = self.find_view(fresh=True)
-        is_here = all(address is None for address in view.alive.values())  # agents clean by themselves
-        return repair_volume(volume, files, self._peers, view, None, find_old_here if is_here else None)
+    def count_blocks(self, volume: str, blocks: Sequence[Block]) -> dict[NodeId, int]:
+        """Return how many of some blocks each node holds, of those that answer."""
+        keys = {block.key for block in blocks}
+        answers = self._ask_nodes("held", {"volume": volume})
+        found = {node: len(keys & answer["held"].keys()) for node, answer in answers.items()}
+        return {node: count for node, count in sorted(found.items()) if count}
 
     def measure_nodes(self) -> dict[NodeId, Fields]:
         """Return the bytes of files in memory and on disk, and the limit of memory, by node that answers."""
-        view, found = self.find_view(), {}
-        for node in sorted(view.alive):
-            try:
-                found[node] = self._peers.find(node, view).act("usage", {})[0]
-            except Unreachable:
-                continue
-        return found
+        return dict(sorted(self._ask_nodes("usage", {}).items()))
+
+    def _ask_nodes(self, kind: str, fields: Fields) -> dict[NodeId, Fields]:
+        """Return what all nodes answer that live and aren't silent."""
+        view = self._find_view()
+        live = set(view.alive) - self._find_silent(list(view.alive), view)
+        answers, _ = ask_all(
+            live,
+            lambda node: self._peers.find(node, view).act(kind, fields)[0],
+            self._suspects,
+            CLIENT_SECONDS,
+        )
+        return answers
+
+
+def _explain(failures: Sequence[BaseException]) -> OSError:
+    """Return why no node has taken a block."""
+    full = [e for e in failures if isinstance(e, OSError) and e.errno == errno.ENOSPC]
+    if full:
+        return OSError(errno.ENOSPC, full[0].strerror)
+    return OSError(errno.EIO, f"no node takes a block: {failures[0] if failures else 'none is alive'}")

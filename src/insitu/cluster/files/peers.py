@@ -1,4 +1,4 @@
-"""The nodes that hold files, as other processes call them: by their servers, or as stores of this machine."""
+"""The nodes that hold blocks, as others call them: by their servers, or as stores of this machine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from insitu.errors import ClusterError, GridError, InputError, InsituError, TransferError
+from insitu.base.errors import GridError, InputError, InsituError, StorageFull, TransferError
+from insitu.base.spec import NodeId
 from insitu.grid.transfer import PartitionClient, ServerAddress
-from insitu.spec import NodeId
 
 Fields = dict[str, Any]
 SECONDS = 5.0
-"""Seconds without an answer after which a node counts as one that can't be reached."""
+"""Seconds within which a node does what it is asked for."""
 
 
 class Unreachable(TransferError):
     """A node gives no answer."""
+
+
+class Busy(TransferError):
+    """A node has too much to do. It lives: who asks waits, and asks the same one again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +32,18 @@ class View:
 
     #: Those that live, by name, with the address of the server; None: a store of this machine.
     alive: Mapping[NodeId, ServerAddress | None] = field(default_factory=dict)
-    #: How many belong to the cluster, also those that are lost.
-    known: int = 0
-    #: True: the head says it, or there is none because all is on this machine.
-    is_led: bool = True
+    #: Those that were lost, and may be there again.
+    away: Mapping[NodeId, ServerAddress | None] = field(default_factory=dict)
 
 
 class Peer(Protocol):
     """One node."""
 
-    def act(self, kind: str, fields: Fields, payload: bytes = b"") -> tuple[Fields, bytes]:
-        """Have the node do something. Raises Unreachable, InputError, GridError, OSError."""
+    def act(
+        self, kind: str, fields: Fields, payload: bytes = b"", seconds: float | None = None
+    ) -> tuple[Fields, bytes]:
+        """Have the node do something within some seconds. Raises Unreachable, Busy, InputError, GridError,
+        OSError."""
 
 
 class Peers(Protocol):
@@ -47,53 +52,61 @@ class Peers(Protocol):
     def find(self, node: NodeId, view: View) -> Peer:
         """Return a node of a view."""
 
-    def close(self) -> None:
-        """Close the connections."""
-
 
 def describe_error(error: BaseException) -> Fields:
     """Return what an answer says about a failure, without a path of the host. Other errors are raised."""
     if isinstance(error, InputError):
         return {"refused": error.message}
+    if isinstance(error, StorageFull):
+        return {"errno": errno.ENOSPC, "why": error.message, "path": None}
     if isinstance(error, InsituError):
         return {"failed": error.message}
     if isinstance(error, OSError):
         number = error.errno or errno.EIO
-        return {"errno": number, "why": error.strerror or os.strerror(number)}
+        why = error.strerror or os.strerror(number)
+        return {"errno": number, "why": why, "path": error.filename}
     raise error
 
 
-def raise_described(answer: Fields, path: str) -> None:
+def raise_described(answer: Fields) -> None:
     """Raise what an answer says has failed. OSError becomes the class that Python has for its number."""
+    if "busy" in answer:
+        raise Busy("the node has too much to do")
     if "refused" in answer:
         raise InputError(str(answer["refused"]))
     if "failed" in answer:
         raise GridError(str(answer["failed"]))
     if "errno" in answer:
-        raise OSError(int(answer["errno"]), str(answer.get("why")), path or None)
+        raise OSError(int(answer["errno"]), str(answer.get("why")), answer.get("path"))
 
 
 class _RemotePeer:
     """A node by the server of its agent."""
 
-    def __init__(self, node: NodeId, client: PartitionClient) -> None:
+    def __init__(self, node: NodeId, client: PartitionClient, order: Fields) -> None:
         self._node = node
         self._client = client
+        self._order = order
 
-    def act(self, kind: str, fields: Fields, payload: bytes = b"") -> tuple[Fields, bytes]:
+    def act(
+        self, kind: str, fields: Fields, payload: bytes = b"", seconds: float | None = None
+    ) -> tuple[Fields, bytes]:
         try:
-            answer, data = self._client.act_on_files(kind, fields, payload)
+            answer, data = self._client.act_on_files(kind, {**fields, **self._order}, payload, seconds)
         except TransferError as error:
             raise Unreachable(f"{self._node}: {error.message}") from error
-        raise_described(answer, str(fields.get("path", "")))
+        raise_described(answer)
         return answer, data
 
 
 class RemotePeers:
     """The servers of agents, each with one connection that is kept. For several threads."""
 
-    def __init__(self, secret: bytes, *, silence: float = SECONDS) -> None:
+    def __init__(self, secret: bytes, *, silence: float = SECONDS, number: int | None = None) -> None:
+        """`number`: how often the head of the cluster was replaced before the one that asks; None: another
+        process does. Agents that know of more refuse to drop anything."""
         self._secret = secret
+        self._order: Fields = {} if number is None else {"cluster_number": number}
         self._silence = silence
         self._clients: dict[ServerAddress, PartitionClient] = {}
         self._lock = threading.Lock()
@@ -101,7 +114,7 @@ class RemotePeers:
         self._process = os.getpid()
 
     def find(self, node: NodeId, view: View) -> Peer:
-        address = view.alive.get(node)
+        address = view.alive.get(node) or view.away.get(node)
         if address is None:
             raise Unreachable(f"{node}: no agent of this name is alive. `insitu nodes` shows all")
         with self._lock:
@@ -111,9 +124,10 @@ class RemotePeers:
             if client is None:
                 client = PartitionClient(address, self._secret, silence=self._silence)
                 self._clients[address] = client
-        return _RemotePeer(node, client)
+        return _RemotePeer(node, client, self._order)
 
     def close(self) -> None:
+        """Close the connections."""
         with self._lock:
             for client in self._clients.values():
                 client.__exit__()
@@ -121,7 +135,7 @@ class RemotePeers:
 
 
 class LocalPeers:
-    """Stores of this machine, each with a service in this process."""
+    """Stores of this machine, in this process: `make` opens that of a node."""
 
     def __init__(self, make: Callable[[NodeId], Peer]) -> None:
         self._make = make
@@ -129,12 +143,7 @@ class LocalPeers:
         self._lock = threading.Lock()
 
     def find(self, node: NodeId, view: View) -> Peer:
-        if node not in view.alive:
-            raise ClusterError(f"A node is one of {', '.join(view.alive)}. Received: {node}")
         with self._lock:
             if node not in self._made:
                 self._made[node] = self._make(node)
             return self._made[node]
-
-    def close(self) -> None:
-        pass

@@ -9,7 +9,7 @@ import json
 import math
 import os
 
-from insitu.paths import JobPaths
+from insitu.base.paths import JobPaths
 
 
 def append_copy(job: JobPaths, began: float, ended: float) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from insitu.base.disk.durable import is_missing, read_file_size_limit
+from insitu.base.errors import ClusterError, InputError
 from insitu.cluster.decide import (
     Action,
     Event,
@@ -19,8 +21,6 @@ from insitu.cluster.decide import (
     encode_event,
     encode_job,
 )
-from insitu.durable import is_missing
-from insitu.errors import ClusterError, InputError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -35,6 +35,8 @@ PRAGMA user_version = 1;
 
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, InputError)
 """What decoding an entry raises that this version of insitu hasn't written."""
+_PAGE_BYTES = 4096
+"""Bytes by which an SQLite file grows."""
 _PRIMARY_CODE = 0xFF
 """The bits of an SQLite error code that name its kind; the others say more."""
 
@@ -117,19 +119,29 @@ class Journal:
 
     def state(self) -> JobState:
         """Return the latest state."""
-        rows = self._select("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1")
+        return self.last()[1]
+
+    def last(self) -> tuple[float, JobState]:
+        """Return when the last entry was recorded, in seconds since 1970 (0 before the first event), and the
+        state since."""
+        rows = self._select("SELECT at, state FROM entries ORDER BY sequence DESC LIMIT 1")
         if not rows:
             raise ClusterError(
                 "The job's journal is empty: it was never started. Start a new job", logs=str(self.path)
             )
         try:
-            return decode_job(json.loads(rows[0][0]))
+            return float(rows[0][0]), decode_job(json.loads(rows[0][1]))
         except _DAMAGED as error:
             raise ClusterError(
                 f"The job's journal holds no state of this version of insitu: {error}. Use the version that "
                 "started the job, or start a new job",
                 logs=str(self.path),
             ) from error
+
+    def is_at_limit(self) -> bool:
+        """Return whether the journal may not grow (`ulimit -f`), so that waiting for room is in vain."""
+        limit = read_file_size_limit()
+        return limit is not None and self.path.stat().st_size + _PAGE_BYTES > limit
 
     def find_reply(self, token: str) -> dict[str, Any] | None:
         """Return the `Reply` to the request `token` as a JSON object, or None where there is none."""

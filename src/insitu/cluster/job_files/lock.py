@@ -14,8 +14,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from insitu.errors import ClusterError, JobRunning
-from insitu.processes import ProcessIdentity, identify_process, open_process, read_boot, read_host
+from insitu.base.errors import ClusterError, JobRunning
+from insitu.base.process.processes import (
+    ProcessIdentity,
+    identify_process,
+    open_process,
+    read_boot,
+    read_host,
+)
 
 _PID_TIMEOUT = 10.0
 _SHARED_LOCK_TIMEOUT = 1.0

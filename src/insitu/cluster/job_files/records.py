@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
-from insitu.access import PRIVATE_FILE
-from insitu.durable import STAGING, replace_file
-from insitu.errors import ClusterError, InputError
-from insitu.paths import JobPaths
-from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec
+from insitu.base.config import read_settings
+from insitu.base.context import ALLOW_MIXED_ENV
+from insitu.base.disk.access import PRIVATE_FILE
+from insitu.base.disk.durable import STAGING, replace_file
+from insitu.base.errors import ClusterError, InputError
+from insitu.base.net.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
+from insitu.base.paths import JobPaths
+from insitu.base.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec
+from insitu.options import JobOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,34 @@ def has_checkpoint(job: JobPaths) -> bool:
 def read_spec(job: JobPaths) -> JobSpec:
     """Return the job's specification. Raises ClusterError where the folder doesn't hold a job."""
     try:
-        return JobSpec.from_json(json.loads(job.spec.read_text()))
+        spec = JobSpec.from_json(json.loads(job.spec.read_text()))
+        _find_options(job, spec)  # raises for values that no job can have
+        return spec
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as error:
         raise ClusterError(
             f"The job's specification can't be read: {error}. Start a new job; this folder is of no use",
             logs=str(job.spec),
         ) from error
+
+
+def read_options(job: JobPaths) -> JobOptions:
+    """Return the options that start a job like one that there is, with its copy of the code. Raises
+    ClusterError."""
+    return _find_options(job, read_spec(job))
+
+
+def _find_options(job: JobPaths, spec: JobSpec) -> JobOptions:
+    """Return the options of a job, but for those of which nothing is kept. Raises InputError."""
+    values = asdict(read_settings(spec.settings)) | {f.name: getattr(spec, f.name) for f in fields(spec)}
+    values |= {
+        "job_dir": job.code,
+        # An engine in a process of its own runs tasks on this machine, too; users don't choose it.
+        "engine": "local" if spec.engine == "server" else spec.engine,
+        "evaluator_grace": spec.evaluator_grace if spec.evaluator else None,
+        "allow_unauthenticated": spec.settings.get(ALLOW_UNAUTHENTICATED_ENV) == "1",
+        "allow_mixed_processors": spec.settings.get(ALLOW_MIXED_ENV) == "1",
+    }
+    return JobOptions(**{f.name: values[f.name] for f in fields(JobOptions) if f.name in values})
 
 
 def read_placement(job: JobPaths) -> tuple[Placement, CacheSpec]:

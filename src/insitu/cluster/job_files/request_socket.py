@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from insitu.paths import JobPaths
+from insitu.base.paths import JobPaths
 
 _BACKLOG = 64
 _CREDENTIALS = struct.Struct("3i")

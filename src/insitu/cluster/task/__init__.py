@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.doors import lazy_door
+from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.task.code_imports import find_insitu_import
@@ -15,22 +15,4 @@ if TYPE_CHECKING:
     from insitu.cluster.task.entry import PARENT_ENV, STANDBY_OPTION
     from insitu.cluster.task.failure import make_writable, read_failure
 
-__getattr__, __dir__ = lazy_door(
-    __name__,
-    {
-        "code_imports": ("find_insitu_import",),
-        "command": ("ResolvedCommand", "resolve_command"),
-        "entry": ("PARENT_ENV", "STANDBY_OPTION"),
-        "failure": ("make_writable", "read_failure"),
-    },
-)
-
-__all__ = [
-    "PARENT_ENV",
-    "STANDBY_OPTION",
-    "ResolvedCommand",
-    "find_insitu_import",
-    "make_writable",
-    "read_failure",
-    "resolve_command",
-]
+__getattr__, __dir__ = lazy_door(__name__)

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from insitu.context import TF_CONFIG_ENV
-from insitu.unauthenticated import is_loopback, refuse_unauthenticated
+from insitu.base.context import TF_CONFIG_ENV
+from insitu.base.net.unauthenticated import is_loopback, refuse_unauthenticated
 
 
 def refuse_open_grpc(folder: Path, script: Path | None, environ: Mapping[str, str]) -> None:

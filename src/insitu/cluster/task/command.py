@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from insitu.errors import JobSpecError
+from insitu.base.context import TF_CONFIG_ENV
+from insitu.base.errors import JobSpecError
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_ROLES = ("chief", "worker", "ps", "evaluator")
+_PLACEHOLDER = re.compile(rf"\{{(job_name|task_index|(?:{'|'.join(_ROLES)})_hosts)\}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,17 @@ def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> R
             f"{_list_entries(folder)}{_hint_at_quotes(first)}"
         )
     return ResolvedCommand(False, (program, *rest))
+
+
+def fill_placeholders(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return arguments with what the task is in place of `{job_name}`, `{task_index}`, and `{ps_hosts}`,
+    `{worker_hosts}` and those of the other roles: addresses with commas between them, as the flags of
+    TensorFlow's classic scripts take them. Other braces stay."""
+    config = json.loads(environ.get(TF_CONFIG_ENV) or "{}")
+    task, cluster = config.get("task", {}), config.get("cluster", {})
+    values = {"job_name": str(task.get("type", "worker")), "task_index": str(task.get("index", 0))}
+    values |= {f"{role}_hosts": ",".join(cluster.get(role, ())) for role in _ROLES}
+    return tuple(_PLACEHOLDER.sub(lambda found: values[found[1]], argument) for argument in arguments)
 
 
 def _resolve_script(folder: Path, name: str) -> str:

@@ -28,15 +28,15 @@ STANDBY_OPTION = "--standby"
 
 def main() -> None:
     parent = int(os.environ.pop(PARENT_ENV, "0"))
-    from insitu.processes import die_with_parent
+    from insitu.base.process.processes import die_with_parent
 
     if parent:
         die_with_parent(signal.SIGKILL, parent)
     from pathlib import Path
 
-    from insitu.cluster.task.command import resolve_command
-    from insitu.errors import JobSpecError
-    from insitu.time_account import ACCOUNT
+    from insitu.base.errors import JobSpecError
+    from insitu.base.measure.time_account import ACCOUNT
+    from insitu.cluster.task.command import fill_placeholders, resolve_command
 
     descriptor = 0
     if sys.argv[1] == STANDBY_OPTION:
@@ -46,7 +46,7 @@ def main() -> None:
         resolved = resolve_command(Path.cwd(), sys.argv[1:], sys.executable)
     except JobSpecError as error:
         sys.exit(str(error))
-    from insitu.lazy_imports import install_lazy_imports
+    from insitu.cluster.task.lazy_imports import install_lazy_imports
 
     install_lazy_imports()
     if descriptor:
@@ -54,29 +54,47 @@ def main() -> None:
 
         wait_as_standby(descriptor, Path(resolved.arguments[0]) if resolved.script else None)
         ACCOUNT.restart()
+    _begin_files()
     _check_connections(Path.cwd(), Path(resolved.arguments[0]) if resolved.script else None)
+    # Behind the standby's wait: which task it is follows from its environment.
+    arguments = fill_placeholders(resolved.arguments, os.environ)
     if not resolved.script:
-        execute(resolved.arguments)
-    from insitu.ports import adopt_inherited
+        execute(arguments)
+    from insitu.base.net.ports import adopt_inherited
 
     adopt_inherited()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     random.seed(int(os.environ.get("INSITU_SEED", "0")))
-    from insitu import config
+    from insitu.base import config
 
     # Also for a script that never imports insitu.
     config.apply_device_settings()
     for stream in (sys.stdout, sys.stderr):
         # One write for each line: lines of two streams share one pipe and must not be mixed.
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    run_script(resolved.arguments)
+    run_script(arguments)
+
+
+def _begin_files() -> None:
+    """Have files of the job's folder written once. What is left of an earlier process of this task goes."""
+    import atexit
+
+    from insitu.base.context import context
+    from insitu.base.disk.written_once import find_written_files, install_written_once
+
+    # A standby has its task only now.
+    install_written_once(context())
+    files = find_written_files()
+    if files is not None:
+        files.clear()
+        atexit.register(files.clear)
 
 
 def _check_connections(folder: Path, script: Path | None) -> None:
     """End the process where the script's tasks would connect without authentication, unasked."""
+    from insitu.base.errors import InputError
     from insitu.cluster.task.code_imports import refuse_open_grpc
-    from insitu.errors import InputError
 
     try:
         refuse_open_grpc(folder, script, os.environ)
@@ -100,8 +118,9 @@ def run_script(arguments: tuple[str, ...]) -> None:
     """Run the script in this interpreter as `python SCRIPT ARGS...` would."""
     import io
 
-    from insitu.lazy_imports import gc_paused, split_imports
-    from insitu.time_account import ACCOUNT, SCRIPT
+    from insitu.base.measure.time_account import ACCOUNT, SCRIPT
+    from insitu.base.process.script_end import begin_script, end_script
+    from insitu.cluster.task.lazy_imports import gc_paused, split_imports
 
     script = arguments[0]
     sys.argv[:] = [os.path.relpath(script), *arguments[1:]]
@@ -114,10 +133,16 @@ def run_script(arguments: tuple[str, ...]) -> None:
     try:
         with io.open_code(script) as file:
             prologue, rest = split_imports(file.read(), script)
-        with gc_paused():
-            exec(prologue, module.__dict__)
-        ACCOUNT.enter(SCRIPT)
-        exec(rest, module.__dict__)
+        begin_script()
+        try:
+            with gc_paused():
+                exec(prologue, module.__dict__)
+            ACCOUNT.enter(SCRIPT)
+            exec(rest, module.__dict__)
+        except SystemExit as end:
+            if end.code is not None and end.code != 0:
+                raise
+        end_script()
     except BaseException as error:
         # The first frame is this function's; the user's begin after it, if the script could be read.
         unread = isinstance(error, SyntaxError) and error.filename == script

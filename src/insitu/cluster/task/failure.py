@@ -7,13 +7,33 @@ import hashlib
 import json
 import traceback
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
+from insitu.base.context import context
+from insitu.base.disk.durable import replace_file
+from insitu.base.errors import DefinitionMismatch, InputError, InsituError, PeerLost
 from insitu.cluster.decide import Failure
-from insitu.context import context
-from insitu.durable import replace_file
 
 MAX_MESSAGE_LENGTH = 2000
+USAGE_ERROR = 2
+"""The exit code of programs, such as those that use argparse, for arguments that they don't know."""
+_MISTAKES = (
+    InputError,
+    DefinitionMismatch,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+"""Errors that a script raises again if nothing else has changed. OSError and RuntimeError aren't among them,
+since they may come by chance."""
 
 
 def _follow_causes(error: BaseException) -> Iterator[BaseException]:
@@ -54,9 +74,18 @@ def make_writable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def describe_failure(error: BaseException) -> Failure:
-    from insitu.errors import InsituError, PeerLost
+def _is_mistake(error: BaseException) -> bool:
+    """Return whether `error`, and all that it came from, are kinds of mistakes of Python or insitu."""
+    if isinstance(error, SystemExit):
+        return error.code == USAGE_ERROR
+    kinds = {type(link) for link in _follow_causes(error)}
+    return all(
+        issubclass(kind, _MISTAKES) and kind.__module__.partition(".")[0] in ("builtins", "insitu")
+        for kind in kinds
+    )
 
+
+def describe_failure(error: BaseException) -> Failure:
     final = any(isinstance(link, InsituError) and link.is_final for link in _follow_causes(error))
     return Failure(
         type=type(error).__name__,
@@ -65,6 +94,7 @@ def describe_failure(error: BaseException) -> Failure:
         fingerprint=compute_fingerprint(error),
         peer_lost=not final and any(isinstance(link, PeerLost) for link in _follow_causes(error)),
         final=final,
+        mistake=_is_mistake(error),
     )
 
 
@@ -75,11 +105,8 @@ def write_failure(error: BaseException) -> None:
         return
     path = me.job.failure(me.task)
     failure = describe_failure(error)
-    record = {
-        name: getattr(failure, name) for name in ("type", "message", "fingerprint", "peer_lost", "final")
-    }
     with contextlib.suppress(OSError):
-        replace_file(path, json.dumps(record).encode())
+        replace_file(path, json.dumps(asdict(failure)).encode())
 
 
 def read_failure(path: Path) -> Failure | None:

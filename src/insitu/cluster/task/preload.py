@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from insitu import preload_hooks
-from insitu.context import CONTRACT_ENVS
-from insitu.lazy_imports import gc_paused
-from insitu.ports import LISTENER_ENV, describe_listener
+from insitu.base.context import CONTRACT_ENVS
+from insitu.base.net.ports import LISTENER_ENV, describe_listener
+from insitu.base.process import preload_hooks
+from insitu.cluster.task.lazy_imports import gc_paused
 
 LOWEST_PRIORITY = 19
 _LARGEST = 1 << 20

@@ -4,7 +4,8 @@ Every transport reduces with `Reducer`, part by part, so that the result has the
 transport, the number of processes, the cuts and the timing: each element is `((x_0 + x_1) + x_2) + ...` in
 shard order, in the buffer's own dtype. float16 and bfloat16 are the exception: they are accumulated in
 float32 and rounded once, at the end. Overflow and invalid operations give
-infinity and NaN without a warning, also after `numpy.seterr`: no rank may stop in the middle of a sum.
+infinity and NaN without a warning, also after `numpy.seterr`: no rank may stop in the middle of a sum. A NaN
+that is computed has one pattern, without a sign.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 Array = np.ndarray
 ReduceOp = Literal["sum", "mean", "weighted_mean"]
@@ -140,6 +141,7 @@ class Reducer:
                 np.add(first, second, out)
                 for row in rest:
                     np.add(out, row, out)
+                _unify_nan(out)
 
         return reduce
 
@@ -162,6 +164,8 @@ class Reducer:
         with np.errstate(all="ignore"):
             if self.op == "mean":
                 np.true_divide(total, self._divisor, total)
+            if self.op != "sum" or self._divisor > 1:
+                _unify_nan(total)
             if out is not total:
                 np.copyto(out, total, casting="unsafe")
 
@@ -202,3 +206,10 @@ class Reducer:
                 np.add(total, spare, total)
             empty = False
         return empty
+
+
+def _unify_nan(array: Array) -> None:
+    """Give each NaN the same bits. Those of an addition depend on the order of the operands, which compilers
+    and NumPy choose."""
+    if array.dtype.kind == "f" and array.size and np.isnan(array.max()):
+        np.copyto(array, np.nan, where=np.isnan(array))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange.plan.arithmetic import PAGE, split_by_pages, split_chunks
 from insitu.exchange.plan.transport import Members, Reduction
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange.plan.arithmetic import ReduceOp
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from insitu.errors import InputError, SourceError
-from insitu.ports import format_address
+from insitu.base.errors import InputError, SourceError
+from insitu.base.net.ports import format_address
+from insitu.base.wording import format_count
 
 SCHEME = "ignite://"
 DEFAULT_PORT = 10800
@@ -159,7 +160,7 @@ def _read_credentials_file(path: Path) -> tuple[str, str]:
     if len(lines) < 2 or not lines[0]:
         raise InputError(
             f"INSITU_IGNITE_CREDENTIALS names a file with the user in its first line and the password in its "
-            f"second. Received: {path} with {len(lines)} line(s)"
+            f"second. Received: {path} with {format_count(len(lines), 'line')}"
         )
     return lines[0], lines[1]
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources import columns_of_batch, values_of_batch
-from insitu.spec import Column
 
 
 def find_arrow_columns(values: Any, name: str, ragged: frozenset[str]) -> tuple[Column, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.grid.ignite.address import ConnectionSettings, read_credentials, read_settings
 
 _TEXTS = (

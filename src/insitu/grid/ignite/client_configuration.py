@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.grid.ignite.address import DEFAULT_PORT, SCHEME, HostPort, format_server
 
 MOST_BYTES = 1 << 20

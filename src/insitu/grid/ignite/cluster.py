@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
 from insitu.grid.ignite.address import Address, ConnectionSettings, HostPort
 from insitu.grid.ignite.connection import (
     Connection,
@@ -64,7 +64,7 @@ from insitu.grid.ignite.protocol import (
 )
 from insitu.grid.ignite.wire import Malformed, hash_name, pack_string
 
-logger = logging.getLogger("insitu.grid")
+logger = logging.getLogger("insitu")
 Result = TypeVar("Result")
 Candidate = tuple[HostPort, str]
 """A server, and the id of the node that it must be; empty: any."""

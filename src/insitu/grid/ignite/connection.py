@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
 from insitu.grid.ignite.address import ConnectionSettings, HostPort, format_server
 from insitu.grid.ignite.protocol import (
     AUTHENTICATION_FAILED,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
 from insitu.grid.ignite.address import format_server, parse_address, read_settings
 from insitu.grid.ignite.cluster import Cluster
 from insitu.grid.ignite.fields import FieldOptions

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.spec import Column
 from insitu.grid.ignite.objects import HEADER_BYTES
 from insitu.grid.ignite.protocol import BinaryType, Field
 from insitu.grid.ignite.wire import (
@@ -37,7 +38,6 @@ from insitu.grid.ignite.wire import (
     hash_name,
 )
 from insitu.grid.partitions import TEXT, is_ragged, text_buffers
-from insitu.spec import Column
 
 _USER_TYPE, _HAS_SCHEMA, _ONE_BYTE, _TWO_BYTES, _COMPACT = 0x01, 0x02, 0x08, 0x10, 0x20
 _FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193

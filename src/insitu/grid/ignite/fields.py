@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
+from insitu.base.spec import Column
+from insitu.base.wording import format_count
 from insitu.grid.ignite.arrow_values import find_arrow_columns
 from insitu.grid.ignite.objects import (
     ABSENT,
@@ -54,7 +56,6 @@ from insitu.grid.ignite.wire import (
 )
 from insitu.grid.partitions import RAGGED, TEXT, is_ragged
 from insitu.grid.sources import DTYPES, MOST_ROW_VALUES, SourceOptions
-from insitu.spec import Column
 
 TypeLookup = Callable[[int], BinaryType]
 _OBJECTS = (OBJECT, WRAPPED)
@@ -392,7 +393,7 @@ def find_fields(
     if finder.problems and not partly:
         count = len(finder.problems)
         raise SourceError(
-            f"{count} part(s) of the rows of cache {configuration.name} can't be a column: "
+            f"{format_count(count, 'part')} of the rows of cache {configuration.name} can't be a column: "
             + "; ".join(finder.problems)
         )
     found = RowFields(key, value, tuple(finder.problems))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
 from insitu.grid.ignite.protocol import BinaryType
 from insitu.grid.ignite.rows import Buffer, Positions
 from insitu.grid.ignite.wire import HANDLE, NULL, OBJECT, WRAPPED, Malformed, name_of_code

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from insitu.base.net.unauthenticated import is_loopback
+from insitu.base.spec import NodeId
 from insitu.grid.ignite.address import Address, HostPort, format_server
 from insitu.grid.ignite.protocol import Endpoint
-from insitu.spec import NodeId
-from insitu.unauthenticated import is_loopback
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.ignite.objects import AlignedFields, gather, gather_codes, gather_numbers
 from insitu.grid.ignite.rows import Buffer, Positions
 from insitu.grid.ignite.wire import (
@@ -48,7 +49,6 @@ from insitu.grid.ignite.wire import (
     pack_int,
 )
 from insitu.grid.partitions import TEXT, is_ragged, value_dtype
-from insitu.spec import Column
 
 NUMBERS: Mapping[int, str] = {
     BYTE: "int8",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
 
 NULL, HANDLE, OBJECT, WRAPPED = 101, 102, 103, 27
 BYTE, SHORT, INT, LONG, FLOAT, DOUBLE, CHAR, BOOL = range(1, 9)

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import InputError
-from insitu.spec import NodeId, PartitionInfo, Topology
+from insitu.base.errors import InputError
+from insitu.base.spec import NodeId, PartitionInfo, Topology
+from insitu.base.wording import format_count
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -97,7 +98,8 @@ def owners_of_partition(partition: int, topology: Topology, backups: int) -> tup
     if not 0 <= backups < len(nodes):
         raise InputError(
             f"Each copy of a partition lies on a node of its own, so --backups must be in [0, {len(nodes)}) "
-            f"on {len(nodes)} node(s). Received: {backups}. Bring up more nodes with `insitu up --nodes N`, "
+            f"on {format_count(len(nodes), 'node')}. Received: {backups}. Bring up more nodes with `insitu "
+            "up --nodes N`, "
             f"on several hosts with `insitu up --hosts FILE`"
         )
     primary = partition % len(nodes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from insitu.spec import NodeId, PlacedCopy
+from insitu.base.spec import NodeId, PlacedCopy
 
 
 def flip_copies(

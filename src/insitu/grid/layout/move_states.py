@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from insitu.base.spec import NodeId
 from insitu.grid.layout.rebalancing import RebalancePlan
-from insitu.spec import NodeId
 
 MAX_ATTEMPTS = 3
 """How often a copy is tried."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.grid.layout.permutation import Permutation
 
 Rows = npt.NDArray[np.int64]

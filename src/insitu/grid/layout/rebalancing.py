@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from insitu.errors import InputError
-from insitu.spec import NodeId, PlacedCopy
+from insitu.base.errors import InputError
+from insitu.base.spec import NodeId, PlacedCopy
+from insitu.base.wording import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def plan_rebalancing(
     if not 0 <= backups < len(staying):
         raise InputError(
             f"Each copy of a partition lies on a node of its own, so there must be more nodes that stay than "
-            f"backups. Received: {len(staying)} node(s) for {backups} backup(s). Add nodes, or import with "
+            f"backups. Received: {format_count(len(staying), 'node')} for "
+            f"{format_count(backups, 'backup')}. Add nodes, or import with "
             f"fewer backups"
         )
     present = set(nodes)

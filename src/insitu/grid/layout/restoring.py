@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from insitu.base.spec import NodeId, PlacedCopy
 from insitu.grid.layout.rebalancing import Move, RebalancePlan
-from insitu.spec import NodeId, PlacedCopy
 
 
 def plan_restoring(

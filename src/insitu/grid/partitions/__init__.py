@@ -4,7 +4,6 @@ Begin reading with `format.py`.
 """
 
 from insitu.grid.partitions.address_space import AddressSpace
-from insitu.grid.partitions.block_checks import BlockChecks
 from insitu.grid.partitions.block_layout import make_corrupt_error, make_unreadable_error
 from insitu.grid.partitions.block_reader import DIRECT_ALIGNMENT, BlockReader
 from insitu.grid.partitions.checksum import checksum_text, file_checksum
@@ -25,41 +24,13 @@ from insitu.grid.partitions.format import (
     value_dtype,
 )
 from insitu.grid.partitions.format import values_of_batch as values_of_rows
-from insitu.grid.partitions.pacing import WritePacing
-from insitu.grid.partitions.partition import Partition
+from insitu.grid.partitions.partition import BlockChecks, Partition
 from insitu.grid.partitions.values import BlockedValues, TextValues, count_shared, ragged_rows
-from insitu.grid.partitions.writer import PartitionWriter, refuse_changed
-
-__all__ = [
-    "DIRECT_ALIGNMENT",
-    "RAGGED",
-    "TEXT",
-    "AddressSpace",
-    "BlockChecks",
-    "BlockReader",
-    "BlockedValues",
-    "Partition",
-    "PartitionWriter",
-    "TextValues",
-    "WritePacing",
-    "body_alignment",
-    "check_rows",
-    "checksum_text",
-    "column_offsets",
-    "count_shared",
-    "file_checksum",
-    "is_ragged",
-    "is_variable",
-    "make_batch",
-    "make_corrupt_error",
-    "make_room",
-    "make_unreadable_error",
-    "open_block_reader",
-    "ragged_rows",
-    "refuse_changed",
-    "row_bytes",
-    "rows_per_block",
-    "text_buffers",
-    "value_dtype",
-    "values_of_rows",
-]
+from insitu.grid.partitions.verification import (
+    check_size,
+    is_cut_short,
+    record_written,
+    verify_file,
+    verify_once,
+)
+from insitu.grid.partitions.writer import PartitionWriter, WritePacing, refuse_changed

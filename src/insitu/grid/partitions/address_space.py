@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import GridError
+from insitu.base.errors import GridError
 
 _LIMITS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 """The system's errors for a process that has too many files or mappings, or a system that has."""

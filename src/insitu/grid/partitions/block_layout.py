@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import CorruptPartition, UnreadablePartition
+from insitu.base.errors import CorruptPartition, UnreadablePartition
+from insitu.base.spec import Column
 from insitu.grid.partitions.format import (
     column_offsets,
     file_order,
@@ -24,7 +25,6 @@ from insitu.grid.partitions.format import (
     row_bytes,
     value_type,
 )
-from insitu.spec import Column
 
 
 class BlockLayout:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from insitu.base.spec import Column
 from insitu.grid.partitions.block_layout import (
     BlockLayout,
     make_corrupt_error,
@@ -23,7 +24,6 @@ from insitu.grid.partitions.block_layout import (
 )
 from insitu.grid.partitions.format import file_order, row_bytes
 from insitu.grid.partitions.partition import Partition
-from insitu.spec import Column
 
 WORTH_SKIPPING = 64 << 10
 """Bytes between two columns from which on two reads cost less than one."""

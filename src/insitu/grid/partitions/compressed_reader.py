@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from insitu.base.spec import Column
 from insitu.grid.partitions.block_layout import BlockLayout, make_corrupt_error, view_of
 from insitu.grid.partitions.block_reader import DIRECT_ALIGNMENT, WORTH_SKIPPING, BlockReader, scratch_memory
 from insitu.grid.partitions.compression import buffers_by_column, decompress, padded
 from insitu.grid.partitions.format import file_order, value_type
 from insitu.grid.partitions.partition import Partition
-from insitu.spec import Column
 
 
 class CompressedBlockReader(BlockReader):

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from insitu.base.spec import Column
 from insitu.grid.partitions.format import (
     BlockMark,
     column_buffers,
@@ -30,9 +31,13 @@ from insitu.grid.partitions.format import (
     row_bytes,
     write_mark,
 )
-from insitu.grid.partitions.ipc_footer import TAIL_BYTES, find_vector_of_places, footer_bytes
-from insitu.grid.partitions.ipc_message import BUFFER, fill_template
-from insitu.spec import Column
+from insitu.grid.partitions.ipc_message import (
+    BUFFER,
+    TAIL_BYTES,
+    fill_template,
+    find_vector_of_places,
+    footer_bytes,
+)
 
 _TRIED_AGAIN = 64
 _WORTH = 0.9

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from insitu.durable import PageFile, set_direct_io
+from insitu.base.disk.durable import PageFile, set_direct_io
 
 ROOM_BYTES = 2 << 20
 """Bytes that are written or read at once."""

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.spec import Column
+from insitu.base.spec import Column
 
 TEXT = "str"
 RAGGED = "[*]"

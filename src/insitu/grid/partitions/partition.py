@@ -10,9 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from insitu.base.spec import CacheSpec, Column, PartitionInfo
 from insitu.grid.partitions.address_space import AddressSpace
-from insitu.grid.partitions.block_checks import BlockChecks
-from insitu.grid.partitions.block_layout import BlockLayout, make_corrupt_error, make_unreadable_error
+from insitu.grid.partitions.block_layout import (
+    BlockLayout,
+    make_corrupt_error,
+    make_unreadable_error,
+    view_of,
+)
 from insitu.grid.partitions.compression import Sizes, buffers_by_column, read_sizes, table_bytes
 from insitu.grid.partitions.format import (
     arrow_schema,
@@ -24,9 +29,8 @@ from insitu.grid.partitions.format import (
     text_buffers,
     value_dtype,
 )
-from insitu.grid.partitions.ipc_footer import TAIL_BYTES, footer_bytes, read_places
+from insitu.grid.partitions.ipc_message import TAIL_BYTES, footer_bytes, read_places
 from insitu.grid.partitions.values import BlockedValues, RaggedValues, TextValues
-from insitu.spec import CacheSpec, Column, PartitionInfo
 
 
 class Partition:
@@ -226,3 +230,39 @@ def _address(array: Any, column: Column) -> int:
     """Return where the values of a block lie in memory."""
     storage = array.storage.values if column.shape else array
     return int(storage.buffers()[1].address)
+
+
+# Compares the blocks of a mapped file with their checksums, each before its rows are used first
+
+
+class BlockChecks:
+    """Which blocks of one mapped file are as they were written. Two threads may both check one."""
+
+    def __init__(self, layout: BlockLayout, space: AddressSpace, offset: int, blocks: int) -> None:
+        """The file is mapped from byte `offset` of `space` on."""
+        self._layout = layout
+        self._space = space
+        self._offset = offset
+        self._unchecked = np.ones(blocks, dtype=bool)
+        #: Whether nothing is left to be checked.
+        self.done = not blocks
+
+    @property
+    def all_blocks(self) -> npt.NDArray[np.int64]:
+        """The numbers of all blocks."""
+        return np.arange(len(self._unchecked))
+
+    def check(self, blocks: npt.NDArray[np.int64]) -> None:
+        """Check those of the given blocks that haven't been. Raises CorruptPartition."""
+        if self.done:
+            return
+        for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
+            start, size = self._offset + self._layout.offset(block), self._layout.size(block)
+            try:
+                self._space.fault_in(start, size)
+            except OSError as error:
+                why = f"its block {block} can't be read ({error.strerror})"
+                raise make_unreadable_error(self._layout.path, why) from error
+            self._layout.check(block, view_of(self._space.memory[start : start + size]))
+            self._unchecked[block] = False
+        self.done = not self._unchecked.any()

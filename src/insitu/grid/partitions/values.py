@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from insitu.base.spec import Column
 from insitu.grid.partitions.format import row_bytes, text_buffers
-from insitu.spec import Column
 
 Rows = npt.NDArray[np.int64]
 

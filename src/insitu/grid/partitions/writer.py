@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import os
 import zlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -12,7 +15,8 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from insitu.errors import GridError
+from insitu.base.errors import GridError
+from insitu.base.spec import Column
 from insitu.grid.partitions.checksum import checksum_text, combined
 from insitu.grid.partitions.compression import BlockCompressor, buffer_slots
 from insitu.grid.partitions.direct_file import DirectFile
@@ -30,8 +34,6 @@ from insitu.grid.partitions.format import (
     write_options,
 )
 from insitu.grid.partitions.ipc_message import PREFIX_BYTES, read_buffers
-from insitu.grid.partitions.pacing import WritePacing
-from insitu.spec import Column
 
 _FILE_START = 8
 """Bytes before the first message: Arrow's magic word and padding."""
@@ -335,3 +337,48 @@ def _block_metadata(columns: tuple[Column, ...], codec: str | None) -> bytes:
         pieces, body = sink.take_pieces()
         writer.close()
     return b"".join(pieces[:body])
+
+
+# Keeps what is written from filling the system's cache: the disk begins at once, and isn't far behind
+
+
+_BEHIND_BYTES = 64 << 20
+"""Bytes that the disk may be behind. It has enough to do, and the cache keeps room for others."""
+_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint]
+
+
+class WritePacing:
+    """Paces the writes of one thread to any number of files.
+
+    Left alone, the system collects gigabytes, then makes all writers of the machine wait for the disk.
+    """
+
+    def __init__(self, *, drop: bool) -> None:
+        """With `drop`, what is on the disk leaves the system's cache, for data that doesn't fit there."""
+        self._drop = drop
+        self._behind: deque[tuple[Path, int, int]] = deque()
+        self._bytes = 0
+
+    def add(self, path: Path, descriptor: int, offset: int, size: int) -> None:
+        """Have the disk begin to write [offset, offset + size) of a file, and wait for what is far behind."""
+        _LIBC.sync_file_range(descriptor, offset, size, _WRITE)
+        self._behind.append((path, offset, size))
+        self._bytes += size
+        while self._bytes > _BEHIND_BYTES:
+            path, offset, size = self._behind.popleft()
+            self._bytes -= size
+            self._wait(path, offset, size)
+
+    def _wait(self, path: Path, offset: int, size: int) -> None:
+        # A file that is gone, or a file system that knows none of this, needs no pacing. fsync
+        # reports errors of the disk at the end.
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                _LIBC.sync_file_range(descriptor, offset, size, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
+                if self._drop:
+                    os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

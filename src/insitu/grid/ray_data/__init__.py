@@ -7,5 +7,3 @@ from __future__ import annotations
 
 from insitu.grid.ray_data.opening import RayReader, open_ray_sources
 from insitu.grid.ray_data.readers import READERS, ReaderRequest, parse_reader
-
-__all__ = ["READERS", "RayReader", "ReaderRequest", "open_ray_sources", "parse_reader"]

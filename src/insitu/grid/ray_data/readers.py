@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 Parse = Callable[[str], Any]
 _SMALL_FILES = 64

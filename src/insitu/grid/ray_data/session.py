@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
+from insitu.base.process.processes import runs_raylet
 from insitu.grid.ray_data.readers import ReaderRequest
-from insitu.processes import runs_raylet
 
 ADDRESS_ENV = "RAY_ADDRESS"
 _UNPICKLE_ENV = "RAY_DATA_WEBDATASET_ALLOW_UNSAFE_DESERIALIZATION"
 _INSTALL = "pip install 'insitu[ray-data]'"
 _MAX_SHOWN = 300
+_ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*: \S")
+"""A line of a traceback that names an error. Others are indented."""
 _SECONDS = 60.0
 """Within which each node of a Ray cluster looks at files."""
 
@@ -183,6 +186,8 @@ class RaySession:
 
     def _explain(self, error: Exception, names: Sequence[str]) -> SourceError:
         said = describe_failure(error)
+        if self._request.reader.function == "read_images":
+            said = find_damaged_picture(names) or said
         for name in names:
             said = said.replace(name, name.partition("?")[0]) if "?" in name else said
         packages = self._request.reader.packages
@@ -199,6 +204,26 @@ class RaySession:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return in a line what has failed: the last line of Ray's text, which says the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{lines[-1] if lines else type(error).__name__:.{_MAX_SHOWN}}"
+    """Return in a line what has failed: the first error of Ray's text, which caused the others, else its last
+    line. Advice of Ray's own may follow it."""
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    found = next(filter(_ERROR.match, lines), lines[-1] if lines else type(error).__name__)
+    return f"{found.strip():.{_MAX_SHOWN}}"
+
+
+def find_damaged_picture(names: Sequence[str]) -> str:
+    """Return the first picture of this machine that can't be read, and why, which Ray doesn't name; else an
+    empty text."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return ""
+    for name in names:
+        try:
+            with Image.open(name) as picture:
+                picture.load()
+        except FileNotFoundError:  # a URL
+            return ""
+        except Exception as error:
+            return f"{name}: {error}"
+    return ""

@@ -1,58 +1,47 @@
-"""What the store of one node holds of the files of `insitu://`: names and blocks.
+"""The files of `insitu://`: their names, which lie in the metadata store, and the blocks in one store.
 
-A file is an entry in the table of names and a list of blocks, each a file in memory or on the store's disk.
-Which nodes hold what, and who decides about a name, isn't known here. Begin reading with `store.py`.
+A file is an entry under a name and a list of blocks, each a file in memory or on the store's disk. Which
+nodes hold what isn't known here. Begin reading with `name_records.py` and `names.py`, then `store.py`.
 """
 
 from insitu.grid.shared_files.blocks import BlockFolder
 from insitu.grid.shared_files.entries import (
     BLOCK_BYTES,
-    DELETED,
+    BLOCKS_A_LIST,
     FILE,
     FOLDER,
     MAX_COPIES,
+    MAX_LISTED,
     Block,
     Entry,
+    check_change,
     check_path,
     check_volume,
     checksum_block,
-    encode_entries,
-    parse_entries,
+    make_block,
+    pack_blocks,
     parse_entry,
     split_path,
+    unpack_blocks,
 )
-from insitu.grid.shared_files.names import KEEP_DELETED_SECONDS, Commit, ListedPath, NameTable
+from insitu.grid.shared_files.file_manifests import FileManifest, find_digest, parse_manifest, split_key
+from insitu.grid.shared_files.garbage import GarbageList
+from insitu.grid.shared_files.name_rebuilding import (
+    NamesState,
+    Origin,
+    advance_generation,
+    forget_others,
+    make_origin,
+    read_state,
+    rebuild_names,
+)
+from insitu.grid.shared_files.name_records import Folder
+from insitu.grid.shared_files.names import ListedPath, NameTree, UsedUp
 from insitu.grid.shared_files.store import (
     FileStore,
-    list_file_nodes,
     list_local_volumes,
+    open_local_names,
     read_memory_limit,
     remove_file_memory,
+    remove_local_names,
 )
-
-__all__ = [
-    "BLOCK_BYTES",
-    "DELETED",
-    "FILE",
-    "FOLDER",
-    "KEEP_DELETED_SECONDS",
-    "MAX_COPIES",
-    "Block",
-    "BlockFolder",
-    "Commit",
-    "Entry",
-    "FileStore",
-    "ListedPath",
-    "NameTable",
-    "check_path",
-    "check_volume",
-    "checksum_block",
-    "encode_entries",
-    "list_file_nodes",
-    "list_local_volumes",
-    "parse_entries",
-    "parse_entry",
-    "read_memory_limit",
-    "remove_file_memory",
-    "split_path",
-]

@@ -1,27 +1,33 @@
-"""Entries: what a name of `insitu://VOLUME/...` stands for, and how entries of several nodes are joined."""
+"""Entries: what the name of a file of `insitu://VOLUME/...` stands for."""
 
 from __future__ import annotations
 
 import math
 import re
+import secrets
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
-from insitu.errors import InputError
-from insitu.spec import check_simple_name
+from insitu.base.errors import InputError
+from insitu.base.spec import check_simple_name
 
 BLOCK_BYTES = 4 << 20
 """Bytes of a block at most. Blocks of a file that grows by small pieces are smaller."""
 MAX_COPIES = 16
 MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255
-MAX_BLOCKS = 1 << 20
-MAX_ENTRIES = 1 << 16
-FILE, FOLDER, DELETED = "file", "folder", "deleted"
-_KEY = re.compile(r"[0-9a-f]{32}")
+MAX_DEPTH = 40
+"""Names of a path at most: a transaction compares each folder on the way."""
+MAX_LISTED = 64
+"""Blocks that an entry names itself at most. Those of a larger file are named in blocks of their own."""
+FILE, FOLDER = "file", "folder"
+_KEY = _CHANGE = re.compile(r"[0-9a-f]{32}")
+_MANIFEST_KEY = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{8}")
 _CHECKSUM = re.compile(r"xxh3:[0-9a-f]{32}")
+_PACKED = struct.Struct("<16sI16s")
 _MAX_NUMBER = 1 << 62
 
 
@@ -42,36 +48,29 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a path of a volume is, by the newest commit that changed it."""
+    """A version of a file."""
 
-    #: The path in its volume, without a slash at either end.
-    path: str
-    #: The number of the commit. It grows in a volume; 0: not committed yet.
-    stamp: int
-    #: The node that has committed it.
-    writer: str
-    #: FILE, FOLDER, or DELETED, which is kept so that a node with old data learns of it.
-    kind: str
-    #: Seconds since 1970 by the clock of `writer`.
+    #: Bytes.
+    size: int
+    #: Seconds since 1970 by the clock of the process that has written it.
     modified: float
     #: On how many nodes each block is to lie.
     copies: int = 1
-    #: The content of a file, in order.
+    #: Blocks that name the first blocks of the file, as `pack_blocks` writes them.
+    lists: tuple[Block, ...] = ()
+    #: The blocks that follow those, in order.
     blocks: tuple[Block, ...] = ()
+    #: The revision of the metadata store at which it was published or moved; 0: it wasn't yet.
+    version: int = 0
 
     @property
-    def size(self) -> int:
-        """The bytes of the file."""
-        return sum(block.size for block in self.blocks)
-
-    @property
-    def order(self) -> tuple[int, str]:
-        """Of two entries for a path the one with the greater order counts, on every node."""
-        return self.stamp, self.writer
+    def block_count(self) -> int:
+        """How many blocks the file has."""
+        return sum(block.size for block in self.lists) // _PACKED.size + len(self.blocks)
 
     def to_json(self) -> list[Any]:
-        blocks = [block.to_json() for block in self.blocks]
-        return [self.path, self.stamp, self.writer, self.kind, self.modified, self.copies, blocks]
+        lists, blocks = ([block.to_json() for block in each] for each in (self.lists, self.blocks))
+        return [self.size, self.modified, self.copies, lists, blocks, self.version]
 
 
 def checksum_block(data: bytes | memoryview) -> str:
@@ -79,10 +78,27 @@ def checksum_block(data: bytes | memoryview) -> str:
     return f"xxh3:{xxhash.xxh3_128_hexdigest(data)}"
 
 
+def make_block(data: bytes, key: str = "") -> Block:
+    """Return the description of a block that is to be written; without `key` with a new one."""
+    return Block(key or secrets.token_hex(16), len(data), checksum_block(data))
+
+
 def check_key(value: Any) -> str:
-    """Return the key of a block. Raises InputError for anything else."""
-    if type(value) is not str or not _KEY.fullmatch(value):
+    """Return the key of a block or a manifest. Raises InputError for anything else."""
+    if type(value) is not str or not (_KEY.fullmatch(value) or _MANIFEST_KEY.fullmatch(value)):
         raise InputError(f"A block's key has 32 hex digits. Received: {value!r:.100}")
+    return value
+
+
+def is_manifest(key: str) -> bool:
+    """Return whether a key is that of a manifest, not of a part of a file."""
+    return "-" in key
+
+
+def check_change(value: Any) -> str:
+    """Return the id of a change. Raises InputError for anything else."""
+    if type(value) is not str or not _CHANGE.fullmatch(value):
+        raise InputError(f"A change's id has 32 hex digits. Received: {value!r:.100}")
     return value
 
 
@@ -97,7 +113,10 @@ def check_path(value: Any) -> str:
     """Return a path in a volume; "" is the volume itself. Raises InputError for one that isn't plain."""
     if type(value) is not str or len(value.encode(errors="surrogatepass")) > MAX_PATH_BYTES:
         raise InputError(f"A path has {MAX_PATH_BYTES} bytes at most. Received: {value!r:.100}")
-    for name in value.split("/") if value else ():
+    names = value.split("/") if value else []
+    if len(names) > MAX_DEPTH:
+        raise InputError(f"A path has {MAX_DEPTH} names at most. Received: {len(names)} in {value!r:.100}")
+    for name in names:
         if name in ("", ".", "..") or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
             raise InputError(
                 f"Names in insitu:// are texts of {MAX_NAME_BYTES} bytes at most that can be printed, and "
@@ -118,7 +137,8 @@ def split_path(url: str) -> tuple[str, str]:
     return check_volume(names[0]), check_path("/".join(names[1:]))
 
 
-def _number(name: str, value: Any, low: int, high: int) -> int:
+def check_count(name: str, value: Any, low: int, high: int) -> int:
+    """Return a whole number in [low, high). Raises InputError for anything else."""
     if type(value) is not int or not low <= value < high:
         raise InputError(f"{name} must be a whole number in [{low}, {high}). Received: {value!r:.100}")
     return value
@@ -129,43 +149,58 @@ def parse_block(value: Any) -> Block:
     if not isinstance(value, list) or len(value) != 3:
         raise InputError(f"A block is key, bytes and checksum. Received: {value!r:.100}")
     key, size, checksum = value
+    if type(key) is not str or not _KEY.fullmatch(key):
+        raise InputError(f"A block's key has 32 hex digits. Received: {key!r:.100}")
     if type(checksum) is not str or not _CHECKSUM.fullmatch(checksum):
         raise InputError(f"A checksum is xxh3: and 32 hex digits. Received: {checksum!r:.100}")
-    return Block(check_key(key), _number("bytes", size, 1, BLOCK_BYTES + 1), checksum)
+    return Block(key, check_count("bytes", size, 1, BLOCK_BYTES + 1), checksum)
+
+
+def _parse_blocks(value: Any) -> tuple[Block, ...]:
+    if not isinstance(value, list) or len(value) > MAX_LISTED:
+        raise InputError(f"An entry names {MAX_LISTED} blocks at most. Received: {value!r:.100}")
+    return tuple(map(parse_block, value))
 
 
 def parse_entry(value: Any) -> Entry:
     """Return an entry that another process describes. Raises InputError."""
-    if not isinstance(value, list) or len(value) != 7:
-        raise InputError(f"An entry has seven fields. Received: {value!r:.100}")
-    path, stamp, writer, kind, modified, copies, blocks = value
-    if kind not in (FILE, FOLDER, DELETED):
-        raise InputError(f"An entry is a file, a folder or deleted. Received: {kind!r:.100}")
+    if not isinstance(value, list) or len(value) != 6:
+        raise InputError(f"An entry has six fields. Received: {value!r:.100}")
+    size, modified, copies, lists, blocks, version = value
     if type(modified) not in (int, float) or not math.isfinite(modified):
         raise InputError(f"A time is a number of seconds. Received: {modified!r:.100}")
-    if not isinstance(blocks, list) or len(blocks) > MAX_BLOCKS or (blocks and kind != FILE):
-        raise InputError(f"A file has {MAX_BLOCKS} blocks at most, others none. Received: others")
-    if not check_path(path):
-        raise InputError("An entry has a path. Received: that of the whole volume")
-    if type(writer) is not str:
-        raise InputError(f"A node's name must be text. Received: {writer!r:.100}")
-    return Entry(
-        path,
-        _number("stamp", stamp, 0, _MAX_NUMBER),
-        check_simple_name("A node's name", writer) if writer else "",
-        kind,
+    entry = Entry(
+        check_count("size", size, 0, _MAX_NUMBER),
         float(modified),
-        _number("copies", copies, 1, MAX_COPIES + 1),
-        tuple(map(parse_block, blocks)),
+        check_count("copies", copies, 1, MAX_COPIES + 1),
+        _parse_blocks(lists),
+        _parse_blocks(blocks),
+        check_count("version", version, 0, _MAX_NUMBER),
+    )
+    if not lists and size != sum(block.size for block in entry.blocks):
+        raise InputError(f"A file has the bytes of its blocks. Received: {size}, and blocks of others")
+    return entry
+
+
+def pack_blocks(blocks: Iterable[Block]) -> bytes:
+    """Return the names of blocks as the content of others."""
+    return b"".join(
+        _PACKED.pack(bytes.fromhex(block.key), block.size, bytes.fromhex(block.checksum[5:]))
+        for block in blocks
     )
 
 
-def encode_entries(entries: Iterable[Entry]) -> list[Any]:
-    return [entry.to_json() for entry in entries]
+def unpack_blocks(data: bytes) -> tuple[Block, ...]:
+    """Return what `pack_blocks` was given. Raises InputError for anything else."""
+    if len(data) % _PACKED.size:
+        raise InputError(f"A list of blocks has entries of {_PACKED.size} bytes. Received: {len(data)} bytes")
+    found = [
+        Block(key.hex(), size, f"xxh3:{digest.hex()}") for key, size, digest in _PACKED.iter_unpack(data)
+    ]
+    if not all(0 < block.size <= BLOCK_BYTES for block in found):
+        raise InputError(f"A block has 1 to {BLOCK_BYTES} bytes. Received: a list with others")
+    return tuple(found)
 
 
-def parse_entries(value: Any) -> list[Entry]:
-    """Return what `encode_entries` was given. Raises InputError for anything else."""
-    if not isinstance(value, list) or len(value) > MAX_ENTRIES:
-        raise InputError(f"entries is a list of {MAX_ENTRIES} at most. Received: {value!r:.100}")
-    return [parse_entry(each) for each in value]
+BLOCKS_A_LIST = BLOCK_BYTES // _PACKED.size
+"""Blocks that one block can name."""

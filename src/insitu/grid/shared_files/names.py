@@ -1,39 +1,55 @@
-"""The table of names of one node's store: entries of volumes, in SQLite.
+"""The names of `insitu://`: a tree of folders and files in the metadata store.
 
-Several processes may use it. Each change is one transaction, so a tree is renamed as a whole.
+A change is decided by what the tree is at one revision, and made by one transaction, which compares all
+that it was decided by. If something of that has changed meanwhile, it is decided again.
+
+A change has an id, made by the caller. If its answer is lost, the caller asks again with `again`, and a
+change that was made is found by its id. The first call may still be on its way then. So before such a change
+is refused, its id is used up, and the first call changes nothing any more.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
-import sqlite3
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import xxhash
+from insitu.grid.shared_files.entries import FILE, FOLDER, Entry
+from insitu.grid.shared_files.name_records import (
+    NEVER,
+    VOLUMES,
+    Folder,
+    Garbage,
+    encode_file,
+    garbage_key,
+    make_folder_id,
+    moves_key,
+    name_key,
+    names_prefix,
+    read_name,
+    used_key,
+    volume_key,
+)
+from insitu.metadata import Compare, Delete, MetadataStore, Operation, Put, Record, compare_found
 
-from insitu.access import make_file, make_folder
-from insitu.errors import GridError
-from insitu.grid.shared_files.entries import DELETED, FILE, FOLDER, Entry, parse_entry
+_TRIES = 200
+_USED_UP_SECONDS = 1200.0
+"""Seconds for which an id stays used up: for longer than the store knows those that were made."""
+_PAGE = 500
+Seen = dict[str, Record | None]
+"""What was read of keys, None: they aren't there."""
+Decision = tuple[Seen, list[Operation]]
+"""What a change was decided by, and what it does."""
 
-_WAIT_SECONDS = 30.0
-KEEP_DELETED_SECONDS = 30 * 86400.0
-"""Seconds for which is known what was deleted. A node that returns later brings it back."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS entries (
-    volume TEXT NOT NULL, path TEXT NOT NULL, stamp INTEGER NOT NULL, writer TEXT NOT NULL,
-    kind TEXT NOT NULL, modified REAL NOT NULL, copies INTEGER NOT NULL, size INTEGER NOT NULL,
-    blocks TEXT NOT NULL, PRIMARY KEY (volume, path)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_stamp ON entries (volume, stamp);
-"""
-_COLUMNS = "path, stamp, writer, kind, modified, copies, blocks"
+
+class UsedUp(Exception):
+    """A change of this id is never made. It may be asked for with another id."""
+
+
+class _Changed(Exception):
+    """What a change was to be decided by has changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,360 +58,386 @@ class ListedPath:
 
     #: The path in its volume.
     path: str
-    #: FILE or FOLDER. A folder is there when it was made, or when something is in it.
+    #: FILE or FOLDER.
     kind: str
     #: Bytes of a file; 0 of a folder.
     size: int
-    #: When it was changed, in seconds since 1970; 0 of a folder that wasn't made.
+    #: When it was changed, in seconds since 1970.
     modified: float
     #: On how many nodes a file is to lie.
     copies: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What one change has done."""
+@dataclass(slots=True)
+class _Way:
+    """Where a path leads."""
 
-    #: The entries that are new. None: it was done before.
-    entries: tuple[Entry, ...] = ()
-    #: The keys of blocks that no entry has any more.
-    dropped: tuple[str, ...] = ()
+    #: The names of the path.
+    names: list[str]
+    #: The ids of the folders on the way, the volume's root first, as far as they are there.
+    folders: list[str]
+    #: The record of the path; None: nothing is there.
+    record: Record | None = None
+    #: What it stands for.
+    found: Entry | Folder | None = None
+    #: The path of a file that is in the place of a folder.
+    blocked: str = ""
 
 
-class NameTable:
-    """The names that one store knows. Paths are checked by the caller.
+def _make_error(number: int, path: str, why: str = "") -> OSError:
+    return OSError(number, why or os.strerror(number), path)
+
+
+def _revision(record: Record | None) -> int:
+    return 0 if record is None else record.revision
+
+
+class NameTree:
+    """The names that a metadata store holds. For several threads. Paths are checked by the caller.
 
     Methods that change something raise OSError with the `errno` that Linux has for it: ENOENT, EEXIST,
-    EISDIR, ENOTDIR, ENOTEMPTY, and ESTALE where another commit came between.
+    EISDIR, ENOTDIR, ENOTEMPTY; ESTALE if another version is there; EAGAIN if too many change the same
+    names. All raise StoreUnavailable.
     """
 
-    def __init__(self, home: Path, path: Path) -> None:
-        self._home = home
-        self._path = path
-        self._lock = threading.Lock()
-        #: The connection, and the process and file that it belongs to. Written under the lock.
-        self._database: sqlite3.Connection | None = None
-        self._identity = (0, 0, 0)
-
-    @contextlib.contextmanager
-    def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-        """Yield a connection within a transaction. Raises GridError where the table can't be used."""
-        with self._lock:
-            try:
-                database = self._connect()
-                database.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                try:
-                    yield database
-                except BaseException:
-                    database.execute("ROLLBACK")
-                    raise
-                database.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise GridError(
-                    f"The names of insitu:// must be readable. Received: {self._path} ({error}). Move that "
-                    f"file away: the names come again from other nodes"
-                ) from error
-
-    def _connect(self) -> sqlite3.Connection:
-        """Return the connection of this process, which is kept: closing it would write the disk each time."""
-        try:
-            found = os.stat(self._path)
-            identity = os.getpid(), found.st_dev, found.st_ino
-        except FileNotFoundError:
-            make_folder(self._home, self._path.parent)
-            make_file(self._home, self._path)
-            identity = (0, 0, 0)
-        if self._database is not None and identity == self._identity:
-            return self._database
-        if self._database is not None and self._identity[0] == os.getpid():
-            self._database.close()  # not that of the process that forked this one
-        database = sqlite3.connect(
-            self._path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        if not database.execute("PRAGMA user_version").fetchone()[0]:
-            database.execute("PRAGMA journal_mode=WAL")
-            database.executescript(_SCHEMA)
-            database.execute("PRAGMA user_version=1")
-        database.execute("PRAGMA synchronous=NORMAL")
-        found = os.stat(self._path)
-        self._database, self._identity = database, (os.getpid(), found.st_dev, found.st_ino)
-        return database
-
-    @property
-    def identity(self) -> tuple[int, ...]:
-        """Tell this table from another one that comes into its place."""
-        with self._lock:
-            self._connect()
-            return self._identity
-
-    def close(self) -> None:
-        """Close the connection. The next call opens it."""
-        with self._lock:
-            if self._database is not None and self._identity[0] == os.getpid():
-                self._database.close()
-            self._database = None
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
 
     # Reading
 
-    def find(self, volume: str, path: str) -> Entry | None:
-        """Return the entry of a file or of a folder that was made; None: there is none, or it is deleted."""
-        with self._open() as database:
-            found = _read(database, volume, path)
-        return None if found is None or found.kind == DELETED else found
+    def look(self, volume: str, path: str) -> Entry | Folder | None:
+        """Return what a path stands for, None: nothing is there."""
+        (way,), _ = self._follow(volume, path)
+        return way.found
 
-    def describe(self, volume: str, path: str) -> ListedPath | None:
-        """Return what a path is; None: there is nothing."""
-        with self._open() as database:
-            found = _read(database, volume, path) if path else None
-            if found is not None and found.kind != DELETED:
-                return ListedPath(path, found.kind, found.size, found.modified)
-            return ListedPath(path, FOLDER, 0, 0.0) if _has_children(database, volume, path) else None
+    def list_children(self, volume: str, path: str, after: str, limit: int) -> list[ListedPath]:
+        """Return up to `limit` of what lies directly in a folder, by name, behind the name `after`; nothing
+        for what is no folder."""
+        for _ in range(_TRIES):
+            (way,), seen = self._follow(volume, path)
+            if not isinstance(way.found, Folder):
+                return []
+            prefix = names_prefix(volume, way.found.id)
+            records, _ = self._store.range(prefix, prefix + after, limit)
+            if self._is_still(seen):
+                return [_describe(path, record) for record in records]
+        raise _make_error(errno.EAGAIN, path)
 
-    def list_below(self, volume: str, path: str, after: str, limit: int) -> list[Entry]:
-        """Return up to `limit` files and made folders below `path` whose paths come after `after`, in their
-        order."""
-        low, high = _range(path)
-        with self._open() as database:
-            rows = database.execute(
-                f"SELECT {_COLUMNS} FROM entries WHERE volume = ? AND path > ? AND path >= ? AND path < ? "
-                f"AND kind != '{DELETED}' ORDER BY path LIMIT ?",
-                (volume, after, low, high, limit),
-            )
-            return [_make(row) for row in rows]
-
-    def list_children(self, volume: str, path: str) -> list[ListedPath]:
-        """Return what lies directly in a folder, in order; nothing for what is none."""
-        low, high = _range(path)
-        start = len(low) + 1
-        with self._open() as database:
-            rows = database.execute(
-                "SELECT path, kind, size, modified, copies FROM entries "
-                f"WHERE volume = ? AND path >= ? AND path < ? "
-                f"AND kind != '{DELETED}' AND instr(substr(path, {start}), '/') = 0",
-                (volume, low, high),
-            )
-            found = {row[0]: ListedPath(*row) for row in rows}
-            folders = database.execute(
-                f"SELECT DISTINCT substr(path, 1, {len(low)} + instr(substr(path, {start}), '/') - 1) "
-                f"FROM entries WHERE volume = ? AND path >= ? AND path < ? AND kind != '{DELETED}' "
-                f"AND instr(substr(path, {start}), '/') > 0",
-                (volume, low, high),
-            )
-            for (folder,) in folders:
-                found.setdefault(folder, ListedPath(folder, FOLDER, 0, 0.0))
-        return [found[name] for name in sorted(found)]
+    def list_below(self, volume: str, path: str, after: str, limit: int) -> list[ListedPath]:
+        """Return up to `limit` of all that lies below a folder, each folder before its content, behind the
+        path `after` of such a listing. Names that change meanwhile may be in it or not."""
+        (way,), _ = self._follow(volume, path)
+        if not isinstance(way.found, Folder):
+            return []
+        folder, prefix = way.found, path
+        levels: list[tuple[str, Iterator[Record]]] = []
+        rest = after[len(path) :].strip("/").split("/") if after else []
+        for name in rest:
+            levels.append((prefix, self._iterate(volume, folder.id, name)))
+            record = self._get(name_key(volume, folder.id, name))
+            found = None if record is None else read_name(record)
+            if not isinstance(found, Folder):
+                break
+            folder, prefix = found, _join(prefix, name)
+        else:
+            levels.append((prefix, self._iterate(volume, folder.id, "")))
+        listed: list[ListedPath] = []
+        while levels and len(listed) < limit:
+            prefix, records = levels[-1]
+            next_one = next(records, None)
+            if next_one is None:
+                levels.pop()
+                continue
+            listed.append(_describe(prefix, next_one))
+            found = read_name(next_one)
+            if isinstance(found, Folder):
+                levels.append((listed[-1].path, self._iterate(volume, found.id, "")))
+        return listed
 
     def list_volumes(self) -> list[str]:
-        """Return the volumes that hold something."""
-        with self._open() as database:
-            rows = database.execute(f"SELECT DISTINCT volume FROM entries WHERE kind != '{DELETED}'")
-            return sorted(row[0] for row in rows)
+        """Return the names of all volumes."""
+        return [record.key.removeprefix(VOLUMES) for record in self._read_range(VOLUMES, "")]
 
-    def read_states(self) -> dict[str, tuple[int, str]]:
-        """Return the newest stamp and a digest of all entries, by volume. Equal digests: the same names."""
-        digests: dict[str, tuple[int, Any]] = {}
-        with self._open() as database:
-            rows = database.execute("SELECT volume, path, stamp, writer FROM entries ORDER BY volume, path")
-            for volume, path, stamp, writer in rows:
-                newest, digest = digests.get(volume) or (0, xxhash.xxh3_128())
-                digest.update(f"{path}\0{stamp}\0{writer}\0".encode())
-                digests[volume] = max(newest, stamp), digest
-        return {volume: (newest, digest.hexdigest()) for volume, (newest, digest) in digests.items()}
+    def list_files(self, volume: str) -> tuple[list[tuple[str, Entry]], bool]:
+        """Return all files with their paths, and whether none was missed.
 
-    def read_newest(self, volume: str) -> int:
-        """Return the newest stamp of a volume; 0: nothing was committed."""
-        with self._open() as database:
-            return _newest(database, volume)
-
-    def export(self, volume: str, after: str, limit: int) -> list[Entry]:
-        """Return up to `limit` entries, deleted ones too, whose paths come after `after`."""
-        with self._open() as database:
-            rows = database.execute(
-                f"SELECT {_COLUMNS} FROM entries WHERE volume = ? AND path > ? ORDER BY path LIMIT ?",
-                (volume, after, limit),
-            )
-            return [_make(row) for row in rows]
-
-    def list_files(self, volume: str) -> list[Entry]:
-        """Return all files of a volume."""
-        with self._open() as database:
-            rows = database.execute(
-                f"SELECT {_COLUMNS} FROM entries WHERE volume = ? AND kind = '{FILE}'", (volume,)
-            )
-            return [_make(row) for row in rows]
+        Whatever was there when this began, and still is at the end, is in it. One whose path is "" is in a
+        folder that was removed.
+        """
+        before = self._get(moves_key(volume))
+        files, folders = list[tuple[str, str, Entry]](), dict[str, tuple[str, str]]()
+        prefix = names_prefix(volume)
+        for record in self._read_range(prefix, ""):
+            parent, _, name = record.key.removeprefix(prefix).partition("/")
+            if not name:
+                continue
+            found = read_name(record)
+            if isinstance(found, Folder):
+                folders[found.id] = parent, name
+            else:
+                files.append((parent, name, found))
+        root = self._get(volume_key(volume))
+        paths = {} if root is None else _find_paths(root, folders)
+        listed = [(_join(paths[p], name) if p in paths else "", entry) for p, name, entry in files]
+        return listed, _revision(before) == _revision(self._get(moves_key(volume)))
 
     # Changing
 
-    def merge(self, volume: str, entries: Iterable[Entry]) -> int:
-        """Take what another node has committed, where it is newer. Return how many entries have changed."""
-        changed = 0
-        with self._open(write=True) as database:
-            for entry in entries:
-                known = _read(database, volume, entry.path)
-                if known is None or known.order < entry.order:
-                    _write(database, volume, entry)
-                    changed += 1
-        return changed
+    def publish(
+        self, volume: str, path: str, entry: Entry, expected: int | None, change: str, *, again: bool = False
+    ) -> int:
+        """Put a file at its path, in the place of the one that is there. Return its version.
 
-    def publish(self, volume: str, entry: Entry, expected: int | None, writer: str) -> Commit:
-        """Put a file at its path, in the place of the one that is there. Return what that has done.
-
-        `expected` is the stamp of the one that is there, 0: none; None: any. A second call for the same
-        blocks changes nothing.
+        `expected` is the version of the one that is there, behind whose content this one goes on; 0: there is
+        none; None: any.
         """
-        with self._open(write=True) as database:
-            known = _read(database, volume, entry.path)
-            known = None if known is None or known.kind == DELETED else known
-            if known is not None and known.blocks == entry.blocks and known.kind == FILE and entry.blocks:
-                return Commit((known,))
-            _check_place(database, volume, entry.path)
-            if expected is not None and expected != (0 if known is None else known.stamp):
+
+        def decide() -> Decision:
+            (way,), seen = self._follow(volume, path)
+            if way.blocked:
+                raise _make_error(errno.ENOTDIR, way.blocked)
+            if isinstance(way.found, Folder):
+                raise _make_error(errno.EISDIR, path)
+            if expected is not None and expected != _revision(way.record):
                 what = "there is a file" if expected == 0 else "another process has changed it"
-                raise _error(errno.EEXIST if expected == 0 else errno.ESTALE, entry.path, what)
-            return self._commit(database, volume, [entry], writer)
+                raise _make_error(errno.EEXIST if expected == 0 else errno.ESTALE, path, what)
+            key, operations = _make_way(volume, way)
+            operations.append(Put(key, encode_file(entry)))
+            if way.found is not None:
+                operations += _note_garbage(volume, change, _find_garbage(way.found, entry, bool(expected)))
+            return seen, operations
 
-    def make_folder(self, volume: str, path: str, writer: str) -> Commit:
-        """Make a folder, which then exists without anything in it. Return what has changed."""
-        with self._open(write=True) as database:
-            known = _read(database, volume, path)
-            if known is not None and known.kind == FOLDER:
-                return Commit()
-            _check_parents(database, volume, path)
-            if known is not None and known.kind == FILE:
-                raise _error(errno.EEXIST, path, "it is a file")
-            return self._commit(database, volume, [Entry(path, 0, "", FOLDER, time.time())], writer)
+        return self._change(change, again, decide)
 
-    def remove(self, volume: str, path: str, *, recursive: bool, writer: str) -> Commit:
-        """Remove a file or a folder. Return what has changed."""
-        with self._open(write=True) as database:
-            below = _children(database, volume, path)
-            known = _read(database, volume, path) if path else None
-            known = None if known is None or known.kind == DELETED else known
-            if known is None and not below:
-                raise _error(errno.ENOENT, path)
-            if below and not recursive:
-                raise _error(errno.ENOTEMPTY, path)
-            removed = [*([known] if known else []), *below]
-            now = time.time()
-            return self._commit(
-                database, volume, [Entry(e.path, 0, "", DELETED, now) for e in removed], writer
-            )
+    def make_folder(self, volume: str, path: str, change: str, *, again: bool = False) -> None:
+        """Make a folder, unless it is there."""
 
-    def rename(self, volume: str, source: str, target: str, writer: str) -> Commit:
-        """Move a file, which replaces one at `target`, or a folder with all in it, to a place that is free.
+        def decide() -> Decision:
+            (way,), seen = self._follow(volume, path)
+            if isinstance(way.found, Folder):
+                return seen, []
+            if way.found is not None:
+                raise _make_error(errno.EEXIST, path, "it is a file")
+            if way.blocked:
+                raise _make_error(errno.ENOTDIR, way.blocked)
+            key, operations = _make_way(volume, way)
+            return seen, [*operations, Put(key, Folder(make_folder_id(), time.time()).encode())]
 
-        Return what that has done.
-        """
-        with self._open(write=True) as database:
-            below = _children(database, volume, source)
-            known = _read(database, volume, source)
-            known = None if known is None or known.kind == DELETED else known
-            if known is None and not below:
-                raise _error(errno.ENOENT, source)
+        self._change(change, again, decide)
+
+    def remove(self, volume: str, path: str, change: str, *, recursive: bool, again: bool = False) -> None:
+        """Remove a file, or a folder, which must be empty unless `recursive`."""
+
+        def decide() -> Decision:
+            (way,), seen = self._follow(volume, path)
+            if way.record is None:
+                raise _make_error(errno.ENOENT, path)
+            operations: list[Operation] = [Delete(way.record.key)]
+            if not path:
+                operations.append(Delete(moves_key(volume)))
+            match way.found:
+                case Folder(id) if recursive:
+                    operations += _note_garbage(volume, change, Garbage(folder=id))
+                case Folder():
+                    operations += self._take_empty(volume, path, way.found, seen)
+                case Entry() as entry:
+                    garbage = Garbage("", entry.lists, entry.blocks)
+                    operations += _note_garbage(volume, change, garbage)
+            return seen, operations
+
+        self._change(change, again, decide)
+
+    def rename(self, volume: str, source: str, target: str, change: str, *, again: bool = False) -> None:
+        """Move a file, which replaces one at `target`, or a folder with all in it, which replaces an empty
+        one."""
+
+        def decide() -> Decision:
+            (old, new), seen = self._follow(volume, source, target)
+            if old.record is None or old.found is None:
+                raise _make_error(errno.ENOENT, source)
             if source == target:
-                return Commit()
-            if f"{target}/".startswith(f"{source}/"):
-                raise _error(errno.EINVAL, target, "it lies in what is moved")
-            there = _read(database, volume, target)
-            if below or (known is not None and known.kind == FOLDER):
-                if there is not None and there.kind == FILE:
-                    raise _error(errno.ENOTDIR, target)
-                if _has_children(database, volume, target):
-                    raise _error(errno.ENOTEMPTY, target)
-                _check_parents(database, volume, target)
-            else:
-                _check_place(database, volume, target)
-            moved = [*([known] if known else []), *below]
-            new = [
-                Entry(target + e.path[len(source) :], 0, "", e.kind, e.modified, e.copies, e.blocks)
-                for e in moved
-            ]
-            now = time.time()
-            old = [Entry(e.path, 0, "", DELETED, now) for e in moved]
-            return self._commit(database, volume, [*old, *new], writer)
+                return seen, []
+            if isinstance(old.found, Folder) and target.startswith(f"{source}/"):
+                raise _make_error(errno.EINVAL, target, "it lies in what is moved")
+            if new.blocked:
+                raise _make_error(errno.ENOTDIR, new.blocked)
+            key, operations = _make_way(volume, new)
+            operations += [Put(key, old.record.value), Delete(old.record.key)]
+            match old.found, new.found:
+                case Folder(), Folder() as replaced:
+                    operations += self._take_empty(volume, target, replaced, seen)
+                case Folder(), Entry():
+                    raise _make_error(errno.ENOTDIR, target)
+                case Entry(), Folder():
+                    raise _make_error(errno.EISDIR, target)
+                case Entry(), Entry() as replaced:
+                    garbage = Garbage("", replaced.lists, replaced.blocks)
+                    operations += _note_garbage(volume, change, garbage)
+            if isinstance(old.found, Entry):
+                operations.append(Put(moves_key(volume), b""))
+            return seen, operations
 
-    def _commit(self, database: sqlite3.Connection, volume: str, entries: list[Entry], writer: str) -> Commit:
-        stamp = _newest(database, volume) + 1
-        done = [Entry(e.path, stamp, writer, e.kind, e.modified, e.copies, e.blocks) for e in entries]
-        kept = {block.key for entry in done for block in entry.blocks}
-        dropped = set()
-        for entry in done:
-            before = _read(database, volume, entry.path)
-            dropped |= set() if before is None else {block.key for block in before.blocks}
-            _write(database, volume, entry)
-        return Commit(tuple(done), tuple(sorted(dropped - kept)))
+        self._change(change, again, decide)
 
-    def forget_deleted(self, before: float) -> int:
-        """Forget what was deleted before a time. Return how many entries that were."""
-        with self._open(write=True) as database:
-            return database.execute(
-                f"DELETE FROM entries WHERE kind = '{DELETED}' AND modified < ?", (before,)
-            ).rowcount
+    def _take_empty(self, volume: str, path: str, folder: Folder, seen: Seen) -> list[Operation]:
+        """Return what removes the content of an empty folder. Raises OSError with ENOTEMPTY for another."""
+        prefix = names_prefix(volume, folder.id)
+        # Who puts a name into it writes this key, so the transaction fails then.
+        seen[prefix] = self._get(prefix)
+        if not self._store.range(prefix, prefix, 1)[0]:
+            return [Delete(prefix)]
+        if self._is_still(seen):
+            raise _make_error(errno.ENOTEMPTY, path)
+        raise _Changed
+
+    def _change(self, change: str, again: bool, decide: Callable[[], Decision]) -> int:
+        """Make a change once. Return the revision at which it was made."""
+        for _ in range(_TRIES):
+            if again and (made := self._find_made(change)):
+                return made
+            try:
+                seen, operations = decide()
+            except _Changed:
+                continue
+            except OSError:
+                if again and (made := self._use_up(change)):
+                    return made
+                raise
+            if not operations:
+                return self._use_up(change) if again else 0
+            compare = compare_found(seen, seen)
+            outcome = self._store.transact(compare, operations, change)
+            if outcome.succeeded:
+                return self._confirm(change, outcome.revision)
+        raise OSError(errno.EAGAIN, "too many others change the same names")
+
+    def _find_made(self, change: str) -> int:
+        """Return the revision at which a change was made, 0: it wasn't. Raises UsedUp."""
+        outcome = self._store.transact([Compare(NEVER, 1)], [], change)
+        return self._confirm(change, outcome.revision) if outcome.succeeded else 0
+
+    def _confirm(self, change: str, revision: int) -> int:
+        """Return `revision`, if what was made of an id then is its change. Raises UsedUp."""
+        if self._get(used_key(change)) is not None:
+            raise UsedUp
+        return revision
+
+    def _use_up(self, change: str) -> int:
+        """See to it that a change isn't made any more. Return the revision at which it was, 0: it wasn't."""
+        lease = self._store.grant(_USED_UP_SECONDS)
+        outcome = self._store.transact([], [Put(used_key(change), b"", lease)], change)
+        if self._get(used_key(change)) is not None:
+            return 0
+        self._store.revoke(lease)
+        return outcome.revision
+
+    # The store
+
+    def _follow(self, volume: str, *paths: str) -> tuple[list[_Way], Seen]:
+        """Return where paths lead, all at one revision, and the records that say so."""
+        for _ in range(_TRIES):
+            seen: Seen = {}
+            ways = [self._follow_one(volume, path, seen) for path in paths]
+            if self._is_still(seen):
+                return ways, seen
+        raise OSError(errno.EAGAIN, "too many others change the same names")
+
+    def _follow_one(self, volume: str, path: str, seen: Seen) -> _Way:
+        way = _Way(path.split("/") if path else [], [])
+        key = volume_key(volume)
+        for number in range(len(way.names) + 1):
+            if key not in seen:
+                seen[key] = self._get(key)
+            record = seen[key]
+            if record is None:
+                return way
+            found = read_name(record)
+            if number == len(way.names):
+                way.record, way.found = record, found
+                return way
+            if isinstance(found, Entry):
+                way.blocked = "/".join(way.names[:number])
+                return way
+            way.folders.append(found.id)
+            key = name_key(volume, found.id, way.names[number])
+        return way
+
+    def _get(self, key: str) -> Record | None:
+        return self._store.get([key])[0].get(key)
+
+    def _is_still(self, seen: Seen) -> bool:
+        """Return whether keys are at one revision what they were when each was read."""
+        if len(seen) == 1:
+            return True
+        found, _ = self._store.get(list(seen))
+        return all(_revision(found.get(key)) == _revision(record) for key, record in seen.items())
+
+    def _iterate(self, volume: str, folder: str, after: str) -> Iterator[Record]:
+        """Yield the names in a folder, behind the name `after`."""
+        prefix = names_prefix(volume, folder)
+        return self._read_range(prefix, prefix + after)
+
+    def _read_range(self, prefix: str, after: str) -> Iterator[Record]:
+        while True:
+            records, _ = self._store.range(prefix, after, _PAGE)
+            yield from records
+            if len(records) < _PAGE:
+                return
+            after = records[-1].key
 
 
-def _error(number: int, path: str, why: str = "") -> OSError:
-    return OSError(number, f"{os.strerror(number)}{f': {why}' if why else ''}", path)
+def _make_way(volume: str, way: _Way) -> tuple[str, list[Operation]]:
+    """Return the key of a name, and what makes the folders on the way to it that aren't there."""
+    now, folders, operations = time.time(), list(way.folders), list[Operation]()
+    if folders and way.record is None:
+        operations.append(Put(names_prefix(volume, folders[-1]), b""))
+    if not folders:
+        root = Folder(make_folder_id(), now)
+        operations.append(Put(volume_key(volume), root.encode()))
+        folders.append(root.id)
+    for name in way.names[len(folders) - 1 : -1]:
+        folder = Folder(make_folder_id(), now)
+        operations.append(Put(name_key(volume, folders[-1], name), folder.encode()))
+        folders.append(folder.id)
+    return name_key(volume, folders[-1], way.names[-1]), operations
 
 
-def _range(path: str) -> tuple[str, str]:
-    """Return the bounds of the paths below a folder: from the first, up to the second."""
-    return (f"{path}/", f"{path}0") if path else ("", "\U0010ffff")  # 0 comes after /
+def _find_garbage(old: Entry, new: Entry, goes_on: bool) -> Garbage:
+    """Return what of a version no file has once another one is in its place."""
+    kept = {block.key for block in (*new.lists, *new.blocks)}
+    blocks = tuple(block for block in old.blocks if block.key not in kept)
+    if not goes_on:
+        return Garbage("", tuple(block for block in old.lists if block.key not in kept), blocks)
+    # Blocks that the new lists name aren't known here. Those left over are found as blocks of no file.
+    return Garbage("", (), blocks) if old.lists == new.lists else Garbage()
 
 
-def _make(row: tuple[Any, ...]) -> Entry:
-    *fields, blocks = row
-    return parse_entry([*fields, json.loads(blocks)])
+def _note_garbage(volume: str, change: str, garbage: Garbage) -> list[Operation]:
+    return [Put(garbage_key(volume, change), garbage.encode())] if garbage != Garbage() else []
 
 
-def _read(database: sqlite3.Connection, volume: str, path: str) -> Entry | None:
-    row = database.execute(
-        f"SELECT {_COLUMNS} FROM entries WHERE volume = ? AND path = ?", (volume, path)
-    ).fetchone()
-    return None if row is None else _make(row)
+def _find_paths(root: Record, folders: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Return the paths of folders that can be reached, by id, given parent and name of each."""
+    top = read_name(root)
+    paths = {top.id: ""} if isinstance(top, Folder) else {}
+    for start in folders:
+        way, folder = list[str](), start
+        while folder not in paths and folder in folders and len(way) <= len(folders):
+            way.append(folder)
+            folder = folders[folder][0]
+        if folder in paths:
+            for each in reversed(way):
+                parent, name = folders[each]
+                paths[each] = _join(paths[parent], name)
+    return paths
 
 
-def _write(database: sqlite3.Connection, volume: str, entry: Entry) -> None:
-    *fields, blocks = entry.to_json()
-    database.execute(
-        f"INSERT OR REPLACE INTO entries (volume, size, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (volume, entry.size, *fields, json.dumps(blocks)),
-    )
+def _describe(folder: str, record: Record) -> ListedPath:
+    path, found = _join(folder, record.key.rpartition("/")[2]), read_name(record)
+    if isinstance(found, Folder):
+        return ListedPath(path, FOLDER, 0, found.modified)
+    return ListedPath(path, FILE, found.size, found.modified, found.copies)
 
 
-def _newest(database: sqlite3.Connection, volume: str) -> int:
-    found = database.execute("SELECT MAX(stamp) FROM entries WHERE volume = ?", (volume,)).fetchone()[0]
-    return int(found or 0)
-
-
-def _children(database: sqlite3.Connection, volume: str, path: str) -> list[Entry]:
-    rows = database.execute(
-        f"SELECT {_COLUMNS} FROM entries WHERE volume = ? AND path >= ? AND path < ? AND kind != '{DELETED}'",
-        (volume, *_range(path)),
-    )
-    return [_make(row) for row in rows]
-
-
-def _has_children(database: sqlite3.Connection, volume: str, path: str) -> bool:
-    row = database.execute(
-        f"SELECT 1 FROM entries WHERE volume = ? AND path >= ? AND path < ? AND kind != '{DELETED}' LIMIT 1",
-        (volume, *_range(path)),
-    ).fetchone()
-    return row is not None
-
-
-def _check_parents(database: sqlite3.Connection, volume: str, path: str) -> None:
-    """Raise NotADirectoryError where a file is in the place of a folder above `path`."""
-    names = path.split("/")[:-1]
-    for count in range(1, len(names) + 1):
-        parent = "/".join(names[:count])
-        found = _read(database, volume, parent)
-        if found is not None and found.kind == FILE:
-            raise _error(errno.ENOTDIR, parent)
-
-
-def _check_place(database: sqlite3.Connection, volume: str, path: str) -> None:
-    """Raise IsADirectoryError or NotADirectoryError where no file can be at `path`."""
-    _check_parents(database, volume, path)
-    found = _read(database, volume, path)
-    if (found is not None and found.kind == FOLDER) or _has_children(database, volume, path):
-        raise _error(errno.EISDIR, path)
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name

@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
+from insitu.base.wording import format_count
 from insitu.grid.partitions import is_ragged
 from insitu.grid.sources.base import (
     DTYPES,
@@ -29,34 +30,9 @@ from insitu.grid.sources.base import (
     raw_bytes,
 )
 from insitu.grid.sources.parallel import count_threads, map_ordered
-from insitu.grid.sources.requested_features import check_reading
-from insitu.grid.sources.tables import columns_of_batch, values_of_batch
+from insitu.grid.sources.tables import columns_of_batch, mixed_shapes, values_of_batch
+from insitu.grid.sources.tfrecord import check_reading
 from insitu.grid.sources.urls import UrlFile, expand_url, is_url
-
-__all__ = [
-    "DTYPES",
-    "FORMATS",
-    "MOST_ROW_VALUES",
-    "Block",
-    "Source",
-    "SourceFile",
-    "SourceOptions",
-    "UrlFile",
-    "check_ragged",
-    "check_reading",
-    "columns_of_batch",
-    "count_threads",
-    "describe_columns",
-    "find_sources",
-    "is_url",
-    "malformed_as_error",
-    "map_ordered",
-    "open_sources",
-    "parse_source_file",
-    "raw_bytes",
-    "stem",
-    "values_of_batch",
-]
 
 FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "npy": ("npy", "NpySource", (".npy",)),
@@ -90,7 +66,8 @@ def find_sources(
     """Return (file, format) of all files that `sources` name, each once, ordered by their absolute paths.
 
     A source is a file, a folder (all its files of a known format, at any depth, but those whose name or
-    folder starts with `.` or `_`) or a glob, or a URL of one of these. `format` overrules the suffixes.
+    folder starts with `.` or `_`) or a glob, or a URL of one of these. `format` overrules the suffixes;
+    in a folder it chooses by them, but takes files whose name has none before a number of shards.
     `known`: format -> the suffixes of its files. Raises SourceError.
     """
     if format is not None and format not in known:
@@ -126,11 +103,12 @@ def _expand_url(source: str, format: str | None, suffixes: Suffixes) -> list[tup
     if not is_folder:
         return [(file, _known_format(file, format, suffixes)) for file in files]
     below = [f for f in files if not any(map(_is_hidden, str(f).removeprefix(source).split("/")))]
-    known = [(f, kind) for f in below if (kind := _format_of(f, suffixes)) and format in (None, kind)]
+    known = [(f, kind) for f in below if (kind := _format_in_folder(f, format, suffixes))]
     if not known:
         raise SourceError(
-            f"Folder {source} holds no file that ends in {_join(suffixes, format)}. Received: {len(below)} "
-            f"file(s). {_CONVERT}"
+            f"Folder {source} holds no file that ends in {_join(suffixes, format)}. Received: "
+            f"{format_count(len(below), 'file')}. "
+            f"{_CONVERT}"
         )
     return list(known)
 
@@ -158,8 +136,8 @@ def _expand(source: str, format: str | None, suffixes: Suffixes) -> list[tuple[S
             raise SourceError(f"No file matches {source}")
         return [pair for match in matches for pair in _expand(match, format, suffixes)]
     if stat.S_ISDIR(mode):
-        found = [(p, _format_of(p, suffixes)) for p in _files_below(path)]
-        known = [(p, kind) for p, kind in found if kind and format in (None, kind)]
+        found = [(p, _format_in_folder(p, format, suffixes)) for p in _files_below(path)]
+        known = [(p, kind) for p, kind in found if kind]
         if not known:
             raise SourceError(
                 f"Folder {source} holds no file that ends in {_join(suffixes, format)}. Received: "
@@ -225,6 +203,15 @@ def _is_hidden(name: str) -> bool:
 def _format_of(path: SourceFile, known: Suffixes = _SUFFIXES) -> str | None:
     name = _NUMBER_OF_SHARDS.sub("", path.name.lower())
     return next((kind for kind, suffixes in known.items() if name.endswith(suffixes)), None)
+
+
+def _format_in_folder(path: SourceFile, format: str | None, known: Suffixes) -> str | None:
+    """Return the format of a file of a folder; None for one that isn't meant. `format` counts for names that
+    say nothing but a number of shards, as train-00000-of-00010."""
+    kind = _format_of(path, known)
+    if kind is None and _NUMBER_OF_SHARDS.search(path.name.lower()):
+        return format
+    return kind if format in (None, kind) else None
 
 
 def _join(known: Suffixes, format: str | None) -> str:

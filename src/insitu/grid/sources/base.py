@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.partitions import TEXT
 from insitu.grid.sources.urls import UrlFile
-from insitu.spec import Column
 
 DTYPES = (
     "bool",

@@ -1,6 +1,7 @@
 """CSV with a header line. `.csv.gz` and `.csv.zst` are unpacked on the way.
 
-A file is cut into chunks of whole rows, which threads parse. Quoted fields may hold line ends.
+Commas separate fields, or the semicolons or tabs of a header that has no comma. A file is cut into chunks
+of whole rows, which threads parse. Quoted fields may hold line ends.
 
 Types follow from the first 2 MiB of each file, as Arrow infers them: whole numbers are int64, other
 numbers float64, `true` and `false` bool, all else text (dates too). Where files differ, int64 gives way
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -23,12 +25,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.partitions import TEXT
 from insitu.grid.sources.base import Block, SourceOptions
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.tables import arrow_errors, is_of_the_system, values_of_batch
-from insitu.spec import Column
 
 _BLOCK_BYTES = 2 << 20
 """Bytes from which types follow."""
@@ -38,11 +40,9 @@ MOST_ROW_BYTES = 1 << 30
 """Arrow parses less than 2 GiB at once."""
 _PACKED = {".gz": "gzip", ".zst": "zstd"}
 _QUOTE = ord('"')
-_BESIDE_QUOTES = np.isin(np.arange(256), list(b'",\r\n'))
-"""The bytes that may come before an opening quote and after a closing one."""
-_FIELD = rb'(?>"(?>[^"]++|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'
-_WHOLE_ROWS = re.compile(rb"(?>(?>" + _FIELD + rb",)*+" + _FIELD + rb"(?>\r\n?|\n))*+")
-"""Rows to their line ends, which quoted fields may hold, too. A quote within an unquoted field is text."""
+_OTHER_DELIMITERS = ";\t"
+"""What separates fields where the header has no comma."""
+_QUOTED = re.compile(rb'"(?>[^"]++|"")*+"')
 _BEGINNING = 64 << 10
 """Bytes of a file that are looked at before Arrow reads it."""
 _DTYPES = {pa.int64(): "int64", pa.float64(): "float64", pa.bool_(): "bool", pa.large_utf8(): TEXT}
@@ -54,19 +54,14 @@ class CsvSource:
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
-        _check_text(path)
-        with arrow_errors(path), self._inferring() as (reader, file):
-            self._types = {field.name: _kept_type(field.type) for field in reader.schema}
-            if len(self._types) != len(reader.schema) or "" in self._types:
-                raise SourceError(
-                    f"{path}: each column needs a name of its own. Received: {reader.schema.names}"
-                )
-            rows = next((batch.num_rows for batch in reader if batch.num_rows), 0)
-            if not rows:
-                raise SourceError(f"{path} has no rows below its header. Leave it out")
-            unpacked = _BLOCK_BYTES / max(1, file.tell()) if self._packing else 1.0
-            text_bytes = path.stat().st_size * max(1.0, unpacked)
-            self.expected_rows = round(rows * max(1.0, text_bytes / _BLOCK_BYTES))
+        self._delimiter = _find_delimiter(_check_text(path))
+        sample, last = self._sample()
+        self._types = {field.name: _kept_type(field.type) for field in sample.schema}
+        if len(self._types) != len(sample.schema) or "" in self._types:
+            raise SourceError(f"{path}: each column needs a name of its own. Received: {sample.schema.names}")
+        unpacked = last.end / max(1, last.source_bytes) if self._packing else 1.0
+        text_bytes = path.stat().st_size * max(1.0, unpacked)
+        self.expected_rows = round(sample.num_rows * max(1.0, text_bytes / last.end))
         for name in options.float_columns & self._types.keys():
             self._types[name] = pa.float64()
         self.columns: tuple[Column, ...] = tuple(
@@ -93,18 +88,39 @@ class CsvSource:
 
     def _parse(self, chunk: _Chunk) -> tuple[_Chunk, list[Any] | Exception]:
         """Return the rows of a chunk as a record batch, none where there are none, or what parsing raised."""
-        names = list(self._types) if chunk.start else None
-        read = pa_csv.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1, column_names=names)
-        convert = pa_csv.ConvertOptions(column_types=self._types, timestamp_parsers=[])
-        parse = pa_csv.ParseOptions(newlines_in_values=True)
         if not chunk.text.strip():
             return chunk, []
         try:
-            with pa.BufferReader(chunk.text) as stream:
-                table = pa_csv.read_csv(stream, read, parse, convert)
+            table = self._read(chunk.text, self._types, list(self._types) if chunk.start else None)
         except (pa.ArrowException, OSError) as error:
             return chunk, error
         return chunk, [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
+
+    def _read(self, text: bytes, types: Mapping[str, Any], names: list[str] | None) -> Any:
+        """Return the rows of `text` as a table. Without `names` its first row has them.
+
+        Arrow gets no file. A thread of its own that reads ahead from one of Python's may still run as the
+        process exits, and then hangs or aborts it.
+        """
+        read = pa_csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names)
+        parse = pa_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
+        convert = pa_csv.ConvertOptions(column_types=types, timestamp_parsers=[])
+        with pa.BufferReader(text) as stream:
+            return pa_csv.read_csv(stream, read, parse, convert)
+
+    def _sample(self) -> tuple[Any, _Chunk]:
+        """Return (the first rows with the types that Arrow infers, the chunk that ends with them)."""
+        text = b""
+        with contextlib.closing(self._chunks(_BLOCK_BYTES, 0)) as chunks:
+            for chunk in chunks:
+                text += chunk.text
+                try:
+                    table = self._read(text, {}, None) if text.strip() else None
+                except (pa.ArrowException, OSError) as error:
+                    raise self._explain(error, 0) from error
+                if table:
+                    return table, chunk
+        raise SourceError(f"{self.path} has no rows below its header. Leave it out")
 
     def _chunks(self, chunk_bytes: int, start: int) -> Generator[_Chunk, None, None]:
         """Yield the file from byte `start` of its text on, in chunks of whole rows."""
@@ -114,7 +130,7 @@ class CsvSource:
             while True:
                 more = stream.read(min(max(chunk_bytes, len(rest)), MOST_ROW_BYTES - len(rest) + 1))
                 text = rest + more
-                end = _end_of_rows(text) if more else len(text)
+                end = _end_of_rows(text, self._delimiter) if more else len(text)
                 if more and not start and not text[:end].strip():
                     end = 0  # the header is still to come
                 if end:
@@ -146,15 +162,6 @@ class CsvSource:
         )
 
     @contextlib.contextmanager
-    def _inferring(self) -> Iterator[tuple[Any, IO[bytes]]]:
-        """Yield (reader of batches with the types that Arrow infers, the file below it)."""
-        convert = pa_csv.ConvertOptions(timestamp_parsers=[])
-        read = pa_csv.ReadOptions(block_size=_BLOCK_BYTES)
-        parse = pa_csv.ParseOptions(newlines_in_values=True)
-        with self._unpacked() as (stream, file), pa_csv.open_csv(stream, read, parse, convert) as reader:
-            yield reader, file
-
-    @contextlib.contextmanager
     def _unpacked(self) -> Iterator[tuple[Any, IO[bytes]]]:
         """Yield (stream of the text, the file below it, whose position shows how much has been read)."""
         with contextlib.ExitStack() as stack:
@@ -184,11 +191,20 @@ def _packing(path: Path) -> str | None:
     return _PACKED.get(path.suffix.lower())
 
 
-def _end_of_rows(text: bytes) -> int:
+@functools.cache
+def _whole_rows(delimiter: str) -> re.Pattern[bytes]:
+    """Return the pattern of rows to their line ends, which quoted fields may hold, too. A quote within an
+    unquoted field is text."""
+    by = delimiter.encode()
+    field = rb'(?>"(?>[^"]++|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'.replace(b",", by)
+    return re.compile(rb"(?>(?>" + field + by + rb")*+" + field + rb"(?>\r\n?|\n))*+")
+
+
+def _end_of_rows(text: bytes, delimiter: str) -> int:
     """Return the byte behind the last row that is whole; 0 where none is."""
-    quotes = _plain_quotes(np.frombuffer(text, np.uint8))
+    quotes = _plain_quotes(np.frombuffer(text, np.uint8), delimiter)
     if quotes is None:
-        found = _WHOLE_ROWS.match(text)
+        found = _whole_rows(delimiter).match(text)
         return found.end() if found else 0
     # Rows end where no quote is open: before the first one, and between a closing and an opening one.
     for number in range(len(quotes) - len(quotes) % 2, -1, -2):
@@ -201,13 +217,14 @@ def _end_of_rows(text: bytes) -> int:
     return 0
 
 
-def _plain_quotes(text: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64] | None:
+def _plain_quotes(text: npt.NDArray[np.uint8], delimiter: str) -> npt.NDArray[np.int64] | None:
     """Return where quotes are, if by turns they open and close fields, doubled ones both; None for others."""
     quotes = np.flatnonzero(text == _QUOTE)
     opening, closing = quotes[::2], quotes[1::2]
     before = text[opening[opening > 0] - 1]
     after = text[closing[closing < len(text) - 1] + 1]
-    return quotes if _BESIDE_QUOTES[before].all() and _BESIDE_QUOTES[after].all() else None
+    beside = np.isin(np.arange(256), list(b'"\r\n' + delimiter.encode()))
+    return quotes if beside[before].all() and beside[after].all() else None
 
 
 def _skip(stream: Any, file: IO[bytes], size: int, packed: bool) -> None:
@@ -222,8 +239,17 @@ def _skip(stream: Any, file: IO[bytes], size: int, packed: bool) -> None:
         size -= part
 
 
-def _check_text(path: Path) -> None:
-    """Raise SourceError where the beginning of a file shows that it isn't text, or not in UTF-8."""
+def _find_delimiter(beginning: bytes) -> str:
+    """Return what separates the fields of a file that begins so: a comma, unless the header has none outside
+    of quotes and has another."""
+    header = _QUOTED.sub(b"", beginning).strip(b"\r\n").splitlines()[:1]
+    counts = {by: b"".join(header).count(by.encode()) for by in _OTHER_DELIMITERS}
+    most = max(counts, key=lambda by: counts[by])
+    return most if counts[most] and b"," not in header[0] else ","
+
+
+def _check_text(path: Path) -> bytes:
+    """Return the beginning of a file. Raises SourceError where it isn't text, or not in UTF-8."""
     with path.open("rb") as raw, pa.PythonFile(raw, "r") as stream, contextlib.ExitStack() as stack:
         text: Any = stream
         packing = _packing(path)
@@ -245,6 +271,7 @@ def _check_text(path: Path) -> None:
         )
     if undecodable:
         raise _not_utf8(path, f"{undecodable.reason} at byte {undecodable.start}", "LATIN1")
+    return bytes(beginning)
 
 
 def _decoding_error(beginning: bytes) -> UnicodeDecodeError | None:

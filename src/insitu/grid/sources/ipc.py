@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
 from insitu.grid.sources.urls import lies_behind_url
-from insitu.spec import Column
 
 _FILE_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"

@@ -9,6 +9,7 @@ holds strokes as in the Quick, Draw! data set, becomes an image.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import re
@@ -24,12 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources.base import Block, SourceOptions
 from insitu.grid.sources.drawings import Strokes, fit_square, render
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.tables import columns_of_batch, is_of_the_system, values_of_batch
-from insitu.spec import Column
 
 DRAWING = "drawing"
 """The key of strokes, as the data set has it."""
@@ -191,6 +192,11 @@ class NdjsonSource:
         with _opened(self.path) as (stream, file):
             _skip(stream, start, _is_packed(self.path))
             buffer = bytearray()
+            if not start:
+                buffer += stream.read(len(codecs.BOM_UTF8))
+                if buffer == codecs.BOM_UTF8:
+                    start = len(buffer)
+                    buffer.clear()
             while True:
                 piece = stream.read(min(chunk_bytes, _CHUNK_BYTES))
                 searched = max(0, len(buffer) - 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -13,14 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.partitions import TEXT
 from insitu.grid.sources.base import Block, SourceOptions, check_column, native, raw_bytes, rows_per_block
 from insitu.grid.sources.urls import lies_behind_url
-from insitu.spec import Column
 
 _WORTH_DROPPING = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 """Bytes of a file from which on the system's cache needn't keep what has been read."""
+
+
+_Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
+_PARSING = threading.Lock()
+_PARSE_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ def read_header(file: IO[bytes], path: object) -> ArrayHeader:
         read = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
-        shape, fortran, dtype = read(file)
+        shape, fortran, dtype = _parse_alone(read, file)
     except OSError:
         raise
     except Exception as error:  # NumPy parses the header as Python, so a false one can raise anything
@@ -71,6 +77,23 @@ def read_header(file: IO[bytes], path: object) -> ArrayHeader:
     if shape[0] == 0:
         raise SourceError(f"{path} has no rows (its shape is {shape}). Leave it out")
     return ArrayHeader(shape, dtype, bool(fortran) and len(shape) > 1, file.tell())
+
+
+def _parse_alone(read: Callable[[IO[bytes]], _Header], file: IO[bytes]) -> _Header:
+    """Return the header that `read` finds in `file`, while no other thread parses one.
+
+    NumPy parses it as Python. Until 3.12 the interpreter counts a syntax tree's depth for all threads in one
+    place, so two that parse at once can get a SystemError (https://github.com/python/cpython/issues/106905).
+    Others than this module parse as well, so one more attempt is made after such an error.
+    """
+    start = file.tell()
+    with _PARSING:
+        for _ in range(_PARSE_ATTEMPTS):
+            try:
+                return read(file)
+            except SystemError:
+                file.seek(start)
+        return read(file)
 
 
 def refuse_truncated(path: object, header: ArrayHeader, held: int) -> None:
@@ -106,6 +129,7 @@ class NpySource:
         rows = rows_per_block(header.row_bytes, block_bytes)
         with self.path.open("rb", buffering=0) as file:
             done, dropped = start, 0
+            file.seek(header.start + start * header.row_bytes)
             for values in array_blocks(file, header, rows, self.path, start):
                 done += len(values)
                 source_bytes = header.start + header.value_bytes * done // header.rows
@@ -129,11 +153,14 @@ def values_of_column(values: npt.NDArray[Any], column: Column) -> Any:
 def array_blocks(
     file: IO[bytes], header: ArrayHeader, rows: int, path: object, first: int = 0
 ) -> Iterator[npt.NDArray[Any]]:
-    """Yield the values of a `.npy` from row `first` on, `rows` rows at a time. `file` can seek."""
+    """Yield the values of a `.npy` from row `first` on, `rows` rows at a time.
+
+    `file` stands at that row. It is only read forward, except in column order, where it is mapped: zipfile no
+    longer compares the checksum of a member in which somebody has sought.
+    """
     if header.fortran:
         yield from _column_major_blocks(file, header, rows, first)
         return
-    file.seek(header.start + first * header.row_bytes)
     for start in range(first, header.rows, rows):
         block = np.empty((min(rows, header.rows - start), *header.shape[1:]), header.dtype)
         rest = raw_bytes(block)

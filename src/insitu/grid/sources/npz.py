@@ -13,7 +13,8 @@ from typing import IO, Any, ClassVar, cast
 
 import numpy.typing as npt
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources.base import Block, SourceOptions, check_column, rows_per_block
 from insitu.grid.sources.npy import (
     ArrayHeader,
@@ -23,7 +24,6 @@ from insitu.grid.sources.npy import (
     values_of_column,
 )
 from insitu.grid.sources.urls import lies_behind_url
-from insitu.spec import Column
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 """The errors of zipfile for a damaged, encrypted or unknown member."""
@@ -105,7 +105,7 @@ def _checked_blocks(
 def _member(
     members: contextlib.ExitStack, archive: zipfile.ZipFile, name: str, header: ArrayHeader
 ) -> IO[bytes]:
-    """Open an array's bytes. One in column order needs random access: it is unpacked into
+    """Open an array's bytes, at its first row. One in column order needs random access: it is unpacked into
     a temporary file that has no name. Raises SourceError where it is shorter than its header says or
     there is no room for it.
     """
@@ -123,6 +123,7 @@ def _member(
         unpacked = members.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (it is one)
         _unpack(member, unpacked, size, f"{archive.filename}:{name}")
         return cast("IO[bytes]", unpacked)
+    member.read(header.start)
     return member
 
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.partitions import row_bytes
 from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
 from insitu.grid.sources.urls import arrow_input
-from insitu.spec import Column
 
 _WHOLE_GROUP_BYTES = 16 << 20
 """Bytes of a row group up to which it is decoded as a whole, while others are."""

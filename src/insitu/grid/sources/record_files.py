@@ -20,8 +20,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import SourceError
-from insitu.processes import read_available_bytes
+from insitu.base.errors import SourceError
+from insitu.base.process.processes import read_available_bytes
 
 MOST_RECORD_BYTES = 2**31 - 1
 """A message of protobuf has no more."""

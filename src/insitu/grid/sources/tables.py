@@ -8,7 +8,7 @@ is refused, since it would have to be made up.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
+from insitu.base.wording import format_count
 from insitu.grid.partitions import RAGGED, TEXT, is_ragged, value_dtype
 from insitu.grid.sources.base import check_column, native, raw_bytes
-from insitu.spec import Column
 
 
 def is_of_the_system(error: Exception) -> bool:
@@ -81,13 +82,26 @@ def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict
             found[column.name] = _ragged(values, column, path)
             continue
         array = _tensor(values, column.name, path)
-        if array.shape[1:] != column.shape or array.dtype != np.dtype(column.dtype):
+        if array.shape[1:] != column.shape:
+            raise mixed_shapes(path, column.name, column.shape, array.shape[1:])
+        if array.dtype != np.dtype(column.dtype):
             raise SourceError(
-                f"{path}: column {column.name!r} is of mixed shapes: first {list(column.shape)}, then "
-                f"{list(array.shape[1:])}"
+                f"{path}: column {column.name!r} is of mixed types: first {column.dtype}, then "
+                f"{array.dtype}. "
+                f"Convert its values to one type"
             )
         found[column.name] = native(array)
     return found
+
+
+def mixed_shapes(path: object, name: str, first: Sequence[int], second: Sequence[int]) -> SourceError:
+    """Return the error for a column whose rows differ in shape."""
+    return SourceError(
+        f"{path}: column {name!r} is of mixed shapes: first {list(first)}, then {list(second)}. Pad or cut "
+        "its "
+        f"rows to one shape; give images one size and mode, such as by --reader images --reader-option "
+        f"size=224,224 --reader-option mode=RGB"
+    )
 
 
 def _refuse_types(schema: Any, path: Path) -> None:
@@ -199,6 +213,7 @@ def _ragged(values: Any, column: Column, path: Path) -> Any:
 def _refuse_missing(values: Any, name: str, path: Path) -> None:
     if values.null_count:
         raise SourceError(
-            f"{path}: column {name!r} of type {values.type} misses {values.null_count} value(s) in a block "
+            f"{path}: column {name!r} of type {values.type} misses "
+            f"{format_count(values.null_count, 'value')} in a block "
             f"of {len(values)}. Fill them or drop these rows"
         )

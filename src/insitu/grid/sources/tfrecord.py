@@ -7,7 +7,10 @@ A feature of bytes is the memory of an array, little-endian, or a text.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,14 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 
-from insitu.errors import SourceError
-from insitu.grid.partitions import TEXT
-from insitu.grid.sources.base import Block, SourceOptions
+from insitu.base.errors import InputError, SourceError
+from insitu.base.spec import Column
+from insitu.base.wording import format_count
+from insitu.grid.partitions import RAGGED, TEXT
+from insitu.grid.sources.base import DTYPES, MOST_ROW_VALUES, Block, SourceOptions
 from insitu.grid.sources.examples import BYTES, FLOAT, KINDS, Layout, Malformed, locate_features
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.record_files import RecordChunk, check_records, is_packed, read_chunks
-from insitu.grid.sources.requested_features import RequestedFeature, parse_features
-from insitu.spec import Column
 
 _CHUNK_BYTES = 4 << 20
 """Bytes of records that are decoded at once, unless one is longer."""
@@ -31,6 +34,8 @@ _SAMPLE_BYTES = 64 << 10
 """Bytes of records that tell how large records are."""
 _MOST_LAYOUTS = 16
 """Layouts that records of one length are compared with, before each of them is walked through."""
+_MOST_LOOKED_AT = 1000
+"""Records that suggested features fit."""
 _SHOWN = 12
 """Features of a record that a message names."""
 
@@ -42,7 +47,8 @@ class TfrecordSource:
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
         self._packed = is_packed(path)
-        with contextlib.closing(read_chunks(path, self._packed, _SAMPLE_BYTES)) as chunks:
+        sample = _CHUNK_BYTES if options.features is None else _SAMPLE_BYTES
+        with contextlib.closing(read_chunks(path, self._packed, sample)) as chunks:
             chunk = next(chunks, None)
         if chunk is None:
             raise SourceError(f"{path} has no records. Leave it out")
@@ -146,7 +152,8 @@ class ChunkDecoder:
         if located is None:
             if feature.shape is None:
                 return np.empty((len(rows), 0), feature.dtype)
-            raise self._error(rows[0], feature, f"it lacks the feature; it has {describe(layout)}")
+            problem = f"it lacks the feature; it has {describe(layout)}"
+            raise self._error(rows[0], feature, f"{problem}. {_advise_any_length(feature)}")
         values = layout.take(records, feature.feature)
         count = layout.count(feature.feature)
         if feature.dtype == TEXT:
@@ -163,10 +170,9 @@ class ChunkDecoder:
             fix = f"it is {_shape(located.kind, count)}. Ask for such as {feature.name}:{advice}"
             raise self._error(rows[0], feature, fix)
         if feature.shape is not None and count != feature.values:
-            shape = _shape(located.kind, count)
-            raise self._error(
-                rows[0], feature, f"a row of its column has {feature.values} values; it is {shape}"
-            )
+            wanted, found = format_count(feature.values, "value"), _shape(located.kind, count)
+            problem = f"a row of its column has {wanted}; it is {found}. {_advise_any_length(feature)}"
+            raise self._error(rows[0], feature, problem)
         return self._cast_numbers(feature, dtype, values, rows)
 
     def _cast_bytes(
@@ -241,12 +247,17 @@ class ChunkDecoder:
         )
 
 
+def _advise_any_length(feature: RequestedFeature) -> str:
+    dtype = "uint8" if feature.dtype == TEXT else feature.dtype
+    return f"If records differ, ask for {replace(feature, dtype=dtype, shape=None)}"
+
+
 def _is_variable(feature: RequestedFeature) -> bool:
     return feature.shape is None or feature.dtype == TEXT
 
 
 def _shape(kind: int, count: int) -> str:
-    return f"a {KINDS[kind]} of {count} value{'s' if count != 1 else ''}"
+    return f"a {KINDS[kind]} of {format_count(count, 'value')}"
 
 
 def describe(layout: Layout) -> str:
@@ -256,35 +267,143 @@ def describe(layout: Layout) -> str:
 
 
 def _unnamed(path: Path, chunk: RecordChunk) -> SourceError:
-    """Return the error for an import without --features, with some that fit the first record."""
-    record = chunk.data[chunk.starts[0] : chunk.starts[0] + chunk.lengths[0]]
-    try:
-        layout = Layout(record, locate_features(record))
-    except Malformed as error:
-        return SourceError(
-            f"{path}: {chunk.place(0)} is no tf.train.Example or SequenceExample: {error}. Import files of "
-            f"such "
-            f"records only"
-        )
-    shown = ",".join(
-        _suggest(key, layout, np.frombuffer(record, np.uint8)[None]) for key in sorted(layout.features)
-    )
+    """Return the error for an import without --features, with some that fit the records of `chunk`."""
+    records = [chunk.data[s : s + n] for s, n in zip(chunk.starts, chunk.lengths, strict=True)][
+        :_MOST_LOOKED_AT
+    ]
+    layouts = []
+    for row, record in enumerate(records):
+        try:
+            layouts.append(Layout(record, locate_features(record)))
+        except Malformed as error:
+            return SourceError(
+                f"{path}: {chunk.place(row)} is no tf.train.Example or SequenceExample: {error}. Import "
+                "files of "
+                f"such records only"
+            )
+    keys = sorted({key for layout in layouts for key in layout.features})
+    shown = ",".join(_suggest(key, layouts, records) for key in keys)
     return SourceError(
         f"TFRecord files don't say which columns their features make. Received: {path} without --features. "
-        f"Pass "
-        f"such as --features '{shown or 'NAME:DTYPE[SHAPE]=FEATURE'}', which fits its first record; a "
-        f"feature of "
-        f"bytes may be an array of any dtype"
+        f"Pass such as --features '{shown or 'NAME:DTYPE[SHAPE]=FEATURE'}', which fits its first "
+        f"{format_count(len(records), 'record')}; a feature of bytes may be an array of any dtype"
     )
 
 
-def _suggest(key: str, layout: Layout, records: npt.NDArray[np.uint8]) -> str:
-    kind, count = layout.features[key].kind, layout.count(key)
+def _suggest(key: str, layouts: Sequence[Layout], records: Sequence[bytes]) -> str:
+    """Return a column for a feature of some records: of rows of any length if they differ, or lack it."""
+    having = [
+        (layout, record) for layout, record in zip(layouts, records, strict=True) if key in layout.features
+    ]
+    kind, counts = having[0][0].features[key].kind, {layout.count(key) for layout, _ in having}
+    is_equal = len(counts) == 1 and len(having) == len(layouts)
     if kind == BYTES:
-        raw = layout.take(records, key)
-        with contextlib.suppress(UnicodeDecodeError):
-            if count == 1 and raw.tobytes().decode().isprintable():
-                return f"{key}:{TEXT}"
-        return f"{key}:uint8[*]"
-    dtype = "float32" if kind == FLOAT else "int64"
-    return f"{key}:{dtype}{f'[{count}]' if count != 1 else ''}"
+        is_text = is_equal and counts == {1} and all(_is_text(key, *each) for each in having)
+        return f"{key}:{TEXT}" if is_text else f"{key}:uint8[*]"
+    shape = "[*]" if not is_equal else "" if counts == {1} else f"[{counts.pop()}]"
+    return f"{key}:{'float32' if kind == FLOAT else 'int64'}{shape}"
+
+
+def _is_text(key: str, layout: Layout, record: bytes) -> bool:
+    raw = layout.take(np.frombuffer(record, np.uint8)[None], key)
+    with contextlib.suppress(UnicodeDecodeError):
+        return raw.tobytes().decode().isprintable()
+    return False
+
+
+# `--features`: which features of TFRecord files become which columns. Pure
+
+
+_ONE = re.compile(r"\s*([^\s:=,\[\]]+)\s*:\s*([a-z0-9]+)\s*(?:\[([^\]]*)\])?\s*(?:=\s*([^,]+?))?\s*")
+_EXAMPLE = "image:uint8[28,28]=image_raw,label:int64"
+_MOST_SIDE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedFeature:
+    """One feature of a tf.train.Example, and the column that it becomes."""
+
+    #: The name of the column.
+    name: str
+    #: A dtype of NumPy, or "str".
+    dtype: str
+    #: Lengths of a row's axes; None: rows of different lengths.
+    shape: tuple[int, ...] | None
+    #: The feature's key in the records.
+    feature: str
+
+    @property
+    def column(self) -> Column:
+        if self.shape is None:
+            return Column(self.name, self.dtype + RAGGED)
+        return Column(self.name, self.dtype, self.shape)
+
+    @property
+    def values(self) -> int:
+        """Values of a row of fixed shape."""
+        return math.prod(self.shape or ())
+
+    def __str__(self) -> str:
+        shape = "*" if self.shape is None else ",".join(map(str, self.shape))
+        return f"{self.name}:{self.dtype}{f'[{shape}]' if shape else ''}={self.feature}"
+
+
+def parse_features(text: str) -> tuple[RequestedFeature, ...]:
+    """Return what `NAME:DTYPE[SHAPE]=FEATURE,...` asks for. Raises InputError.
+
+    SHAPE is left out for one value a row, and `*` for rows of different lengths. FEATURE is NAME by default.
+    """
+    parts = re.split(r",(?![^\[]*\])", text)
+    found = tuple(_parse_one(part, text) for part in parts)
+    names = [one.name for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"--features names each column once. Received: {twice} twice, in {text!r}")
+    return found
+
+
+def _parse_one(part: str, text: str) -> RequestedFeature:
+    match = _ONE.fullmatch(part)
+    if match is None:
+        raise InputError(
+            f"--features lists columns as NAME:DTYPE[SHAPE]=FEATURE, such as {_EXAMPLE}. Received: {part!r} "
+            f"in "
+            f"{text!r}"
+        )
+    name, dtype, shape, feature = match.groups()
+    if dtype not in (*DTYPES, TEXT):
+        raise InputError(
+            f"The dtype of a column is one of {', '.join(DTYPES)} or {TEXT}. Received: {dtype!r} in {text!r}"
+        )
+    lengths = _parse_shape(shape, text)
+    if dtype == TEXT and lengths != ():
+        raise InputError(
+            f"A column of text has one text a row. Received: {part.strip()!r}. Leave out its shape"
+        )
+    return RequestedFeature(name, dtype, lengths, feature or name)
+
+
+def _parse_shape(shape: str | None, text: str) -> tuple[int, ...] | None:
+    if shape is None or not shape.strip():
+        return ()
+    if shape.strip() == "*":
+        return None
+    lengths = [part.strip() for part in shape.split(",")]
+    numbers = tuple(int(part) if re.fullmatch(r"[0-9]{1,10}", part) else 0 for part in lengths)
+    if 0 in numbers or math.prod(numbers) > MOST_ROW_VALUES:
+        raise InputError(
+            f"The shape of a row has whole numbers, 1 at least, or is * for rows of different lengths. "
+            f"Received: "
+            f"[{shape}] in {text!r}"
+        )
+    return numbers
+
+
+def check_reading(features: str | None, render: int | None) -> None:
+    """Raise InputError for --features or --render that no file can be read with."""
+    if features is not None:
+        parse_features(features)
+    if render is not None and not 1 <= render <= _MOST_SIDE:
+        raise InputError(
+            f"--render is the side of an image in pixels, in [1, {_MOST_SIDE}]. Received: {render}"
+        )

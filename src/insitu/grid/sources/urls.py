@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
 
 PIECE_BYTES = 4 << 20
 """Bytes that are asked for at once."""

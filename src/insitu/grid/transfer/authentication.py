@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow.flight as flight
 
-from insitu.certificates import Credentials, make_credentials
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.net.certificates import Credentials, make_credentials
 
 MIN_SECRET_BYTES = 16
 _PURPOSE = b"insitu transfer of partitions 1"

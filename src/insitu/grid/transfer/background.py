@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from insitu.errors import InsituError
+from insitu.base.errors import InsituError
 
 AT_ONCE = 16
 """Tasks that a server does at the same time; further ones are refused."""

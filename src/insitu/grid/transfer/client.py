@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from insitu.errors import InputError, TransferError
+from insitu.base.errors import InputError, TransferError
 from insitu.grid.transfer.authentication import derive_credentials, make_headers
 from insitu.grid.transfer.requests import (
     FILES,
@@ -70,7 +70,8 @@ class PartitionClient:
     def __init__(self, address: ServerAddress, secret: bytes, *, silence: float = SILENCE_SECONDS) -> None:
         #: The server.
         self.address = address
-        self._options = flight.FlightCallOptions(timeout=silence, headers=make_headers(secret))
+        self._headers = make_headers(secret)
+        self._options = flight.FlightCallOptions(timeout=silence, headers=self._headers)
         self._silence = silence
         own = derive_credentials(secret).own
         self._client = flight.connect(
@@ -140,20 +141,26 @@ class PartitionClient:
             (answer,) = self._client.do_action(action, self._options)
             return json.loads(answer.body.to_pybytes())
 
-    def act_on_files(self, kind: str, fields: Mapping[str, Any], payload: bytes) -> tuple[Any, bytes]:
-        """Have the server do something with files. Returns the fields and the bytes of its answer. Raises
-        TransferError."""
-        with self._failures_named():
+    def act_on_files(
+        self, kind: str, fields: Mapping[str, Any], payload: bytes, seconds: float | None = None
+    ) -> tuple[Any, bytes]:
+        """Have the server do something with files within some seconds, None: `silence`. Returns the fields
+        and the bytes of its answer. Raises TransferError."""
+        options = self._options
+        if seconds is not None:
+            options = flight.FlightCallOptions(timeout=seconds, headers=self._headers)
+        with self._failures_named(seconds):
             action = flight.Action(f"{FILES}{kind}", encode_message(fields, payload))
-            (answer,) = self._client.do_action(action, self._options)
+            (answer,) = self._client.do_action(action, options)
             return decode_message(answer.body.to_pybytes())
 
     @contextlib.contextmanager
-    def _failures_named(self) -> Iterator[None]:
+    def _failures_named(self, seconds: float | None = None) -> Iterator[None]:
         try:
             yield
         except flight.FlightTimedOutError:
-            raise TimedOut(f"{self.address} said nothing for {self._silence:g} s") from None
+            waited = self._silence if seconds is None else seconds
+            raise TimedOut(f"{self.address} said nothing for {waited:.3g} s") from None
         except flight.FlightUnauthenticatedError:
             raise TransferError(f"{self.address} refuses this cluster's secret") from None
         except pa.ArrowInvalid as error:

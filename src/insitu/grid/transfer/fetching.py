@@ -16,21 +16,19 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from insitu.access import file_mode, make_folder
-from insitu.durable import NO_ROOM, sync_folder
-from insitu.errors import CacheBusy, CorruptPartition, TransferError
-from insitu.grid.files import full_disk_as_error
-from insitu.grid.manifests import add_to_manifest
-from insitu.grid.partitions import checksum_text
-from insitu.grid.tiering import make_room
+from insitu.base.disk.access import file_mode, make_folder
+from insitu.base.disk.durable import NO_ROOM, sync_folder
+from insitu.base.errors import CacheBusy, CorruptPartition, TransferError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId, PartitionInfo
+from insitu.grid.catalog import add_to_manifest, full_disk_as_error
+from insitu.grid.partitions import checksum_text, record_written, verify_once
+from insitu.grid.stores import check_quota
 from insitu.grid.transfer.client import SILENCE_SECONDS, PartitionClient, ServerAddress, TimedOut
 from insitu.grid.transfer.rate_limit import RateLimit, first_length, next_length
 from insitu.grid.transfer.requests import ReadRequest
-from insitu.grid.verification import record_written, verify_once
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId, PartitionInfo
 
-logger = logging.getLogger("insitu.grid")
+logger = logging.getLogger("insitu")
 ROUNDS = 3
 """How often all sources in turn may fail without a byte before the partition is given up."""
 _PAUSE_SECONDS = 0.2
@@ -68,7 +66,7 @@ def fetch_partition(
         verify_once(target, info, record)
         return target
     partial = paths.partial(*key)
-    make_room(paths, {node: info.bytes - _size(partial, info.bytes)}, [cache.name])
+    check_quota(paths, node, info.bytes - _size(partial, info.bytes))
     make_folder(paths.home, target.parent)
     with full_disk_as_error(target), _locked(partial, file_mode(paths.home)) as descriptor:
         arrival = _Arrival(descriptor, info, progress or (lambda done, total: None))

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.grid.transfer.requests import CHUNK_BYTES, MAX_LENGTH
 
 MIN_LENGTH = 64 << 10

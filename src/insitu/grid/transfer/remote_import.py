@@ -11,16 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import SourceError, TransferError
+from insitu.base.errors import SourceError, TransferError
+from insitu.base.spec import NodeId
 from insitu.grid.ignite import normalize_address
-from insitu.grid.partition_builder import TextsTooLong
-from insitu.grid.row_intake import Finished
-from insitu.grid.row_plan import RowPlan
+from insitu.grid.intake import Finished, RowPlan, TextsTooLong, Unit, encode_options
 from insitu.grid.sources import SourceOptions
 from insitu.grid.transfer.client import ServerAddress
 from insitu.grid.transfer.row_sending import SOURCE_FAILED, TEXTS_TOO_LONG, RowSender
-from insitu.grid.unit_reading import Unit, encode_options
-from insitu.spec import NodeId
 
 Counts = npt.NDArray[np.int64]
 Progress = Callable[[NodeId, int, int], None]

@@ -12,12 +12,12 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from insitu.errors import TransferError
+from insitu.base.errors import TransferError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId
 from insitu.grid.transfer.client import SILENCE_SECONDS, PartitionClient, Refused, ServerAddress
 from insitu.grid.transfer.fetching import fetch_partition
 from insitu.grid.transfer.remote_import import RemoteImport
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId
 
 ATTEMPTS = 3
 """How often in a row a server may not answer."""
@@ -89,11 +89,17 @@ class RemoteStores:
         here: Iterable[NodeId] = (),
         leaving: Iterable[NodeId] = (),
         silence: float = SILENCE_SECONDS,
+        number: int | None = None,
     ) -> None:
-        """`here` are agents of this home, whose stores need no server; those `leaving` get nothing new."""
+        """`here` are agents of this home, whose stores need no server; those `leaving` get nothing new.
+
+        `number`: how often the head of the cluster was replaced, as this home knows: agents that know of more
+        refuse what would change their stores.
+        """
         self._addresses = dict(addresses)
         self._secret = secret
         self._silence = silence
+        self._number = number
         #: Nodes with agents whose stores lie in this home.
         self.here: tuple[NodeId, ...] = tuple(sorted(here))
         #: Nodes that are to leave: they are read from, and get nothing new.
@@ -128,6 +134,16 @@ class RemoteStores:
             return Survey(str(answer["store"]), int(answer["disk_free"]), room, *versions)
 
         return run_on_all(self.nodes, ask, threading.Event())
+
+    def confirm(self, nodes: Iterable[NodeId]) -> None:
+        """Raise TransferError if one of these agents follows a head that has replaced that of this home. One
+        that doesn't answer is passed over."""
+        for node in nodes:
+            try:
+                self.ask(node, "confirm", {}, attempts=1)
+            except TransferError as error:
+                if isinstance(error.__cause__, Refused):
+                    raise
 
     def prepare(self, nodes: Iterable[NodeId], cache: CacheSpec, token: str, base: CacheSpec | None) -> None:
         """Have stores put what they got of a version in its place, where nobody reads it yet.
@@ -328,14 +344,17 @@ class RemoteStores:
     def _connect(self, node: NodeId) -> _Connection:
         if node not in self._addresses:
             raise TransferError(f"{node}: no agent of this name is alive. `insitu nodes` shows all")
-        return _Connection(node, self._addresses[node], self._secret, self._silence)
+        return _Connection(node, self._addresses[node], self._secret, self._silence, self._number)
 
 
 class _Connection:
     """A connection to one node for several questions, made when it is needed, and again after a failure."""
 
-    def __init__(self, node: NodeId, address: ServerAddress, secret: bytes, silence: float) -> None:
+    def __init__(
+        self, node: NodeId, address: ServerAddress, secret: bytes, silence: float, number: int | None
+    ) -> None:
         self._node = node
+        self._number = number
         self._address = address
         self._secret = secret
         self._silence = silence
@@ -353,7 +372,7 @@ class _Connection:
             try:
                 if self._client is None:
                     self._client = PartitionClient(self._address, self._secret, silence=self._silence)
-                return self._client.act(kind, fields)
+                return self._client.act(kind, {**fields, "cluster_number": self._number})
             except Refused as error:
                 raise TransferError(f"{self._node}: {error.message}") from error
             except TransferError as error:

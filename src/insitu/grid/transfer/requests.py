@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from insitu.errors import InputError
-from insitu.spec import CacheSpec, check_cache_name, check_simple_name
+from insitu.base.errors import InputError
+from insitu.base.spec import CacheSpec, check_cache_name, check_simple_name
 
 CHUNK_BYTES = 4 << 20
 """Bytes of a file in one message."""

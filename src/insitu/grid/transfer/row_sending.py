@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import TransferError
-from insitu.grid.partition_builder import TextsTooLong
+from insitu.base.errors import TransferError
+from insitu.base.spec import Column, NodeId
+from insitu.grid.intake import RowPlan, TextsTooLong
 from insitu.grid.partitions import is_variable, make_batch
-from insitu.grid.row_plan import RowPlan
 from insitu.grid.sources import Block
 from insitu.grid.transfer.client import SILENCE_SECONDS, PartitionClient, Refused, ServerAddress
 from insitu.grid.transfer.requests import RowsRequest
-from insitu.spec import Column, NodeId
 
 BUSY = "busy"
 """What an owner replies whose partitions don't keep pace."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 Words = NDArray[np.uint64]
 

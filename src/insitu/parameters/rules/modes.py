@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 Mode = Literal["async", "sync", "bounded"]
 MODES: tuple[Mode, ...] = get_args(Mode)

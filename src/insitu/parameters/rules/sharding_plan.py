@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 MIN_PIECE_BYTES = 256 << 10
 DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import ParameterError
+from insitu.base.errors import ParameterError
 from insitu.parameters.rules.sharding_plan import named_dtype
 
 PROTOCOL_VERSION = 3

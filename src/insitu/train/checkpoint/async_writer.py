@@ -7,15 +7,15 @@ import logging
 import threading
 from collections.abc import Callable
 
-from insitu.errors import CheckpointError, StorageFull
+from insitu.base.errors import CheckpointError, StorageFull
 from insitu.train.checkpoint.state_buffer import StateBuffer
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore, EncodedCheckpoint
 
 WRITE_TIMEOUT = 600.0
 """Seconds that writing one checkpoint may take, at the end of a fit and of the process."""
 _LOG = logging.getLogger("insitu")
-_started: list[AsyncCheckpointWriter] = []
-"""Writers of this process that have written something. Their threads live as long as the process."""
+_running: list[AsyncCheckpointWriter] = []
+"""Writers of this process that have something to write."""
 
 
 def wait_for_writers(store: CheckpointStore) -> None:
@@ -24,7 +24,7 @@ def wait_for_writers(store: CheckpointStore) -> None:
     The writer of a fit that failed may still write its last checkpoint when the next fit begins. Raises
     CheckpointError where its storage doesn't answer.
     """
-    for writer in list(_started):
+    for writer in list(_running):
         if writer.store.path == store.path and not writer.wait():
             raise writer.make_timeout_error()
 
@@ -43,12 +43,11 @@ class AsyncCheckpointWriter:
         self._changed = threading.Condition()
         self._waiting: EncodedCheckpoint | None = None
         """The checkpoint that the thread writes next."""
-        self._writing = False
-        """True while the thread writes."""
         self._failure: CheckpointError | None = None
         """The thread's last failure, until it is raised."""
         self._free_buffers: list[StateBuffer] = []
         self._thread: threading.Thread | None = None
+        """Lives while there is something to write: it would keep the buffers after the fit."""
         self._done = 0
         """Checkpoints that were written, or failed to be."""
         self.written = 0
@@ -67,7 +66,7 @@ class AsyncCheckpointWriter:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="insitu-checkpoints", daemon=True)
                 self._thread.start()
-                _started.append(self)
+                _running.append(self)
                 atexit.register(self._wait_at_exit)
             self._changed.notify_all()
 
@@ -84,7 +83,7 @@ class AsyncCheckpointWriter:
         which no checkpoint was done."""
         with self._changed:
             done = -1
-            while self._waiting is not None or self._writing:
+            while self._thread is not None:
                 if done == self._done:
                     return False
                 done = self._done
@@ -92,7 +91,7 @@ class AsyncCheckpointWriter:
         return True
 
     def _is_done_since(self, done: int) -> Callable[[], bool]:
-        return lambda: self._done != done or (self._waiting is None and not self._writing)
+        return lambda: self._done != done or self._thread is None
 
     def make_timeout_error(self) -> CheckpointError:
         """Return the error for a storage that doesn't answer, for the caller to raise."""
@@ -112,18 +111,24 @@ class AsyncCheckpointWriter:
             raise failure
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None)
-                encoded, self._waiting, self._writing = self._waiting, None, True
-            failure = self._write(encoded) if encoded is not None else None
+        while (encoded := self._take()) is not None:
+            failure = self._write(encoded)
             with self._changed:
                 self._failure = failure or self._failure
-                if encoded is not None:
-                    self._free_buffers.append(encoded.buffer)
-                self._writing = False
+                self._free_buffers.append(encoded.buffer)
                 self._done += 1
                 self._changed.notify_all()
+
+    def _take(self) -> EncodedCheckpoint | None:
+        """Return what waits. If nothing does, the thread ends."""
+        with self._changed:
+            encoded, self._waiting = self._waiting, None
+            if encoded is None:
+                self._thread = None
+                _running.remove(self)
+                atexit.unregister(self._wait_at_exit)
+                self._changed.notify_all()
+            return encoded
 
     def _write(self, encoded: EncodedCheckpoint) -> CheckpointError | None:
         try:

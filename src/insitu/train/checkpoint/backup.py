@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,13 +12,14 @@ from typing import Any
 import keras
 from numpy.typing import NDArray
 
-from insitu.errors import CheckpointError, TrainingError
+from insitu.base.context import Context
+from insitu.base.disk.signatures import derive_key, read_user_key
+from insitu.base.errors import CheckpointError, TrainingError
+from insitu.base.measure.time_account import ACCOUNT, CHECKPOINT
 from insitu.exchange import Group
-from insitu.time_account import ACCOUNT, CHECKPOINT
 from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter, wait_for_writers
-from insitu.train.checkpoint.memory_store import broadcast_newest, checkpoint_key, memory_store
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
-from insitu.train.collectives import barrier_token
+from insitu.train.collectives import all_gather_json, barrier_token, broadcast_value
 from insitu.train.elastic import RESTORE
 from insitu.train.fit import KerasTrainer, trainer_of
 from insitu.train.replica import check_saved_vocabularies, check_snapshot, find_vocabularies, views
@@ -187,6 +191,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             sys.stderr.write(
                 f"[insitu] Training continues from the checkpoint of epoch {epoch}, step {step}\n"
             )
+        self._enter(trainer, epoch, step, values, more)
+
+    def _enter(self, trainer: KerasTrainer, epoch: int, step: int, values: dict[str, Any], more: Any) -> None:
+        """Enter the fit where a checkpoint stands."""
         trainer.loop.restore(epoch, step, values, more)
 
     def _tell_beginning(self, trainer: KerasTrainer, store: CheckpointStore) -> None:
@@ -196,3 +204,55 @@ class BackupAndRestore(keras.callbacks.Callback):
             sys.stderr.write(
                 f"[insitu] Training starts from its beginning: {store.path} has no checkpoint to read\n"
             )
+
+
+# Checkpoints in the memory of the tasks' hosts, for a job whose disk with checkpoints is lost.
+#
+# Replicas are equal, so nothing needs to be sent. While one task writes a checkpoint to disk, each other task
+# writes its own to its host's memory. These are files that outlive the task, in the format of those on disk,
+# with checksums. When all tasks restart, they use the newest whole checkpoint that any of them holds
+
+
+_LOG = logging.getLogger("insitu")
+
+
+def checkpoint_key(context: Context) -> bytes:
+    """Return the key that checkpoints in the job's own folders are signed with; outside a job, the user's."""
+    return derive_key(context.signing_secret() or read_user_key(context.paths), "checkpoints")
+
+
+def memory_store(context: Context, fit: int) -> CheckpointStore | None:
+    """Return the store of this task's checkpoints of a fit in memory, or None where there shall be none, or
+    can't be."""
+    folder = context.memory_checkpoint_dir
+    if folder is None:
+        return None
+    try:
+        _make_private(folder.parent)
+    except OSError as error:
+        _LOG.warning("Checkpoints can't be kept in memory: %s", error)
+        return None
+    # One suffices: the other tasks have theirs.
+    return CheckpointStore(folder, fit, keep=1, key=checkpoint_key(context))
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder for this user alone. Raises OSError where another user has made it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} must belong to this user alone (mode 700)")
+
+
+def broadcast_newest(group: Group, own: Checkpoint | None) -> Any:
+    """Return [position, values, more] of the newest checkpoint that any rank holds, in each rank; None where
+    there is none. Of equally new ones that of the lowest rank. Collective."""
+    notes = all_gather_json(group, None if own is None else list(own.position))
+    held = [(tuple(note), -rank) for rank, note in enumerate(notes) if note is not None]
+    if not held:
+        return None
+    source = -max(held)[1]
+    value = None
+    if own is not None and group.rank == source:
+        value = [own.position, own.values, own.more]
+    return broadcast_value(group, source, value)

@@ -18,18 +18,29 @@ import logging
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from insitu.durable import NO_ROOM, published, recover_replaced, replace_file, write_pages, write_synced
-from insitu.errors import CheckpointError, StorageFull
-from insitu.paths import Paths
-from insitu.signatures import OtherKey, read_user_key, sign, unsign
+from insitu.base.disk.checkpoints import (
+    NotDamaged,
+    explained_reading,
+    explained_writing,
+    list_folder,
+    try_again,
+)
+from insitu.base.disk.durable import (
+    published,
+    recover_replaced,
+    replace_file,
+    write_pages,
+    write_synced,
+)
+from insitu.base.disk.signatures import read_user_key, sign, unsign
+from insitu.base.errors import CheckpointError, ClusterError
+from insitu.base.paths import Paths
 from insitu.train.checkpoint.state_buffer import StateBuffer, read_arrays
 from insitu.train.collectives import decode, encode
 
@@ -37,21 +48,11 @@ FORMAT = 4
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
 _FIT = re.compile(r"fit-(\d+)")
 _SLICE_BYTES = 4 << 20
-_DAMAGED = (
-    *(ValueError, KeyError, TypeError, AttributeError, IndexError),
-    *(OverflowError, RecursionError, SyntaxError),
-    *(FileNotFoundError, IsADirectoryError, NotADirectoryError),
-)
-"""What reading a damaged checkpoint raises. All else says of a storage that it fails now."""
-_PAUSES = (0.5, 1.0, 2.0, 4.0)
-"""Seconds between two attempts to read from a storage that fails."""
-T = TypeVar("T")
 _LOG = logging.getLogger("insitu")
 
 
-class _NotDamaged(CheckpointError):
-    """Raised for a checkpoint that can't be used, but may be right: it was signed with another key, or its
-    storage fails now. Never skipped: training would start over, or go back, without need."""
+class _OtherFormat(CheckpointError):
+    """Raised for a checkpoint of another version of insitu: passed over, but not damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,8 @@ class CheckpointStore:
         self._note = note
         #: Checkpoints that were read and found damaged. Written by `load_latest`.
         self._damaged: set[str] = set()
+        #: Those that were published by this process and not removed, the oldest first.
+        self._own: list[str] = []
 
     @property
     def path(self) -> str:
@@ -166,30 +169,27 @@ class CheckpointStore:
         Raises StorageFull where no room is left: nothing half-written and all older checkpoints stay.
         """
         name = _name((encoded.epoch, encoded.step))
-        where = self.path
-        try:
+        with explained_writing(self.path):
             self._folder.write(name, encoded.buffer, encoded.sign(self._key))
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise StorageFull(
-                    f"No room is left for a checkpoint in {where}. The last published one "
-                    "stays. Free some space, or save less often or elsewhere."
-                ) from error
-            raise CheckpointError(
-                f"A checkpoint can't be written to {where}: {error}. The last published one stays. Check "
-                f"that disk or folder, or save elsewhere; `insitu resume` lets a job go on from the last one"
-            ) from error
         self._damaged.discard(name)
         with contextlib.suppress(OSError):
             if self._note is not None and not self._is_noted():
                 self._note.parent.mkdir(exist_ok=True)
                 replace_file(self._note, self.path.encode())
-        with contextlib.suppress(OSError):
-            names = self._folder.names()
-            good = [each for each in names if each <= name and each not in self._damaged]
-            for other in (*self._damaged.intersection(names), *good[: -self._keep]):
-                self._folder.remove(other)
+        self._own = [*(each for each in self._own if each != name), name]
+        with contextlib.suppress(OSError, ClusterError):
+            self._remove_old(name)
         return self._folder.path(name)
+
+    def _remove_old(self, newest: str) -> None:
+        try:
+            names = self._folder.names()
+        except ClusterError:  # of insitu://, whose head is away
+            names = sorted(self._own)
+        good = [each for each in names if each <= newest and each not in self._damaged]
+        for other in (*self._damaged.intersection(names), *good[: -self._keep]):
+            self._folder.remove(other)
+            self._own = [each for each in self._own if each != other]
 
     def positions(self) -> list[tuple[int, int]]:
         """Return the (epoch, step) of the published checkpoints, oldest first. Raises CheckpointError if the
@@ -208,7 +208,7 @@ class CheckpointStore:
         name = _name(position)
         try:
             return self._read(name)
-        except _NotDamaged:
+        except NotDamaged:
             raise
         except CheckpointError as error:
             if name in self._list():
@@ -222,19 +222,20 @@ class CheckpointStore:
         self._folder.recover()
         names = self._list()
         if not names and self._is_noted():
-            raise _NotDamaged(
+            raise NotDamaged(
                 f"Training goes on from the newest checkpoint that was published in {self.path}. Received: "
                 f"none is there. Mount or bring back that folder, or remove {self._note} to start over"
             )
         for name in reversed(names):
             try:
                 return self._read(name)
-            except _NotDamaged:
+            except NotDamaged:
                 raise
             except CheckpointError as error:
                 if name not in self._list():
-                    raise _NotDamaged(f"{error} It was there before, so its storage is away.") from error
-                self._damaged.add(name)
+                    raise NotDamaged(f"{error} It was there before, so its storage is away.") from error
+                if not isinstance(error, _OtherFormat):
+                    self._damaged.add(name)
                 _LOG.warning("%s The one before is used.", error)
         return None
 
@@ -247,39 +248,20 @@ class CheckpointStore:
 
     def _list(self) -> list[str]:
         """Return the names of checkpoints, oldest first. Raises CheckpointError if the storage fails."""
-        return self._try_again(self._folder.names, self.path)
+        return try_again(self._folder.names, self.path)
 
     def _read(self, name: str) -> Checkpoint:
         """Return a checkpoint. Raises CheckpointError."""
-        return self._try_again(lambda: self._load(name), self._folder.path(name))
-
-    def _try_again(self, read: Callable[[], T], path: str) -> T:
-        """Return what `read` does, which is called again for a while if the storage fails. Raises
-        CheckpointError."""
-        pauses = iter(_PAUSES)
-        while True:
-            try:
-                return read()
-            except CheckpointError:
-                raise
-            except Exception as error:  # the packages of file systems raise errors of their own
-                pause = next(pauses, None)
-                if pause is None:
-                    raise _NotDamaged(
-                        f"Checkpoints must be readable before training goes on. Received: {error!r} for "
-                        f"{path}. Nothing was removed. Make that storage available, then run the script "
-                        f"again, or `insitu resume`"
-                    ) from error
-                time.sleep(pause)
+        return try_again(lambda: self._load(name), self._folder.path(name))
 
     def _load(self, name: str) -> Checkpoint:
         path = self._folder.path(name)
-        try:
+        with explained_reading(path):
             text, file = self._folder.read(name)
             with file:
                 state = unsign(text, self._key)
                 if state["format"] != FORMAT:
-                    raise CheckpointError(
+                    raise _OtherFormat(
                         f"The checkpoint {path} has format {state['format']}; this version reads {FORMAT}."
                     )
                 arrays, found = read_arrays(file, state["arrays"])
@@ -289,14 +271,6 @@ class CheckpointStore:
                 )
             values, more = decode(state["tree"], arrays)
             return Checkpoint(state["epoch"], state["step"], values, more)
-        except OtherKey as error:
-            raise _NotDamaged(
-                f"Checkpoints are read back by the user, or the job, that wrote them. Received: {path}, "
-                f"which was signed with another key. If it is yours, copy the file of $INSITU_HOME/keys from "
-                f"where it was written; otherwise give another directory."
-            ) from error
-        except _DAMAGED as error:
-            raise CheckpointError(f"The checkpoint {path} can't be read: {error}.") from error
 
 
 def find_fits(directory: str | Path) -> list[int]:
@@ -304,7 +278,7 @@ def find_fits(directory: str | Path) -> list[int]:
     OSError."""
     text = os.fspath(directory).removeprefix("file://")
     if "://" not in text:
-        names = _list_folder(Path(text))
+        names = list_folder(Path(text))
     else:
         import fsspec
 
@@ -312,16 +286,8 @@ def find_fits(directory: str | Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _FIT.fullmatch(name)))
 
 
-def _list_folder(folder: Path) -> list[str]:
-    """Return what lies in a folder; nothing if it isn't there. Raises OSError if the storage fails."""
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 def _list_remote(system: Any, root: str) -> list[str]:
-    """As `_list_folder`: fsspec's `isdir` and `exists` take each error for none."""
+    """As `list_folder`: fsspec's `isdir` and `exists` take each error for none."""
     system.invalidate_cache()
     try:
         return [path.rstrip("/").rpartition("/")[2] for path in system.ls(root, detail=False)]
@@ -374,7 +340,7 @@ class _LocalFolder:
             recover_replaced(self._root)
 
     def names(self) -> list[str]:
-        return sorted(name for name in _list_folder(self._root) if _NAME.fullmatch(name))
+        return sorted(name for name in list_folder(self._root) if _NAME.fullmatch(name))
 
     def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
         with published(self._root, name) as staging:
@@ -426,7 +392,8 @@ class _RemoteFolder:
             with self._system.open(f"{folder}/state.json", "wb") as file:
                 file.write(state)
         except OSError:
-            self.remove(name)
+            with contextlib.suppress(Exception):  # the first error tells more
+                self.remove(name)
             raise
 
     def read(self, name: str) -> tuple[bytes, Any]:
@@ -435,8 +402,16 @@ class _RemoteFolder:
 
     def remove(self, name: str) -> None:
         folder = f"{self._root}/{name}"
-        if self._system.exists(folder):
+        if self._may_exist(folder):
             # state.json first: a half-removed folder is no checkpoint.
-            if self._system.exists(f"{folder}/state.json"):
-                self._system.rm_file(f"{folder}/state.json")
-            self._system.rm(folder, recursive=True)
+            if self._may_exist(f"{folder}/state.json"):
+                with contextlib.suppress(FileNotFoundError):
+                    self._system.rm_file(f"{folder}/state.json")
+            with contextlib.suppress(FileNotFoundError):
+                self._system.rm(folder, recursive=True)
+
+    def _may_exist(self, path: str) -> bool:
+        try:
+            return bool(self._system.exists(path))
+        except ClusterError:  # of insitu://, whose head is away: what is to be removed is removed later
+            return True

@@ -24,24 +24,3 @@ from insitu.train.collectives.serialization import (
     to_bytes,
 )
 from insitu.train.collectives.transfer import all_gather_json, broadcast_value
-
-__all__ = [
-    "NotSerializable",
-    "Payload",
-    "all_gather_json",
-    "barrier_token",
-    "broadcast_value",
-    "copy_value",
-    "decode",
-    "encode",
-    "from_bytes",
-    "gather_bytes",
-    "gather_counts",
-    "gather_rows",
-    "gather_sizes",
-    "keep_serializable",
-    "pack_leaves",
-    "parse_dtype",
-    "squeeze_shards",
-    "to_bytes",
-]

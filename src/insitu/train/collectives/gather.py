@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.exchange import Group
 
 

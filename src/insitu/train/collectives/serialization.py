@@ -1,12 +1,15 @@
 """Encode values that travel between tasks or lie in a checkpoint, as JSON and arrays. Nothing is unpickled.
 
-A serializable value is None, a bool, a number, a string, a NumPy array or scalar of numbers or strings, or a
-list, tuple or dict of serializable values. Keys of dicts are strings, numbers or tuples of them.
+A serializable value is None, a bool, a number, a string, bytes, a NumPy array or scalar of numbers or
+strings, or a list, tuple, set, frozenset, dict, or a deque, Counter, OrderedDict or defaultdict of Python's,
+of serializable values. Keys of dicts are strings, numbers or tuples of them.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MAX_DEPTH = 20
+_SETS = {"set": set, "frozenset": frozenset}
+_DICTS = {"dict": dict, "counter": Counter, "ordered": OrderedDict}
+_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, dict, set, tuple)}
+"""Those of a defaultdict."""
+_PACKED_FROM = 16
+"""Numbers in a list from which on they are packed into an array: such as a History's, one for each epoch."""
+_PACKED_TYPES: dict[type, tuple[str, type]] = {float: ("floats", np.float64), int: ("ints", np.int64)}
+"""By the type of all numbers of a list: the kind of the packed list, and the dtype that holds them."""
 _LENGTH_BYTES = 8
 """Size of the number that `to_bytes` puts first: the length of the JSON header."""
 
@@ -56,12 +67,45 @@ def _encode(value: Any, arrays: list[NDArray[Any]], depth: int) -> Any:
         format_dtype(array.dtype)
         arrays.append(array)
         return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
+    if type(value) is list and (packed := _pack(value, arrays)) is not None:
+        return packed
     if type(value) in (list, tuple):
         return {type(value).__name__: [_encode(item, arrays, depth + 1) for item in value]}
-    if type(value) is dict:
+    if isinstance(value, dict):
         pairs = [[_encode(k, arrays, depth + 1), _encode(v, arrays, depth + 1)] for k, v in value.items()]
-        return {"dict": pairs}
+        return _encode_dict(value, pairs)
+    if type(value) in _SETS.values():
+        # In an order that is the same in all processes.
+        items = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
+        return {type(value).__name__: [_encode(item, arrays, depth + 1) for item in items]}
+    if type(value) is deque:
+        return {"deque": [value.maxlen, *(_encode(item, arrays, depth + 1) for item in value)]}
+    if type(value) is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
     raise NotSerializable(f"Values of type {type(value).__name__} can't be serialized")
+
+
+def _encode_dict(value: dict[Any, Any], pairs: list[Any]) -> Any:
+    names = [name for name, kind in _DICTS.items() if type(value) is kind]
+    if names:
+        return {names[0]: pairs}
+    made: Any = getattr(value, "default_factory", None)
+    if type(value) is defaultdict and made in _FACTORIES.values():
+        return {"default": [made.__name__, *pairs]}
+    raise NotSerializable(f"Values of type {type(value).__name__} can't be serialized")
+
+
+def _pack(value: list[Any], arrays: list[NDArray[Any]]) -> Any:
+    """Return a long list of numbers of one type as an array, so that the tree stays short; None: another."""
+    types = set(map(type, value)) if len(value) >= _PACKED_FROM else set()
+    if len(types) != 1 or (found := _PACKED_TYPES.get(types.pop())) is None:
+        return None
+    kind, dtype = found
+    try:
+        arrays.append(np.array(value, dtype))
+    except OverflowError:
+        return None
+    return {kind: len(arrays) - 1}
 
 
 def decode(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
@@ -74,10 +118,20 @@ def decode(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
         return arrays[content]
     if kind == "scalar":
         return arrays[content][()]
-    if kind == "dict":
-        return {decode(k, arrays): decode(v, arrays) for k, v in content}
+    if kind == "bytes":
+        return base64.b64decode(content)
+    if kind in _DICTS:
+        return _DICTS[kind]({decode(k, arrays): decode(v, arrays) for k, v in content})
+    if kind == "default":
+        factory, *pairs = content
+        return defaultdict(_FACTORIES[factory], {decode(k, arrays): decode(v, arrays) for k, v in pairs})
+    if kind == "deque":
+        maxlen, *items = content
+        return deque((decode(item, arrays) for item in items), maxlen)
+    if kind in ("floats", "ints"):
+        return arrays[content].tolist()
     items = [decode(item, arrays) for item in content]
-    return {"list": items, "tuple": tuple(items)}[kind]
+    return {"list": list, "tuple": tuple, **_SETS}[kind](items)
 
 
 def to_bytes(value: Any) -> bytes:

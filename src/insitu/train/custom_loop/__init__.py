@@ -3,7 +3,6 @@
 Begin reading with `runner.py`. There is a replica for each backend: `tensorflow.py`, `jax.py`, `torch.py`.
 """
 
-from insitu.train.custom_loop.aggregation import ExchangeAggregation
 from insitu.train.custom_loop.averaging import average_loss, scale_by_share
 from insitu.train.custom_loop.distributed_dataset import DistributedDataset, DistributedIterator
 from insitu.train.custom_loop.epoch_log import EpochLog
@@ -25,7 +24,13 @@ from insitu.train.custom_loop.input_context import (
 )
 from insitu.train.custom_loop.loop_replica import LoopReplica
 from insitu.train.custom_loop.per_replica import PerReplica, local_values, make_values
-from insitu.train.custom_loop.reduction import AnyReduceOp, ReduceOp, gather_values, reduce_values
+from insitu.train.custom_loop.reduction import (
+    AnyReduceOp,
+    ExchangeAggregation,
+    ReduceOp,
+    gather_values,
+    reduce_values,
+)
 from insitu.train.custom_loop.replica_check import LOOP_CHECK_INTERVAL, check_same_place, check_weights
 from insitu.train.custom_loop.replica_context import (
     ReplicaContext,
@@ -50,54 +55,3 @@ from insitu.train.custom_loop.worker_feed import WorkerFeed, cut_for_replicas
 
 DistributedValues = PerReplica
 """TensorFlow's name for values that differ by replica."""
-
-__all__ = [
-    "LOOP_CHECK_INTERVAL",
-    "AnyReduceOp",
-    "CreationTracker",
-    "DistributedDataset",
-    "DistributedIterator",
-    "DistributedValues",
-    "EpochLog",
-    "ExchangeAggregation",
-    "ExchangeStep",
-    "InputContext",
-    "InputOptions",
-    "InputReplicationMode",
-    "LoopAggregation",
-    "LoopReplica",
-    "LoopRunner",
-    "LoopStep",
-    "MultiDeviceExchangeStep",
-    "PerReplica",
-    "ReduceOp",
-    "ReplicaContext",
-    "RestorePlacementStep",
-    "RunOptions",
-    "SingleFunctionStep",
-    "StepModel",
-    "TrainOrObserveStep",
-    "ValueContext",
-    "WorkerFeed",
-    "average_loss",
-    "check_same_place",
-    "check_weights",
-    "cut_for_replicas",
-    "find_strategy",
-    "gather_values",
-    "get_replica_context",
-    "has_strategy",
-    "in_cross_replica_context",
-    "is_per_replica",
-    "leave_graph",
-    "local_values",
-    "make_loop_replica",
-    "make_multi_device_loop_replica",
-    "make_trackable",
-    "make_values",
-    "open_scope",
-    "out_of_range_error",
-    "prepare_backend",
-    "reduce_values",
-    "scale_by_share",
-]

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.missing_names import missing_name
 from insitu.grid import PositionedData
-from insitu.missing_names import missing_name
 from insitu.train.custom_loop.epoch_log import EpochLog
 from insitu.train.custom_loop.factory import as_batch, leave_graph, make_spec, out_of_range_error
 from insitu.train.custom_loop.per_replica import merge_per_replica, note_batch
@@ -32,7 +32,7 @@ class DistributedDataset(PositionedData):
     where this process has several replicas. A replica that has no rows in a step gets arrays of zero rows.
     `element_spec` has the structure of one replica's rows: `tf.TensorSpec`s on TensorFlow, else KerasTensors.
 
-    `len()` is the number of steps, where it is known. Raises InputError where it isn't.
+    `len()` is the number of steps, where it is known, else a TypeError.
 
     A loop that is restarted goes on in the epoch whose rows its checkpoint hasn't seen. `state_dict()` says
     where it stands; on TensorFlow the dataset may also be a part of a `tf.train.Checkpoint`.
@@ -65,7 +65,8 @@ class DistributedDataset(PositionedData):
 
     def __len__(self) -> int:
         if self._feed.num_steps is None:
-            raise InputError(
+            # As with tf.distribute: `list` and progress bars ask, and go on without a length.
+            raise TypeError(
                 "The number of steps isn't known before the data has been read. Received: data without "
                 "a known size. Leave len() out, or use an insitu.Dataset, arrays, or a tf.data.Dataset with "
                 "tf.data.experimental.assert_cardinality."

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from insitu.context import Context
-from insitu.errors import UnknownPosition
+from insitu.base.context import Context
+from insitu.base.errors import UnknownPosition
 from insitu.grid import DataPosition
 from insitu.train.custom_loop.replica_check import hash_values
 from insitu.train.custom_loop.scope import CreationTracker
-from insitu.train.replica import to_numpy
+from insitu.train.replica import read_call_count
 
 _LOG = logging.getLogger("insitu")
 _ADVICE = (
@@ -145,8 +145,8 @@ class EpochLog:
         return stood_still
 
     def _count_optimizers_updates(self) -> int:
-        # Not `iterations`: with gradient accumulation that counts some of them only.
-        return max((int(to_numpy(each._iterations)) for each in self._tracker.optimizers), default=0)
+        # With gradient accumulation not each gradient is an update.
+        return max((read_call_count(each) for each in self._tracker.optimizers), default=0)
 
     def _has_fits(self) -> bool:
         """Return whether a model may have been trained in this process by other ways than a loop."""
@@ -176,10 +176,11 @@ class EpochLog:
             )
 
     def _read(self) -> Iterator[EpochNote]:
-        """Yield what was noted. A line that was cut off is left out."""
+        """Yield what was noted. A line that was cut off is left out. Raises OSError if the storage fails: the
+        loop would begin with epoch 0 again."""
         try:
             lines = self._path.read_text().splitlines() if self._path is not None else []
-        except OSError:
+        except FileNotFoundError:
             return
         for line in lines:
             with contextlib.suppress(ValueError, TypeError):

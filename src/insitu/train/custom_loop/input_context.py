@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

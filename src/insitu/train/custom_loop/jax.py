@@ -11,7 +11,7 @@ import numpy as np
 from jax._src.core import trace_state_clean
 from jax._src.interpreters.partial_eval import dce_jaxpr
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop.loop_replica import CompiledGradientMixin
 from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.custom_loop.tracing import DeferredUpdates
@@ -31,7 +31,7 @@ def leave_graph(name: str) -> None:
 def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
     """See `insitu.train.custom_loop.trace_step`."""
     arrays = [np.asarray(array) for array in example]
-    jax.eval_shape(model.trace, arrays)
+    jax.eval_shape(lambda given: model.trace(given, jax.ensure_compile_time_eval), arrays)
     metrics = model.metrics_variables
     if not metrics or not model.outputs:
         return []

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import from_bytes, gather_bytes, pack_leaves, to_bytes
+from insitu.train.collectives import from_bytes, gather_bytes, gather_counts, pack_leaves, to_bytes
 from insitu.train.custom_loop.per_replica import values_per_replica
+from insitu.train.elastic import Membership
+from insitu.train.replica import ModelState, broadcast_state
 
 
 class ReduceOp(enum.Enum):
@@ -114,3 +117,23 @@ def _to_numpy(value: Any) -> NDArray[Any]:
     array = np.asarray(value if isinstance(value, np.ndarray) else keras.ops.convert_to_numpy(value))
     # NumPy can neither add nor name the narrow kinds of backends on its own.
     return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.name == "bfloat16" else array
+
+
+# Sum the gradients of custom loops over the exchange
+
+
+class ExchangeAggregation:
+    """See `LoopAggregation`. Each update uses the sum over all replicas of all tasks."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self.replicas = membership.num_shards
+
+    def count_step_rows(self, rows: Sequence[int]) -> tuple[list[int], int]:
+        group = self._membership.group()
+        counts = rows if group.size == 1 else gather_counts(group, rows)
+        return [sum(counts)] * len(rows), sum(count > 0 for count in counts)
+
+    def synchronize(self, variables: Sequence[Any]) -> None:
+        nothing = ModelState((), (), (), (), (), (), ())
+        broadcast_state(replace(nothing, trainable=tuple(variables)), self._membership.group())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.exchange import Group
 from insitu.train.collectives import gather_sizes
 from insitu.train.elastic import Fingerprint, LoopPosition, check_equal

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from insitu.errors import TrainingError
-from insitu.missing_names import missing_name
+from insitu.base.errors import TrainingError
+from insitu.base.missing_names import missing_name
 from insitu.train.custom_loop.averaging import Share, current_share
 
 _scopes: list[Any] = []

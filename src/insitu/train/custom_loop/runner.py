@@ -11,7 +11,7 @@ import numpy as np
 from keras.src.backend.common.variables import Variable
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop.factory import leave_graph, trace_step
 from insitu.train.custom_loop.per_replica import (
     PerReplica,
@@ -90,7 +90,8 @@ class LoopRunner:
         fn = getattr(fn, "python_function", fn)
         shards = self._strategy.membership.context.shards
         arguments = _Arguments(fn, tuple(args), dict(kwargs), len(shards))
-        program = self._programs.pop(arguments.key, None)
+        key = arguments.key, self._strategy.created_in_scope.find_frozen()
+        program = self._programs.pop(key, None)
         self._compiled_in_a_row = self._compiled_in_a_row + 1 if program is None else 0
         if program is None:
             if self._compiled_in_a_row > MAX_COMPILED_STEPS:
@@ -105,7 +106,7 @@ class LoopRunner:
             if len(self._programs) == MAX_COMPILED_STEPS:
                 self._programs.pop(next(iter(self._programs)))
         # At the end: the one that is dropped is the one that was used longest ago.
-        self._programs[arguments.key] = program
+        self._programs[key] = program
         result = program.run(arguments)
         self.updates += bool(program.model.optimizer.groups)
         return result

@@ -16,7 +16,7 @@ from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.trainer import Trainer
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop.replica_check import hash_values
 
 _MADE_IN = "_insitu_made_in"
@@ -34,6 +34,7 @@ class CreationTracker:
         self.keeps_first_values = False
         self._optimizers: list[weakref.ref[Any]] = []
         self._variables: list[weakref.ref[Any]] = []
+        self._made_trainable: list[weakref.ref[Any]] = []
         self._layers: list[weakref.ref[Any]] = []
 
     @property
@@ -57,6 +58,8 @@ class CreationTracker:
 
     def _note(self, variable: Any) -> None:
         self._variables.append(weakref.ref(variable))
+        if variable.trainable:
+            self._made_trainable.append(weakref.ref(variable))
         object.__setattr__(variable, _MADE_IN, self.number)
         if self.keeps_first_values and variable._value is not None:
             object.__setattr__(variable, _FIRST_VALUE, hash_values([variable]))
@@ -69,6 +72,12 @@ class CreationTracker:
     def weights(self) -> list[Any]:
         """Return the trainable variables, in the order of their creation."""
         return [v for v in _alive(self._variables) if v.trainable]
+
+    def find_frozen(self) -> tuple[int, ...]:
+        """Return the ids of the layers, and of the variables that were made trainable, that are frozen now. A
+        compiled step updates what was trainable when it was traced."""
+        layers = (id(layer) for layer in self.layers if not layer._trainable)
+        return (*layers, *(id(v) for v in _alive(self._made_trainable) if not v.trainable))
 
     def summed(self) -> list[Any]:
         """Return the variables that are summed over replicas, such as those of metrics, in the order of their

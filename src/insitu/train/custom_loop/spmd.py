@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.collectives import squeeze_shards
 from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.custom_loop.steps import Outputs
@@ -20,8 +20,8 @@ from insitu.train.elastic import Membership
 from insitu.train.replica import ShardBatch, seed_offset
 from insitu.train.replica.jax import JaxReplica
 from insitu.train.spmd import without_distribution
-from insitu.train.spmd.lost_peers import report_lost_peers
 from insitu.train.spmd.mesh_sharding import DATA_AXIS, MeshSharding
+from insitu.train.spmd.program import report_lost_peers
 from insitu.train.spmd.variables import OTHERS, TRAINABLE, get_mesh_variables
 
 REPLICA_AXIS = "replica"

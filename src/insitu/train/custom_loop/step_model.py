@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -12,7 +13,6 @@ from keras.src.backend.common.variables import Variable
 
 from insitu.train.collectives import pack_leaves
 from insitu.train.custom_loop.averaging import Share, share_scope
-from insitu.train.custom_loop.summaries import record_summaries
 from insitu.train.custom_loop.tracing import DeferredUpdates, VariableTracer, defer_apply
 from insitu.train.replica import is_floating
 
@@ -156,11 +156,13 @@ class StepModel:
         """Run what `convert` makes of the user's function from now on."""
         self._call = replace(self._call, fn=convert(self._call.fn))
 
-    def trace(self, arrays: Sequence[Any]) -> list[Any]:
+    def trace(
+        self, arrays: Sequence[Any], leave_trace: Callable[[], Any] = contextlib.nullcontext
+    ) -> list[Any]:
         """Run the step without effect and record the variables, seeds and optimizers that it touches. Returns
-        its outputs."""
+        its outputs. `leave_trace` is as in `VariableTracer`."""
         deferred = DeferredUpdates()
-        trace = VariableTracer(deferred)
+        trace = VariableTracer(deferred, leave_trace)
         with trace.track():
             self.call(arrays, deferred)
         self._record_trace(trace, deferred)
@@ -311,3 +313,16 @@ def _is_tensor(leaf: Any) -> bool:
     # Elsewhere a plain number is part of the trace, so it is the same in each step.
     number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
     return number and keras.backend.backend() == "torch"
+
+
+# Let one replica of each process write summaries
+
+
+def record_summaries(replica_id: Any, first: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a scope in which `tf.summary` writes for replica number `first` alone, as with `tf.distribute`.
+    `replica_id` is that of the replica that runs, a tensor."""
+    if keras.backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    from insitu.train.custom_loop import tf_distribute
+
+    return tf_distribute.record_summaries(replica_id, first)

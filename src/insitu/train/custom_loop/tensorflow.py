@@ -55,7 +55,7 @@ def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
     specs = [tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)) for a in map(np.asarray, example)]
 
     def trace(*arrays: Any) -> list[Any]:
-        return [tf.identity(t) for t in model.trace(arrays)]
+        return [tf.identity(t) for t in model.trace(arrays, tf.init_scope)]
 
     untraced = tf.function(tf.autograph.experimental.do_not_convert(trace))
     with tf_distribute.refuse_raw_variables():

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import nn_impl_distribute, resource_variable_ops, summary_ops_v2
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop.averaging import current_share, scale_by_share, scale_rows
 from insitu.train.custom_loop.replica_context import (
     find_strategy,
@@ -102,7 +102,7 @@ class _Replicas:
 
 @contextlib.contextmanager
 def record_summaries(replica_id: Any, first: int) -> Iterator[None]:
-    """See `insitu.train.custom_loop.summaries`."""
+    """See `insitu.train.custom_loop.step_model`."""
     state = summary_ops_v2._summary_state
     before = state.is_recording_distribution_strategy
     if state.writer is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.custom_loop.tracing import DeferredUpdates
 from insitu.train.replica.torch import TorchReplica

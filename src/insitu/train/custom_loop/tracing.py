@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
+from insitu.train.replica import tell_repeated_rows
+
+_SCOPE = "stateless_scope"
+"""Where Keras keeps the stateless scope that is open."""
 
 
 class DeferredUpdates:
@@ -38,7 +43,7 @@ class DeferredUpdates:
         foreign = [v for v in variables if not isinstance(v, Variable)]
         if foreign:
             raise TrainingError(
-                "CombinedOptimizer update Keras variables (model.trainable_variables). Received: "
+                "Optimizers update Keras variables (model.trainable_variables). Received: "
                 f"{type(foreign[0]).__name__}."
             )
         taken = {id(v) for v in self.variables}
@@ -47,7 +52,9 @@ class DeferredUpdates:
                 "In one step a variable has one optimizer. Received: two that update "
                 f"{next(v.path for v in variables if id(v) in taken)!r}."
             )
-        self.calls.append((optimizer, list(gradients), variables))
+        gradients = list(gradients)
+        tell_repeated_rows(optimizer, gradients, variables)
+        self.calls.append((optimizer, gradients, variables))
 
 
 @contextlib.contextmanager
@@ -84,8 +91,12 @@ class VariableTracer(keras.StatelessScope):
     `read` and `written` hold each variable once, in the order of its first use.
     """
 
-    def __init__(self, deferred: DeferredUpdates) -> None:
+    def __init__(
+        self, deferred: DeferredUpdates, leave_trace: Callable[[], Any] = contextlib.nullcontext
+    ) -> None:
+        """`leave_trace` returns a scope in which the backend computes at once, also during a trace."""
         super().__init__(initialize_variables=False)
+        self._leave_trace = leave_trace
         self._applied = deferred
         self._read: dict[int, Any] = {}
         self._written: dict[int, Any] = {}
@@ -126,21 +137,36 @@ class VariableTracer(keras.StatelessScope):
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
-        """Open the scope, also record seed generators, and refuse new variables."""
+        """Open the scope, also record seed generators, and refuse new variables but those of metrics, some of
+        which make them when they are updated first."""
         draw, make = keras.random.SeedGenerator.next, Variable.__init__
+        add = keras.metrics.Metric.add_variable
         seeds = self._seeds
 
         def next_seed(generator: Any, ordered: bool = True) -> Any:
             seeds.setdefault(id(generator), generator)
             return draw(generator, ordered=ordered)
 
+        def add_outside(metric: Any, *args: Any, **kwargs: Any) -> Any:
+            # With a value, as in the scope: the trace goes on to use it.
+            Variable.__init__ = make
+            global_state.set_global_attribute(_SCOPE, None)
+            try:
+                with self._leave_trace():
+                    return add(metric, *args, **kwargs)
+            finally:
+                global_state.set_global_attribute(_SCOPE, self)
+                Variable.__init__ = _refuse_to_make
+
         keras.random.SeedGenerator.next = next_seed
+        keras.metrics.Metric.add_variable = add_outside
         Variable.__init__ = _refuse_to_make
         try:
             with self:
                 yield
         finally:
             keras.random.SeedGenerator.next = draw
+            keras.metrics.Metric.add_variable = add
             Variable.__init__ = make
 
 

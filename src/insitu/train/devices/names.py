@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from insitu import config
-from insitu.errors import InputError
+from insitu.base import config
+from insitu.base.errors import InputError
 
 _KINDS = {
     "cpu": "cpu",
@@ -95,7 +95,7 @@ def list_devices(backend: str | None = None) -> list[Device]:
     the backend.
 
     Raises InputError for a backend that isn't there, or that has started with other devices than
-    `insitu.config` asks for.
+    `insitu.base.config` asks for.
     """
     backend = backend or active_backend()
     if backend not in config.BACKENDS:

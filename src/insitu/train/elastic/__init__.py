@@ -3,10 +3,19 @@
 Begin reading with `lockstep.py`.
 """
 
-from insitu.train.elastic.call_check import CallRecord, check_same_call, find_place, refuse_without
 from insitu.train.elastic.call_log import CallCounter, CallLog, Resumable
 from insitu.train.elastic.divergence import Fingerprint, check_equal
-from insitu.train.elastic.lockstep import Lockstep, ResumePoint, RetryStep, Units, Work
+from insitu.train.elastic.lockstep import (
+    CallRecord,
+    Lockstep,
+    ResumePoint,
+    RetryStep,
+    Units,
+    Work,
+    check_same_call,
+    find_place,
+    refuse_without,
+)
 from insitu.train.elastic.membership import CHECK_EVERY, Membership, SynchronousMembership
 from insitu.train.elastic.position import (
     BEGIN,
@@ -25,38 +34,3 @@ from insitu.train.elastic.position import (
 )
 from insitu.train.elastic.progress_reporter import ProgressReporter
 from insitu.train.elastic.side_sampler import SideSampler
-
-__all__ = [
-    "BEGIN",
-    "CALL",
-    "CHECK_EVERY",
-    "CUSTOM_LOOP",
-    "END",
-    "EPOCH",
-    "LOOP",
-    "PREDICT",
-    "RESTORE",
-    "SETUP",
-    "TEST",
-    "TRAIN",
-    "CallCounter",
-    "CallLog",
-    "CallRecord",
-    "Fingerprint",
-    "Kind",
-    "Lockstep",
-    "LoopPosition",
-    "Membership",
-    "ProgressReporter",
-    "Resumable",
-    "ResumePoint",
-    "RetryStep",
-    "SideSampler",
-    "SynchronousMembership",
-    "Units",
-    "Work",
-    "check_equal",
-    "check_same_call",
-    "find_place",
-    "refuse_without",
-]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import keras
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import NotSerializable, copy_value, encode
 from insitu.train.elastic.divergence import Fingerprint

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from insitu.errors import Diverged
+from insitu.base.errors import Diverged
 from insitu.exchange import Group
 
 POSITION = "position"

@@ -15,20 +15,36 @@ with the others.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+import math
+import os
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingError
-from insitu.exchange import Group
+import insitu
+from insitu.base.context import ALLOW_MIXED_ENV
+from insitu.base.errors import (
+    CollectiveMismatch,
+    ExchangeError,
+    MixedProcessors,
+    PeerLost,
+    StaleGeneration,
+    TrainingError,
+)
+from insitu.exchange import Group, parse_address
 from insitu.train.collectives import all_gather_json, broadcast_value
-from insitu.train.elastic.call_check import find_place, refuse_without
 from insitu.train.elastic.divergence import Fingerprint, check_equal
 from insitu.train.elastic.position import LOOP, TRAIN, LoopPosition
-from insitu.train.elastic.sums_probe import check_same_sums
 
 Work = Callable[[Group], NDArray[Any]]
 """All of a unit but its last gather. Returns what this task adds to that. May be called again."""
@@ -285,3 +301,164 @@ class Lockstep:
         if unit < 0:
             self._provider.stage(state)
             self._resume_point = point
+
+
+# Checks that all tasks make the same call. One that only some make is an error before it computes
+
+
+_ROW_BYTES = 248
+"""Bytes of a record of a call. No other gather of bytes is of that size, so one that meets it differs."""
+_MAX_PLACE = 100
+_LIBRARIES = (
+    os.path.dirname(os.path.abspath(insitu.__file__)) + os.sep,
+    *(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")),
+    "<frozen",
+)
+"""What the paths of files begin with that aren't the user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """A call of the script, as the tasks compare it."""
+
+    #: The task that makes it, such as `worker:0`.
+    task: str
+    #: The name of the method, such as `fit`.
+    name: str
+    #: Number of the call among those of the script, from 0; None where calls aren't counted.
+    number: int | None = None
+    #: 1 in a call of the script, 2 in one that a callback makes in it.
+    depth: int = 1
+    #: Where the script makes it, such as `train.py:12`; "" if unknown.
+    place: str = ""
+
+    def __str__(self) -> str:
+        count = "" if self.number is None else f" as call {self.number + 1}"
+        inner = " inside another call" if self.depth > 1 else ""
+        return f"{self.task} makes {self.name}(){count}{inner}{f' at {self.place}' if self.place else ''}"
+
+    def to_row(self) -> NDArray[np.uint8]:
+        """Return the record as bytes of a fixed number."""
+        place = self.place[-_MAX_PLACE:]
+        while True:
+            text = json.dumps([self.task, self.name, self.number, self.depth, place]).encode()
+            if len(text) <= _ROW_BYTES:
+                return np.frombuffer(text.ljust(_ROW_BYTES, b"\0"), np.uint8)
+            place = place[1:]
+
+    @classmethod
+    def from_row(cls, row: NDArray[np.uint8]) -> CallRecord:
+        """Return the record that `to_row` wrote."""
+        return cls(*json.loads(row.tobytes().rstrip(b"\0")))
+
+
+def find_place() -> str:
+    """Return the line of the script that is running, as `train.py:12`; "" where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_LIBRARIES):
+            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def check_same_call(rows: NDArray[Any]) -> None:
+    """Raise CollectiveMismatch unless all records in `rows`, one of each shard, are of the same call."""
+    records = list(dict.fromkeys(CallRecord.from_row(row) for row in rows))
+    if len({(record.name, record.number, record.depth) for record in records}) > 1:
+        raise CollectiveMismatch(
+            "Under a strategy all workers make the same calls in the same order. Received: "
+            f"{'; '.join(map(str, records))}. Make the call in every worker. What one worker evaluates or "
+            "predicts alone comes at the end of the script, after the last call of the others."
+        )
+
+
+def refuse_different(own: CallRecord, error: Exception) -> CollectiveMismatch:
+    """Return the error for a call that met another operation of other tasks, which `error` names."""
+    operations = str(error).partition("Received: ")[2].partition(". ")[0]
+    return CollectiveMismatch(
+        "Under a strategy all workers make the same calls in the same order. Received: "
+        f"{own}, while another worker does something else ({operations}). Make the call in every worker."
+    )
+
+
+def refuse_without(ended: Sequence[str], call: CallRecord | None, what: str = "") -> CollectiveMismatch:
+    """Return the error for a call, or for `what` is being done, that needs tasks whose scripts have ended."""
+    names = ", ".join(ended)
+    doing = str(call) if call is not None else what
+    return CollectiveMismatch(
+        "Under a strategy all workers train together, in the same calls. Received: "
+        f"{doing}, and the script of {names} has ended without that. Make the call in every worker; alone a "
+        "worker can call evaluate(), predict() and save() after the others have ended."
+    )
+
+
+# Finds hosts whose backends round differently: other processors, other compiled kernels, other libraries.
+#
+# Replicas stay equal only where the same operations on the same numbers give the same bits. Each task of a
+# job on several hosts does a few small ones when it joins, and compares a hash of the results with those of
+# others. It is no proof: other operations, or other sizes, may still differ. For that replicas are compared
+# at times
+
+
+@functools.cache
+def probe_sums() -> str:
+    """Return a hash of 16 hex digits over what the backend computes of fixed numbers, in float32.
+
+    The sizes are no multiples of vectors, so that sums are taken in the order of the kernels here.
+    """
+    # Without a generator, whose own kernels may differ: exact in float32, and of different sizes.
+    numbers = ((np.arange(70_003, dtype=np.int64) * 7919) % 10_007 - 5003).astype(np.float32) / 4099
+    shapes = ((67, 513), (513, 37), (2, 19, 19, 5), (3, 3, 5, 11), numbers.shape)
+    given = [numbers[: math.prod(shape)].reshape(shape) for shape in shapes]
+    found = hashlib.sha256()
+    for result in _run(given):
+        found.update(np.ascontiguousarray(keras.ops.convert_to_numpy(result)).tobytes())
+    return found.hexdigest()[:16]
+
+
+def _compute(left: Any, right: Any, image: Any, kernel: Any, long: Any) -> tuple[Any, ...]:
+    """Return what is compared."""
+    ops = keras.ops
+    return (
+        ops.matmul(left, right),
+        ops.conv(image, kernel, padding="same", data_format="channels_last"),
+        ops.sum(long),
+        ops.exp(long),
+        ops.tanh(long),
+    )
+
+
+def _run(given: Sequence[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
+    """Return what is compared. JAX compiles it as a whole: that takes less time than each operation alone."""
+    if keras.backend.backend() != "jax":
+        return _compute(*map(keras.ops.convert_to_tensor, given))
+    import jax
+
+    # A function of its own: what was compiled before isn't taken.
+    compiled: Callable[..., tuple[Any, ...]] = jax.jit(lambda *arrays: _compute(*arrays))
+    return compiled(*given)
+
+
+def describe_sums(addresses: Sequence[str], node: str) -> dict[str, str]:
+    """Return what a task says of its sums to those at `addresses`; nothing where all are on one host, or
+    hosts may differ."""
+    if os.environ.get(ALLOW_MIXED_ENV) == "1" or len({parse_address(each)[0] for each in addresses}) < 2:
+        return {}
+    return {"sums": probe_sums(), "node": node}
+
+
+def check_same_sums(notes: Sequence[Mapping[str, Any]]) -> None:
+    """Raise MixedProcessors where tasks, which have written these notes, differ in their sums."""
+    nodes: dict[str, list[str]] = {}
+    for note in notes:
+        if "sums" in note:
+            nodes.setdefault(str(note["sums"]), []).append(str(note["node"]))
+    if len(nodes) > 1:
+        listed = "; ".join(f"{', '.join(sorted(set(those)))}: {sums}" for sums, those in nodes.items())
+        raise MixedProcessors(
+            "The backend must give the same bits on all hosts of a job, or replicas wouldn't stay equal. "
+            f"Received: other hashes of the same small sums; {listed}. `insitu nodes` shows the processors. "
+            "Use hosts of one kind, with the same libraries, or start with --allow-mixed-processors"
+        )

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.context import Context
-from insitu.errors import PeerLost, TrainingError
+from insitu.base.context import Context
+from insitu.base.errors import PeerLost, TrainingError
 from insitu.exchange import Group, Mismatch
 from insitu.train.collectives import squeeze_shards
-from insitu.train.devices import ReplicaMonitor
-from insitu.train.elastic.call_check import (
+from insitu.train.elastic.call_log import CallCounter, CallLog, Resumable
+from insitu.train.elastic.lockstep import (
     CallRecord,
+    Lockstep,
+    Units,
     check_same_call,
     find_place,
     refuse_different,
     refuse_without,
 )
-from insitu.train.elastic.call_log import CallCounter, CallLog, Resumable
-from insitu.train.elastic.lockstep import Lockstep, Units
 from insitu.train.elastic.position import CALL
 from insitu.train.elastic.progress_reporter import ProgressReporter
 from insitu.train.elastic.roster_rendezvous import RosterRendezvous
@@ -73,7 +73,7 @@ class Membership:
         self._fits = 0
         #: Reports progress to the controller.
         self.reporter = reporter
-        self._rendezvous = RosterRendezvous(context, reporter, ReplicaMonitor(), transport, compression)
+        self._rendezvous = RosterRendezvous(context, reporter, transport, compression)
 
     @property
     def context(self) -> Context:

@@ -22,7 +22,7 @@ TEST: Final = "test"
 EPOCH: Final = "epoch"
 """The end of an epoch, where the chief sends the state of callbacks that write files."""
 END: Final = "end"
-"""The end of a fit: callbacks have heard of it in all tasks."""
+"""The end of a call: callbacks have heard of it in all tasks."""
 PREDICT: Final = "predict"
 """A step of `predict`."""
 LOOP: Final = "loop"
@@ -81,8 +81,8 @@ class LoopPosition:
         return LoopPosition(self.call, BEGIN, self.depth, self.epoch, self.step)
 
     def at_end(self) -> LoopPosition:
-        """Return the position where callbacks have heard of the end of the fit."""
-        return LoopPosition(self.call, END, self.depth, self.epoch, self.step)
+        """Return the position where callbacks have heard of the end of the call."""
+        return LoopPosition(self.call, END, self.depth, self.epoch, self.step, self.test)
 
     def at_prediction(self, step: int) -> LoopPosition:
         """Return the position before step `step` of a `predict`."""

@@ -11,15 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import insitu.exchange
-from insitu.context import STALL_TIMEOUT_ENV, Context
-from insitu.errors import ExchangeError, JoinTimeout, StaleGeneration, TrainingError
+from insitu.base.context import STALL_TIMEOUT_ENV, Context
+from insitu.base.errors import ExchangeError, JoinTimeout, StaleGeneration, TrainingError
+from insitu.base.progress import LEAVING
+from insitu.base.roster import CONNECTING, JOINING, RECOVERING, Roster, RosterWatch
 from insitu.exchange import Group
-from insitu.progress import LEAVING
-from insitu.roster import CONNECTING, JOINING, RECOVERING, Roster, RosterWatch
-from insitu.train.devices import ReplicaMonitor
-from insitu.train.elastic.lockstep import GenerationChanged
+from insitu.train.elastic.lockstep import GenerationChanged, describe_sums
 from insitu.train.elastic.progress_reporter import ProgressReporter
-from insitu.train.elastic.sums_probe import describe_sums
 
 _ALONE = ("127.0.0.1:1",)
 """The address of a group of one, which connects to nobody: nothing listens there."""
@@ -56,14 +54,12 @@ class RosterRendezvous:
         self,
         context: Context,
         reporter: ProgressReporter,
-        monitor: ReplicaMonitor,
         transport: str,
         compression: str,
     ) -> None:
         #: Who this process is. `adopt_assignment` writes the shards that the roster gives it.
         self.context = context
         self._reporter = reporter
-        self._monitor = monitor
         self._transport = transport
         self._compression = compression
         self._watch = RosterWatch(context.job.roster) if context.job is not None else None
@@ -190,7 +186,6 @@ class RosterRendezvous:
         known = group.generation
         # At once: the others are to notice, and not wait for this task in the generation before.
         group.leave()
-        self._monitor.check_after_loss()
         deadline = time.monotonic() + self._recovery_timeout
         while True:
             roster = self._wait_for_newer(known, deadline, lost)
@@ -290,7 +285,6 @@ class RosterRendezvous:
         """Return a function for the exchange to call while it forms a group by `roster`: whether to stop."""
 
         def cancelled() -> bool:
-            self._monitor.check()
             return self._newest_roster(roster) is not roster
 
         return cancelled

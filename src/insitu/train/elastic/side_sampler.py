@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 
-from insitu.context import Context
-from insitu.processes import read_resident_bytes
-from insitu.task_samples import Sample, SampleWriter
-from insitu.time_account import ACCOUNT, WAIT
+from insitu.base.context import Context
+from insitu.base.measure.task_samples import Sample, SampleWriter
+from insitu.base.measure.time_account import ACCOUNT, WAIT
+from insitu.base.process.processes import read_resident_bytes
 
 INTERVAL = 1.0
 """Seconds between two samples."""
@@ -47,6 +47,7 @@ class SideSampler:
                 attempt=self._context.incarnation,
                 started=round(at - ACCOUNT.age, 6),
                 place=SERVING,
+                activity=ACCOUNT.activity,
                 seconds={name: round(seconds, 6) for name, seconds in ACCOUNT.read().items()},
                 cpu=round(used, 3),
                 memory=read_resident_bytes(os.getpid()),

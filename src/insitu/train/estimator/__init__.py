@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from insitu.missing_names import missing_name
+from insitu.base.missing_names import missing_name
 from insitu.train.estimator.canned import (
     DNNClassifier,
     DNNLinearCombinedClassifier,

@@ -10,14 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+from numpy.typing import NDArray
 
-from insitu.errors import InputError
-from insitu.evaluations import Evaluation
-from insitu.old_arguments import takes_old
-from insitu.train.estimator.agreement import agree
+from insitu.base.errors import InputError
+from insitu.base.evaluations import Evaluation
+from insitu.base.old_arguments import takes_old
+from insitu.exchange import Group
+from insitu.train.collectives import squeeze_shards
+from insitu.train.elastic import CALL
 from insitu.train.estimator.hooks import is_chief
 from insitu.train.estimator.server_training import end_for_all, find_servers
-from insitu.train.fit import trainer_of
+from insitu.train.fit import KerasTrainer, trainer_of
+from insitu.train.strategies import ParameterServerStrategy
 
 Scored = tuple[int, float]
 """Updates of the model, and a score that it had then."""
@@ -130,3 +135,26 @@ def has_stagnated(scores: Sequence[Scored], max_steps: int) -> bool:
         elif step - best[0] >= max_steps:
             return True
     return False
+
+
+# Has all tasks of a training do what one of them wants, at the same step
+
+
+def agree(trainer: KerasTrainer, wanted: bool) -> bool:
+    """Return, in each task, whether one of them wants something. Collective, in the middle of a fit. On
+    parameter servers each task does what it wants itself."""
+    membership = trainer.membership
+    if isinstance(trainer.strategy, ParameterServerStrategy):
+        return wanted  # workers on servers don't wait for each other
+    if len(membership.context.workers) <= 1:
+        return wanted
+
+    def ask() -> bool:
+        def work(group: Group) -> NDArray[Any]:
+            return squeeze_shards(np.full((len(group.shards), 1), float(wanted)))
+
+        rows = membership.lockstep.run_unit_until_done(trainer.calls.position(CALL), work)
+        # No rows: this task takes another's place, and the others have passed here.
+        return bool(rows.any())
+
+    return bool(membership.run_call(trainer, ask))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,12 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.context import context as read_context
-from insitu.errors import InputError, TrainingError
-from insitu.export_formats import KERAS
-from insitu.old_arguments import class_takes_old, takes_old
+from insitu.base.context import context as read_context
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.export_formats import KERAS
+from insitu.base.missing_names import missing_name
+from insitu.base.old_arguments import class_takes_old, takes_old
 from insitu.train.checkpoint import checkpoint_key
-from insitu.train.estimator.batches import find_example, iterate_features
 from insitu.train.estimator.evaluations import evaluate_model
 from insitu.train.estimator.graph_model import make_graph_model, pick_inputs
 from insitu.train.estimator.hooks import read_global_step
@@ -28,19 +29,22 @@ from insitu.train.estimator.specs import (
     EvalSpec,
     RunConfig,
     TrainSpec,
+    bind_input,
     check_data,
     check_input,
     check_positive,
 )
 from insitu.train.estimator.training import check_trained, choose_directory, train
-from insitu.train.evaluation import assign_iterations, find_checkpoints, load_checkpoint
+from insitu.train.evaluation import BATCH_SIZE, assign_iterations, find_checkpoints, load_checkpoint
 from insitu.train.exports import check_format, make_example, publish
 from insitu.train.replica import to_numpy
 from insitu.train.strategies import MultiWorkerMirroredStrategy
 
-InputFn = Callable[[], Any]
+InputFn = Callable[..., Any]
 _TRAINS_IN_JOB: list[object] = []
 """The mark of the estimator that trains to the folder of the job, if one does. Written by `Estimator`."""
+_DEFAULT_STRATEGY: list[Any] = []
+"""What `_find_default_strategy` has made, behind the context that it is for."""
 _LOG = logging.getLogger("insitu")
 
 
@@ -125,6 +129,9 @@ class Estimator:
         #: Whether they are of an older checkpoint that was asked for. Written by `_load`.
         self._is_older = False
 
+    def __getattr__(self, name: str) -> Any:
+        raise missing_name("Estimator", name, of=type(self).__name__)
+
     @property
     def config(self) -> RunConfig:
         """How often it saves, and where."""
@@ -186,34 +193,36 @@ class Estimator:
                 f"recovery would begin again. Received: steps={steps}. Pass max_steps"
             )
         self._claim_folder()
-        self._prepare(input_fn)
+        self._prepare(input_fn, ModeKeys.TRAIN)
         if self._is_older or (steps is not None and not self._is_current):
             self._load()
         if steps is not None:
             max_steps = read_global_step(self._made) + steps
-        spec = TrainSpec(self._adapted(input_fn), max_steps, tuple(hooks or ()))
+        spec = self._adapt_training(TrainSpec(input_fn, max_steps, hooks))
         self._is_current = False  # of a training that fails the newest checkpoint counts
         train(check_trained(self._made), spec, self._config, None, series=0)
         self._is_current = True
         return self
 
-    @takes_old(name="Leave it out: evaluate returns its scores, and keeps none")
     def evaluate(
         self,
         input_fn: InputFn,
         steps: int | None = None,
         hooks: Sequence[Any] = (),
         checkpoint_path: str | None = None,
+        name: str | None = None,
     ) -> dict[str, float]:
         """Return the loss, the metrics and `global_step` on `steps` batches (None: all), by the newest
         checkpoint or that at `checkpoint_path`. In a job with several workers it is collective, and scores
-        what the call of `train` before it has trained.
+        what the call of `train` before it has trained. The scores are kept nowhere, so `name`
+        names nothing.
 
         Raises TrainingError where nothing was trained.
         """
-        spec = EvalSpec(self._adapted(input_fn), steps, hooks=tuple(hooks or ()))
-        self._prepare(input_fn)
+        spec = EvalSpec(input_fn, steps, name, hooks)
+        self._prepare(input_fn, ModeKeys.EVAL)
         self._check_modes(ModeKeys.EVAL)
+        spec = self._adapt_evaluation(spec)
         self._make_current(checkpoint_path)
         scores = evaluate_model(self._made, spec)
         return {**scores, "global_step": read_global_step(self._made)}
@@ -232,11 +241,12 @@ class Estimator:
 
         Raises TrainingError where nothing was trained.
         """
-        self._prepare(input_fn, needs_labels=False)
+        self._prepare(input_fn, ModeKeys.PREDICT, needs_labels=False)
         self._make_current(checkpoint_path)
         keys = None if predict_keys is None else list(predict_keys)
         _check_predict_keys(keys, self._known_keys())
-        return self._predict(input_fn(), keys, yield_single_examples)
+        data = self._bind(input_fn, ModeKeys.PREDICT)()
+        return self._predict(data, keys, yield_single_examples)
 
     def _predict(self, data: Any, keys: Any, single: bool) -> Iterator[Any]:
         for features in iterate_features(data):
@@ -299,19 +309,34 @@ class Estimator:
         in_evaluator = self._context.role == "evaluator"
         if not in_evaluator:
             self._claim_folder()
-        self._prepare(eval_spec.input_fn if in_evaluator else train_spec.input_fn)
+        if in_evaluator:
+            self._prepare(eval_spec.input_fn, ModeKeys.EVAL)
+        else:
+            self._prepare(train_spec.input_fn, ModeKeys.TRAIN)
         self._check_modes(ModeKeys.EVAL, *([ModeKeys.PREDICT] if eval_spec.all_exporters else []))
-        train_spec = replace(train_spec, input_fn=self._adapted(train_spec.input_fn))
-        eval_spec = replace(eval_spec, input_fn=self._adapted(eval_spec.input_fn))
+        train_spec, eval_spec = self._adapt_training(train_spec), self._adapt_evaluation(eval_spec)
         if self._is_older:
             self._load()
         self._is_current = True
         return self._made, train_spec, eval_spec, self._config
 
-    def _adapted(self, input_fn: InputFn) -> InputFn:
-        """Return an input_fn whose data is as the model takes it. Raises InputError."""
+    def _adapt_training(self, spec: TrainSpec) -> TrainSpec:
+        """Return a spec with data as the model takes it, and the model's own hooks."""
+        hooks = (*spec.hooks, *getattr(self._made, "training_hooks", ()))
+        return replace(spec, input_fn=self._adapted(spec.input_fn, ModeKeys.TRAIN), hooks=hooks)
+
+    def _adapt_evaluation(self, spec: EvalSpec) -> EvalSpec:
+        hooks = (*spec.hooks, *getattr(self._made, "evaluation_hooks", ()))
+        return replace(spec, input_fn=self._adapted(spec.input_fn, ModeKeys.EVAL), hooks=hooks)
+
+    def _bind(self, input_fn: InputFn, mode: str) -> InputFn:
         check_input("Estimator", input_fn)
-        return lambda: self._adapt(check_data("an estimator", input_fn()))
+        return bind_input(input_fn, mode, self._params, self._config)
+
+    def _adapted(self, input_fn: InputFn, mode: str) -> InputFn:
+        """Return an input_fn without arguments whose data is as the model takes it. Raises InputError."""
+        bound = self._bind(input_fn, mode)
+        return lambda: self._adapt(check_data("an estimator", bound()))
 
     def _adapt(self, data: Any) -> Any:
         return data
@@ -319,17 +344,17 @@ class Estimator:
     def _adapt_features(self, features: Any) -> Any:
         return features
 
-    def _prepare(self, input_fn: InputFn, needs_labels: bool = True) -> None:
+    def _prepare(self, input_fn: InputFn, mode: str, needs_labels: bool = True) -> None:
         """Make the model, from the shapes of the data's first batch."""
         if self._made is not None:
             return
-        features, labels = find_example(self._adapted(input_fn)())
+        features, labels = find_example(self._adapted(input_fn, mode)())
         if labels is None and not needs_labels and self.needs_labels:
             raise TrainingError(
                 "The model of an estimator is made by features and labels. Received: an estimator that has "
                 "seen no labels, in predict. Return (features, labels) from input_fn, or call evaluate first"
             )
-        strategy = self._config.train_distribute or MultiWorkerMirroredStrategy()
+        strategy = self._config.train_distribute or _find_default_strategy()
         with strategy.scope():
             self._made = self._make_model(features, labels)
         if self._warm_start is not None:
@@ -407,6 +432,14 @@ class Estimator:
         assign_iterations(self._made.optimizer, 0)
 
 
+def _find_default_strategy() -> Any:
+    """Return the strategy of all estimators that are given none: a task has one address."""
+    context = read_context()
+    if not _DEFAULT_STRATEGY or _DEFAULT_STRATEGY[0] != context:
+        _DEFAULT_STRATEGY[:] = [context, MultiWorkerMirroredStrategy()]
+    return _DEFAULT_STRATEGY[1]
+
+
 def _read_settings(given: Any) -> WarmStartSettings | None:
     if given is None or isinstance(given, WarmStartSettings):
         return given
@@ -450,3 +483,60 @@ def _check_predict_keys(keys: list[str] | None, known: list[str]) -> None:
             f"predict_keys are keys of the predictions: {', '.join(known) or 'there are none'}. Received: "
             f"{keys!r}"
         )
+
+
+# Find the first batch of an input_fn's data, and its features batch by batch
+
+
+def find_example(data: Any) -> tuple[Any, Any]:
+    """Return (features, labels) of a batch, or what has their shapes and dtypes. Raises TrainingError for a
+    generator."""
+    if isinstance(data, types.GeneratorType):
+        raise TrainingError(
+            "Data is read several times. Received: a generator. Return an insitu.Dataset, a tf.data.Dataset, "
+            "a keras.utils.PyDataset or arrays from input_fn."
+        )
+    if hasattr(data, "element_spec"):
+        data = data.element_spec
+    elif isinstance(data, keras.utils.PyDataset):
+        data = data[0]
+    elif not isinstance(data, (tuple, dict, np.ndarray)):
+        data = next(iter(data))
+    if isinstance(data, list):
+        data = tuple(data)
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+    return x, y
+
+
+def iterate_features(data: Any) -> Iterator[Any]:
+    """Yield the features of each batch, once."""
+    if isinstance(data, (tuple, dict, np.ndarray)):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        for start in range(0, _count_rows(x), BATCH_SIZE):
+            yield _cut_rows(x, start)
+        return
+    batches = (data[i] for i in range(len(data))) if isinstance(data, keras.utils.PyDataset) else iter(data)
+    for batch in batches:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(tuple(batch) if isinstance(batch, list) else batch)
+        yield keras.tree.map_structure(_as_array, x)
+
+
+def _count_rows(x: Any) -> int:
+    if not isinstance(x, Mapping):
+        return len(keras.tree.flatten(x)[0])
+    feature = next(iter(x.values()))
+    return len(feature) if isinstance(feature, list) else _count_rows(feature)
+
+
+def _cut_rows(x: Any, start: int) -> Any:
+    """Return a batch of the rows. In a dict a list has rows, such as texts; elsewhere it has inputs."""
+    if not isinstance(x, Mapping):
+        return keras.tree.map_structure(lambda values: values[start : start + BATCH_SIZE], x)
+    return {
+        key: values[start : start + BATCH_SIZE] if isinstance(values, list) else _cut_rows(values, start)
+        for key, values in x.items()
+    }
+
+
+def _as_array(values: Any) -> NDArray[Any]:
+    return values if isinstance(values, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(values))

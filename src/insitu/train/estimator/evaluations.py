@@ -13,11 +13,11 @@ from typing import Any
 
 import keras
 
-from insitu.context import Context
-from insitu.errors import InputError, InsituError
-from insitu.evaluations import Evaluation, Training, append_evaluation, find_training, read_evaluations
+from insitu.base.context import Context
+from insitu.base.errors import InputError, InsituError
+from insitu.base.evaluations import Evaluation, Training, append_evaluation, find_training, read_evaluations
 from insitu.grid import Dataset
-from insitu.train.estimator.agreement import agree
+from insitu.train.estimator.early_stopping import agree
 from insitu.train.estimator.graph_model import pick_inputs
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.server_training import find_servers
@@ -116,8 +116,11 @@ class SpecEvaluator(SidecarEvaluator):
         #: The position of the checkpoint that was scored last.
         self._position: tuple[int, int] | None = None
         self._is_exported = False
+        self._spec_name = spec.name
         if number and self._log_dir is not None:
             self._log_dir = f"{self._log_dir}/training-{number + 1}"
+        if spec.name is not None and self._log_dir is not None:
+            self._log_dir = f"{self._log_dir}/eval_{spec.name}"
         if publisher.exporters and self._context.job is not None:
             # An incarnation before may have ended between a score and its export.
             for last in read_evaluations(self._context.job.evaluations)[-1:]:
@@ -128,7 +131,15 @@ class SpecEvaluator(SidecarEvaluator):
 
     def _name(self, candidate: Candidate, loaded: Loaded) -> tuple[str, tuple[int, int] | None]:
         name, position = super()._name(candidate, loaded)
-        return f"training {self._number + 1}, {name}" if self._number else name, position
+        return describe_evaluation(self._number, self._spec_name, name), position
+
+    @property
+    def scores(self) -> dict[str, float] | None:
+        """The newest scores, with their global step; None before."""
+        if not self.evaluations:
+            return None
+        newest = self.evaluations[-1]
+        return {**newest.metrics, "global_step": newest.iterations or 0}
 
     def _find(self) -> Sequence[Candidate]:
         """Return the checkpoints of this training: others may write to the same folder, before and after."""
@@ -187,6 +198,12 @@ class SpecEvaluator(SidecarEvaluator):
         self._publisher.export(self.model, evaluation.iterations or 0, evaluation.metrics, is_final=is_final)
 
 
+def describe_evaluation(number: int, name: str | None, checkpoint: str) -> str:
+    """Return how users know an evaluation: by its training, the name of its EvalSpec, and the checkpoint."""
+    training = f"training {number + 1}" if number else None
+    return ", ".join(part for part in (training, name, checkpoint) if part)
+
+
 def name_evaluation(number: int, checkpoint: str) -> str:
     """Return what tells an evaluation from those of other trainings of its job, and other checkpoints."""
     return f"{number}/{checkpoint}"
@@ -242,9 +259,9 @@ class InTurnEvaluator(keras.callbacks.Callback):
         return scores
 
     def _note(self, step: int, scores: dict[str, float], seconds: float) -> None:
-        name, key = f"step {step}", name_evaluation(self._number, f"{step}")
-        if self._number and self._context.job is not None:
-            name = f"training {self._number + 1}, {name}"
+        number = self._number if self._context.job is not None else 0
+        name = describe_evaluation(number, self._spec.name, f"step {step}")
+        key = name_evaluation(self._number, f"{step}")
         evaluation = Evaluation(name, None, None, step, scores, time.time(), seconds, key)
         self.found.append(evaluation)
         job = self._context.job
@@ -277,7 +294,7 @@ def evaluate_model(model: Any, spec: EvalSpec) -> dict[str, float]:
 def _take_all_rows(data: Any) -> Any:
     """Return the data for a worker that evaluates alone. Raises InputError for a part of the rows."""
     if isinstance(data, Dataset):
-        return data.over_all_shards()
+        return data.all_shards()
     held, total = find_shards_of(data) or (1, 1)
     if held < total:
         raise InputError(

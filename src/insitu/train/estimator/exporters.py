@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from insitu.durable import replace_file
-from insitu.errors import InputError
-from insitu.export_formats import KERAS
-from insitu.old_arguments import takes_old
+from insitu.base.disk.durable import replace_file
+from insitu.base.errors import InputError
+from insitu.base.export_formats import KERAS
+from insitu.base.old_arguments import takes_old
 from insitu.train.exports import check_format, find_exports, publish
 
 Scores = Mapping[str, float]

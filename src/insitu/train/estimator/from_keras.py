@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from insitu.errors import InputError
-from insitu.old_arguments import takes_old
+from insitu.base.errors import InputError
+from insitu.base.old_arguments import takes_old
 from insitu.train.estimator.estimator import Estimator
 from insitu.train.estimator.specs import RunConfig
 from insitu.train.fit import trainer_of

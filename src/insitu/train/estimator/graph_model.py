@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from insitu.errors import InputError, InsituError
+from insitu.base.errors import InputError, InsituError
 from insitu.train.estimator.model_function import (
     EstimatorSpec,
     ModeKeys,
@@ -92,6 +92,23 @@ class GraphModel(keras.Model):
     def served_model(self) -> Any:
         """The model to export: a functional one, of Keras' and the user's layers."""
         return self._graph(ModeKeys.PREDICT).served
+
+    @property
+    def training_hooks(self) -> tuple[Any, ...]:
+        """The hooks that model_fn gives a training. Those of the chief say so in `runs_in_chief_alone`."""
+        spec = self._graph(ModeKeys.TRAIN).spec
+        for hook in spec.training_chief_hooks or ():
+            hook.runs_in_chief_alone = True
+        return (*(spec.training_hooks or ()), *(spec.training_chief_hooks or ()))
+
+    @property
+    def evaluation_hooks(self) -> tuple[Any, ...]:
+        """The callbacks that model_fn gives an evaluation."""
+        return tuple(self._graph(ModeKeys.EVAL).spec.evaluation_hooks or ())
+
+    def is_training_loss(self, tensor: Any) -> bool:
+        """Return whether a tensor of model_fn is the loss of training."""
+        return tensor is self._graph(ModeKeys.TRAIN).spec.loss
 
     def check_mode(self, mode: str) -> None:
         """Raise InputError where model_fn gives no graph for a mode."""

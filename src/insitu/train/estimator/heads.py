@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.estimator.model_function import EstimatorSpec, ModeKeys
 from insitu.train.features import NumericColumn, feature_column
 

@@ -19,10 +19,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.errors import InputError, TrainingError
-from insitu.old_arguments import class_takes_old, takes_old
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.old_arguments import class_takes_old, takes_old
 from insitu.train.fit import trainer_of
-from insitu.train.replica import inner_optimizer, to_numpy
+from insitu.train.replica import count_calls_of_update, read_update_count
 
 _LOG = logging.getLogger("insitu")
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -72,6 +72,8 @@ class _Asked:
     """What a hook has asked for, or None."""
 
     args: SessionRunArgs | None = None
+    is_known = False
+    """Whether this process has asked: one in a lost one's place may enter behind a step's beginning."""
 
 
 class SessionRunHook(keras.callbacks.Callback):
@@ -125,17 +127,21 @@ class SessionRunHook(keras.callbacks.Callback):
         self.begin()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._asked.args = self.before_run(SessionRunContext(self.model))
+        self._asked.args, self._asked.is_known = self.before_run(SessionRunContext(self.model)), True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.previous_step, self.global_step = self.global_step, self._count_step()
-        asked, self._asked.args = self._asked.args, None
+        if not self._asked.is_known:
+            self._asked.args = self.before_run(SessionRunContext(self.model))
+        asked, self._asked.args, self._asked.is_known = self._asked.args, None, False
         values = None if asked is None else self._fetch(asked.fetches, logs or {})
         self.after_run(SessionRunContext(self.model), SessionRunValues(values))
 
     def _fetch(self, names: Any, logs: Mapping[str, Any]) -> Any:
-        """Return the values of `names` out of a step's logs, in their structure."""
-        return _fetch(names, logs)
+        """Return the values of `names` out of a step's logs, in their structure. The tensor of a model_fn's
+        loss names the loss."""
+        is_loss = getattr(self.model, "is_training_loss", lambda tensor: False)
+        return _fetch(keras.tree.map_structure(lambda name: "loss" if is_loss(name) else name, names), logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         self.end()
@@ -158,22 +164,19 @@ def _count_on_servers(model: Any) -> int | None:
 
 def read_global_step(model: Any) -> int:
     """Return how many updates `model` has had."""
-    updates = _count_on_servers(model)
-    if updates is not None:
-        return updates
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise TrainingError(
             "A training is counted in updates of an optimizer. Received: "
             f"{model.name!r} without one. Compile it with an optimizer."
         )
-    inner = inner_optimizer(optimizer)
-    if calls := getattr(inner, "gradient_accumulation_steps", None):
+    if (calls := count_calls_of_update(optimizer)) > 1:
         raise TrainingError(
             "A training by global steps has one update for each batch. Received: an optimizer with "
             f"gradient_accumulation_steps={calls}. Leave it out, with larger batches, or train by model.fit"
         )
-    return int(to_numpy(inner.iterations))
+    on_servers = _count_on_servers(model)
+    return read_update_count(optimizer) if on_servers is None else on_servers
 
 
 def _fetch(names: Any, logs: Mapping[str, Any]) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import keras
 
-from insitu.errors import InputError
-from insitu.old_arguments import class_takes_old
+from insitu.base.errors import InputError
+from insitu.base.old_arguments import class_takes_old
+from insitu.train.estimator.specs import check_evaluation_hooks
 
 ModelFn = Callable[..., Any]
 
@@ -42,13 +43,7 @@ class TrainOp:
             )
 
 
-_HOOKS = "Pass hooks to train, or to TrainSpec and EvalSpec"
-
-
 @class_takes_old(
-    training_chief_hooks=_HOOKS,
-    training_hooks=_HOOKS,
-    evaluation_hooks=_HOOKS,
     prediction_hooks="Leave it out: predictions have no hooks",
     scaffold="Leave it out: checkpoints are insitu's",
 )
@@ -68,6 +63,26 @@ class EstimatorSpec:
     eval_metric_ops: Mapping[str, Any] | None = None
     #: By "serving_default", what is exported in place of the predictions.
     export_outputs: Mapping[str, Any] | None = None
+    #: Hooks and Keras callbacks of a training, in the chief alone.
+    training_chief_hooks: Sequence[Any] | None = None
+    #: Hooks and Keras callbacks of a training, in each task.
+    training_hooks: Sequence[Any] | None = None
+    #: What follows goes by name.
+    _: KW_ONLY
+    #: Keras callbacks of an evaluation.
+    evaluation_hooks: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("training_chief_hooks", "training_hooks", "evaluation_hooks"):
+            hooks = tuple(getattr(self, name) or ())
+            wrong = next((hook for hook in hooks if not isinstance(hook, keras.callbacks.Callback)), None)
+            if wrong is not None:
+                raise InputError(
+                    f"{name} are hooks of insitu.estimator and Keras callbacks. Received: "
+                    f"{type(wrong).__name__}. Derive it from insitu.estimator.SessionRunHook"
+                )
+            object.__setattr__(self, name, hooks)
+        check_evaluation_hooks("EstimatorSpec.evaluation_hooks", self.evaluation_hooks or ())
 
 
 def call_model_fn(

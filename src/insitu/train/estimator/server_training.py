@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.errors import TrainingError
-from insitu.time_account import ACCOUNT, CHECKPOINT
+from insitu.base.errors import TrainingError
+from insitu.base.measure.time_account import ACCOUNT, CHECKPOINT
 from insitu.train.checkpoint import BackupAndRestore, Checkpoint, CheckpointStore, checkpoint_key
 from insitu.train.fit import KerasTrainer, trainer_of
 from insitu.train.parameter_server import UpdatePlan, embeddings_of

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +14,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.errors import InputError
-from insitu.old_arguments import class_takes_old
+from insitu.base.errors import InputError
+from insitu.base.old_arguments import class_takes_old
+from insitu.train.custom_loop import InputContext
 
 _SEED = "Call keras.utils.set_random_seed(insitu.context().seed) at the beginning of the script"
 _NO_SESSIONS = "Leave it out: there are no sessions"
 _ONE_STRATEGY = "Pass train_distribute: evaluations run under the same strategy"
 _BY_STEPS = "Pass save_checkpoints_steps: all workers save at the same step"
 _LISTENERS = "Pass a hook, or a Keras callback, whose on_epoch_end is called at each checkpoint"
-_EVALUATION_NAME = "Leave it out: the evaluations of each training are kept apart"
+_INPUT_ARGUMENTS = ("mode", "params", "config", "input_context")
+"""What an input_fn is given, by name, if it has an argument of that name."""
 
 
 @class_takes_old(
@@ -68,10 +73,11 @@ class TrainSpec:
     """How to train."""
 
     #: Returns the data: what `fit` takes as `x`, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
-    #: When it ends it is read again.
-    input_fn: Callable[[], Any]
-    #: Updates of the model, counted over all workers and runs, after which training ends; None: it goes on
-    #: until a hook or `insitu stop` ends it.
+    #: With max_steps it is read again where it ends. The function gets those of `mode`, `params`, `config`
+    #: and `input_context` that it has as arguments.
+    input_fn: Callable[..., Any]
+    #: Updates of the model, counted over all workers and runs, after which training ends; None: it ends with
+    #: the data, or by a hook. On parameter servers it then goes on until a hook or `insitu stop` ends it.
     max_steps: int | None = None
     #: Hooks and Keras callbacks. Given in every task. None stands for none.
     hooks: Sequence[Any] = ()
@@ -83,17 +89,16 @@ class TrainSpec:
             check_positive("TrainSpec", "max_steps", self.max_steps)
 
 
-@class_takes_old(name=_EVALUATION_NAME)
 @dataclass(frozen=True, slots=True)
 class EvalSpec:
     """How to evaluate."""
 
     #: As that of `TrainSpec`. Read again for each evaluation.
-    input_fn: Callable[[], Any]
+    input_fn: Callable[..., Any]
     #: Batches to evaluate on; None: all.
     steps: int | None = 100
-    #: What follows goes by name.
-    _: KW_ONLY
+    #: What it is on, such as "holdout": in the list of evaluations, and in the folder of their event files.
+    name: str | None = None
     #: Keras callbacks for `evaluate`.
     hooks: Sequence[Any] = ()
     #: Called with each evaluation's model and scores, to publish the model.
@@ -106,12 +111,12 @@ class EvalSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "hooks", tuple(self.hooks or ()))
         check_input("EvalSpec", self.input_fn)
-        for hook in self.hooks:
-            if hasattr(hook, "after_run") or not isinstance(hook, keras.callbacks.Callback):
-                raise InputError(
-                    "An evaluation has Keras callbacks, which hear of batches in on_test_batch_end. Hooks "
-                    f"hear of a training alone. Received: {type(hook).__name__} in EvalSpec.hooks"
-                )
+        if self.name is not None and not (isinstance(self.name, str) and re.fullmatch(r"[\w.-]+", self.name)):
+            raise InputError(
+                "EvalSpec.name is the name of a folder: letters, digits, '_', '-', '.'. Received: "
+                f"{self.name!r}"
+            )
+        check_evaluation_hooks("EvalSpec.hooks", self.hooks)
         for exporter in self.all_exporters:
             if not callable(getattr(exporter, "export", None)) or not hasattr(exporter, "name"):
                 raise InputError(
@@ -145,13 +150,58 @@ def check_data(what: str, data: Any) -> Any:
     return data
 
 
+def check_evaluation_hooks(place: str, hooks: Sequence[Any]) -> None:
+    """Raise InputError for hooks in `place` that can't hear of an evaluation."""
+    for hook in hooks:
+        if hasattr(hook, "after_run") or not isinstance(hook, keras.callbacks.Callback):
+            raise InputError(
+                "An evaluation has Keras callbacks, which hear of batches in on_test_batch_end. Hooks "
+                f"hear of a training alone. Received: {type(hook).__name__} in {place}"
+            )
+
+
 def check_input(owner: str, input_fn: Any) -> None:
-    """Raise InputError for an input_fn of `owner` that isn't a function."""
+    """Raise InputError for an input_fn of `owner` that isn't a function, or that needs other arguments than
+    it is given."""
     if not callable(input_fn):
         raise InputError(
             f"{owner}.input_fn must be a function that returns the data. Received: "
             f"{type(input_fn).__name__}. Write `lambda: data`"
         )
+    for name, parameter in _parameters_of(input_fn).items():
+        is_needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+        if is_needed and (name not in _INPUT_ARGUMENTS or parameter.kind is parameter.POSITIONAL_ONLY):
+            raise InputError(
+                f"{owner}.input_fn may have the arguments {', '.join(_INPUT_ARGUMENTS)}, by name. Received: "
+                f"a function that needs {name!r}. Write `lambda: input_fn({name})`"
+            )
+
+
+def bind_input(
+    input_fn: Callable[..., Any], mode: str, params: Mapping[str, Any], config: RunConfig
+) -> Callable[[], Any]:
+    """Return an input_fn without arguments. It gets those of `mode`, `params`, `config` and `input_context`
+    that it has by name, as from TensorFlow's estimators. Data is of global batches, which insitu divides
+    among the workers, so `input_context` is that of one pipeline."""
+    given = dict(zip(_INPUT_ARGUMENTS, (mode, dict(params), config, InputContext()), strict=True))
+    bound = input_fn.keywords if isinstance(input_fn, functools.partial) else {}
+    taken = [
+        name
+        for name, parameter in _parameters_of(input_fn).items()
+        if name in given and name not in bound and parameter.kind in _BY_NAME
+    ]
+    return functools.partial(input_fn, **{name: given[name] for name in taken}) if taken else input_fn
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions in C have no signature
+        return {}
 
 
 def check_positive(owner: str, name: str, value: Any) -> None:

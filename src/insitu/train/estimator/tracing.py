@@ -19,7 +19,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.variables import Variable
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 _UIDS = "object_name_uids"
 """Where Keras counts the names that it gives."""

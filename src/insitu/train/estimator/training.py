@@ -15,11 +15,11 @@ from typing import Any
 
 import keras
 
-from insitu.context import Context
-from insitu.context import context as read_context
-from insitu.errors import TrainingError
-from insitu.evaluations import Evaluation, Training, note_training, read_evaluations
-from insitu.roster import read_roster
+from insitu.base.context import Context
+from insitu.base.context import context as read_context
+from insitu.base.errors import TrainingError
+from insitu.base.evaluations import Evaluation, Training, note_training, read_evaluations
+from insitu.base.roster import read_roster
 from insitu.train.checkpoint import BackupAndRestore, CheckpointStore
 from insitu.train.estimator.early_stopping import StopIfHook
 from insitu.train.estimator.evaluations import (
@@ -31,6 +31,7 @@ from insitu.train.estimator.evaluations import (
     name_parts,
 )
 from insitu.train.estimator.hooks import FiniteLoss, NanTensorHook, read_global_step
+from insitu.train.estimator.model_function import ModeKeys
 from insitu.train.estimator.server_training import (
     ServerCheckpoints,
     ServerStop,
@@ -40,15 +41,59 @@ from insitu.train.estimator.server_training import (
     open_store,
     plan_training,
 )
-from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_data
+from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, bind_input, check_data
 from insitu.train.evaluation import BATCH_SIZE, expect_ends
-from insitu.train.fit import KerasTrainer, trainer_of
+from insitu.train.fit import KerasTrainer, Repeated, trainer_of
+
+# Checkpoints of a training by steps, from which the next training goes on
+
+
+class StepCheckpoints(BackupAndRestore):
+    """Saves between the intervals of a training, and says in each checkpoint whether the training ended with
+    it.
+
+    A run of the same training goes on from its checkpoint, with the state of its callbacks; where it had
+    ended, nothing is trained. Another training begins where that one was, with new callbacks. Only a job
+    knows that a script was started again: elsewhere another training follows what has ended.
+    """
+
+    def __init__(self, config: RunConfig, call: int, max_steps: int | None) -> None:
+        """`call` is the number of the training in its script."""
+        super().__init__(config.model_dir, keep=config.keep_checkpoint_max)
+        self._call = call
+        self._max_steps = max_steps
+        self._place = config.model_dir or "the job's folder"
+
+    def _needs_last_save(self, epochs: int) -> bool:
+        # It was saved as its last interval ended.
+        return False
+
+    def _more(self, trainer: KerasTrainer, epoch: int) -> dict[str, Any]:
+        # All callbacks have heard of the interval's end: who ends the training has said so.
+        ended = bool(self.model.stop_training)
+        return {**super()._more(trainer, epoch), "final": ended, "call": self._call, "ended": ended}
+
+    def _enter(self, trainer: KerasTrainer, epoch: int, step: int, values: dict[str, Any], more: Any) -> None:
+        super()._enter(trainer, epoch, step, values, more)
+        job, call, ended = trainer.membership.context.job_id, more.get("call", -1), more.get("ended", True)
+        is_own_job = more.get("job") == job
+        is_own = is_own_job and call == self._call and not (ended and job is None)
+        if not is_own:
+            trainer.loop.forget_callbacks()
+        if is_own_job and job is not None and (call > self._call or (is_own and ended)):
+            trainer.loop.enter_at_end()
+        elif self._max_steps is not None and read_global_step(self.model) >= self._max_steps:
+            _LOG.warning("The checkpoint in %s has max_steps updates already", self._place)
+            trainer.loop.enter_at_end()
+
 
 ENDLESS = 1 << 31
 """Epochs of a training without max_steps."""
 _LOG = logging.getLogger("insitu")
 _CALLS = itertools.count()
 """Numbers the calls of `train_and_evaluate` in this script, the same in each run of it."""
+_TRAININGS = itertools.count()
+"""Numbers the trainings of this script, the same in each run of it."""
 
 Scores = dict[str, float]
 
@@ -60,14 +105,15 @@ def train_and_evaluate(
 
     Call it in each task of a job, with the same arguments. With `insitu start --evaluator` the evaluator task
     scores the checkpoints beside the training. Otherwise all workers evaluate in turn: behind a checkpoint,
-    where `start_delay_secs` and `throttle_secs` have passed, and at the end. The training ends at `max_steps`
-    alone: data that ends is read again. It goes on from the last checkpoint in `model_dir`.
+    where `start_delay_secs` and `throttle_secs` have passed, and at the end. The training ends at
+    `max_steps`: data that ends is read again. Without `max_steps` it ends with the data. It goes on from the
+    last checkpoint in `model_dir`.
 
     `estimator` is an Estimator, or a Keras model that was compiled in a strategy's scope. For a model,
     `config` says where and how often to save; an estimator has its own.
 
-    Returns the scores of the last evaluation, and the files that exporters have published, in the task that
-    evaluates or, in turn, in the chief; (None, []) elsewhere.
+    Returns the scores of the last evaluation with its `global_step`, and the files that exporters have
+    published, in the task that evaluates or, in turn, in the chief; (None, []) elsewhere.
 
     Raises:
         TrainingError: for a model that wasn't compiled in a strategy's scope, one with steps_per_execution,
@@ -88,19 +134,23 @@ def train_and_evaluate(
     trainer = check_trained(model)
     directory = choose_directory(config, context)
     config = replace(config, model_dir=directory)
+    if series is None:
+        train_spec = replace(train_spec, input_fn=bind_input(train_spec.input_fn, ModeKeys.TRAIN, {}, config))
+        eval_spec = replace(eval_spec, input_fn=bind_input(eval_spec.input_fn, ModeKeys.EVAL, {}, config))
     publisher = Publisher(eval_spec, _find_export_folder(directory, context))
     if context.role == "evaluator":
         evaluator = SpecEvaluator(model, eval_spec, directory, publisher, number)
         evaluator.start()
-        scores = dict(evaluator.evaluations[-1].metrics) if evaluator.evaluations else None
-        return scores, publisher.published
+        return evaluator.scores, publisher.published
     in_turn = None if _has_evaluator(context) else InTurnEvaluator(eval_spec, publisher, context, number)
     with _noted(trainer, config, number, series):
         train(trainer, train_spec, config, in_turn, series, number)
     if in_turn is None:
         return None, []
     scores = in_turn.evaluate(model, is_final=True)
-    return (scores, publisher.published) if context.is_chief else (None, [])
+    if not context.is_chief:
+        return None, []
+    return {**scores, "global_step": read_global_step(model)}, publisher.published
 
 
 @contextmanager
@@ -118,12 +168,8 @@ def _noted(trainer: KerasTrainer, config: RunConfig, number: int, series: int | 
     note_training(context.job.trainings, Training(number, fit, True, last[0] if last else None))
 
 
-class _MaxStepsReached(Exception):
-    """Internal: the checkpoint that was restored has all updates already."""
-
-
 class _StopAtMaxSteps(keras.callbacks.Callback):
-    """Ends the training at a number of updates. Raises _MaxStepsReached where it would begin there."""
+    """Ends the training at a number of updates."""
 
     hears_batches = False
     """Read by `fit` under a strategy, which calls `end_step` instead: that costs less than Keras' call."""
@@ -135,8 +181,6 @@ class _StopAtMaxSteps(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._done = read_global_step(self.model)
-        if self._done >= self._max_steps:
-            raise _MaxStepsReached
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Hear of a step from Keras' own loop."""
@@ -148,6 +192,18 @@ class _StopAtMaxSteps(keras.callbacks.Callback):
         """Hear of a step that was done."""
         self._done += 1
         if self._done >= self._max_steps:
+            self.model.stop_training = True
+
+
+class _StopAtEndOfData(keras.callbacks.Callback):
+    """Ends a training without a number of updates where its data ends."""
+
+    hears_batches = False
+    """Read by `fit`: it hears of epochs alone."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        trainer = trainer_of(self.model)
+        if trainer is not None and trainer.loop.data is not None and trainer.loop.data.ends_with(epoch):
             self.model.stop_training = True
 
 
@@ -163,6 +219,7 @@ def train(
     `series` is the number of their series: 0 for all trainings of an estimator; None: that of the fit.
     `number` is that of the training, whose evaluations hooks read. Raises TrainingError for data that can be
     read once."""
+    call = next(_TRAININGS)
     model, max_steps, servers = trainer.model, spec.max_steps, find_servers(trainer.model)
     if max_steps is not None and read_global_step(model) >= max_steps:
         _LOG.warning("The model has had %d updates: max_steps is reached already", read_global_step(model))
@@ -173,28 +230,30 @@ def train(
             hook.watch(lambda: _read_evaluations(in_turn, number))
     store = open_store(trainer, config.model_dir, series, config.keep_checkpoint_max)
     check_tables(trainer, store, _has_evaluator(trainer.membership.context))
-    interval = config.save_checkpoints_steps
-    if servers is not None:
+    interval, x = config.save_checkpoints_steps, name_parts(data)
+    if servers is None:
+        if max_steps is not None:
+            # An epoch has the steps between two checkpoints, wherever the data ends.
+            x["x"] = Repeated(x["x"])
+        backup: BackupAndRestore = StepCheckpoints(config, call, max_steps)
+    else:
         _build(model, data, store)
         asks = any(isinstance(hook, StopIfHook) for hook in spec.hooks)
         plan_training(trainer, servers, max_steps, store, asks=asks)
         interval = count_steps_between(servers, interval)
-    try:
-        # The next epoch, up to the next checkpoint, reads them again.
-        with expect_ends():
-            model.fit(
-                **name_parts(data),
-                batch_size=BATCH_SIZE if isinstance(data, tuple) else None,
-                epochs=max_steps or ENDLESS,
-                steps_per_epoch=interval,
-                # The order of batches is that of input_fn.
-                shuffle=isinstance(data, tuple),
-                callbacks=_list_callbacks(trainer, spec, config, in_turn, series),
-                verbose=0,
-            )
-    except _MaxStepsReached:
-        _LOG.warning(
-            "The checkpoint in %s has max_steps updates already", config.model_dir or "the job's folder"
+        backup = ServerCheckpoints(config.model_dir, keep=config.keep_checkpoint_max)
+    backup.fit = series
+    # Without Repeated, data may end before the interval.
+    with expect_ends():
+        model.fit(
+            **x,
+            batch_size=BATCH_SIZE if isinstance(data, tuple) else None,
+            epochs=ENDLESS if servers is None else max_steps or ENDLESS,
+            steps_per_epoch=interval,
+            # The order of batches is that of input_fn.
+            shuffle=isinstance(data, tuple),
+            callbacks=[backup, *_list_callbacks(trainer, spec, in_turn)],
+            verbose=0,
         )
 
 
@@ -209,25 +268,18 @@ def _read_input(spec: TrainSpec) -> Any:
     return data
 
 
-def _list_callbacks(
-    trainer: KerasTrainer,
-    spec: TrainSpec,
-    config: RunConfig,
-    in_turn: InTurnEvaluator | None,
-    series: int | None,
-) -> list[Any]:
-    """Return the callbacks of a training, in their order."""
+def _list_callbacks(trainer: KerasTrainer, spec: TrainSpec, in_turn: InTurnEvaluator | None) -> list[Any]:
+    """Return the callbacks of a training behind that which saves, in their order."""
     servers = find_servers(trainer.model)
-    backup_class = BackupAndRestore if servers is None else ServerCheckpoints
-    backup = backup_class(config.model_dir, keep=config.keep_checkpoint_max)
-    backup.fit = series
-    callbacks = [backup, *spec.hooks]
+    callbacks = list(spec.hooks)
     if not any(isinstance(hook, NanTensorHook) and hook.ends_well for hook in spec.hooks):
         callbacks.append(FiniteLoss())
     if servers is not None:
         callbacks.append(ServerStop(servers))
     elif spec.max_steps is not None:
         callbacks.append(_StopAtMaxSteps(spec.max_steps))
+    else:
+        callbacks.append(_StopAtEndOfData())
     return callbacks if in_turn is None else [*callbacks, in_turn]
 
 

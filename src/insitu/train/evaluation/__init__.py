@@ -13,16 +13,3 @@ from insitu.train.evaluation.checkpoints import (
 from insitu.train.evaluation.event_files import EventFile
 from insitu.train.evaluation.sidecar import BATCH_SIZE, SidecarEvaluator, expect_ends
 from insitu.train.evaluation.tensorboard import TensorBoard
-
-__all__ = [
-    "BATCH_SIZE",
-    "Candidate",
-    "EventFile",
-    "Loaded",
-    "SidecarEvaluator",
-    "TensorBoard",
-    "assign_iterations",
-    "expect_ends",
-    "find_checkpoints",
-    "load_checkpoint",
-]

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import keras
-
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.checkpoint import Checkpoint, CheckpointStore, find_fits
 from insitu.train.replica import (
     check_saved_vocabularies,
@@ -27,7 +25,7 @@ from insitu.train.replica import (
     load_weights,
     name_update_count,
     read_state,
-    to_numpy,
+    read_update_count,
 )
 
 _LOG = logging.getLogger("insitu")
@@ -130,7 +128,7 @@ def _describe(fit: int, position: tuple[int, int]) -> str:
 
 
 def _read_iterations(checkpoint: Checkpoint, optimizer: Any) -> int | None:
-    """Return the optimizer's count of updates; None without an optimizer."""
+    """Return the optimizer's count of gradients; None without an optimizer."""
     value = checkpoint.values.get(name_update_count(optimizer))
     return int(value) if value is not None and value.ndim == 0 and value.dtype.kind in "iu" else None
 
@@ -138,9 +136,8 @@ def _read_iterations(checkpoint: Checkpoint, optimizer: Any) -> int | None:
 def assign_iterations(optimizer: Any, count: int) -> int:
     """Have an optimizer go on after `count` calls. Returns the updates that these were: fewer where it
     accumulates the gradients of several calls."""
-    counting = inner_optimizer(optimizer)
-    counting._iterations.assign(count)
-    return int(keras.ops.convert_to_tensor(counting.iterations))
+    inner_optimizer(optimizer)._iterations.assign(count)
+    return read_update_count(optimizer)
 
 
 def find_checkpoints(directory: str | Path, key: bytes | None) -> list[tuple[str, Candidate]]:
@@ -200,7 +197,7 @@ class FileCheckpoints(CheckpointSource):
                     f"doesn't fit {model.name!r}: {error}. Build the model that was saved."
                 ) from error
         # Where parameter servers do the updates, the model that was saved has counted none.
-        iterations = None if optimizer is None else int(to_numpy(optimizer.iterations)) or None
+        iterations = None if optimizer is None else read_update_count(optimizer) or None
         return Loaded(iterations, is_final=False)
 
 

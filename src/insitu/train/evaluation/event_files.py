@@ -19,6 +19,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.base.paths import EVENT_FILE
+
 _BUCKETS = 30
 """Of a histogram."""
 _SESSION_START = 1
@@ -34,6 +36,8 @@ class GraphNode:
     operation: str
     #: The names of the nodes that it takes.
     inputs: Sequence[str] = ()
+    #: Where its variables are, as the backend names devices; "" without any.
+    device: str = ""
 
 
 class EventFile:
@@ -44,7 +48,7 @@ class EventFile:
 
     def __init__(self, folder: Path | str) -> None:
         now = time.time()
-        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}.v2"
+        name = f"{EVENT_FILE}{int(now)}.{socket.gethostname()}.{os.getpid()}.v2"
         self.path: Path | str = f"{folder}/{name}"
         """Where it lies."""
         if not is_url(folder):
@@ -73,7 +77,8 @@ class EventFile:
                 1,
                 _text(1, node.name)
                 + _text(2, node.operation)
-                + b"".join(_text(3, name) for name in node.inputs),
+                + b"".join(_text(3, name) for name in node.inputs)
+                + (_text(4, node.device) if node.device else b""),
             )
             for node in nodes
         )

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from insitu.context import Context
-from insitu.context import context as read_context
-from insitu.errors import TrainingError
-from insitu.evaluations import Evaluation, append_evaluation, read_evaluations
-from insitu.roster import read_roster
-from insitu.time_account import ACCOUNT, EVALUATION, WAIT
+from insitu.base.context import Context
+from insitu.base.context import context as read_context
+from insitu.base.errors import TrainingError
+from insitu.base.evaluations import Evaluation, append_evaluation, read_evaluations
+from insitu.base.measure.time_account import ACCOUNT, EVALUATION, WAIT
+from insitu.base.roster import read_roster
 from insitu.train.checkpoint import checkpoint_key
 from insitu.train.elastic import SideSampler
 from insitu.train.evaluation.checkpoints import (
@@ -165,6 +165,7 @@ class SidecarEvaluator:
     def _score(self, candidate: Candidate) -> bool:
         """Evaluate with the weights of one checkpoint. Returns True where that was the last one to score."""
         with ACCOUNT.hold(EVALUATION):
+            self._sampler.write(now=True)  # it may take long, and the process may be killed in it
             return self._score_now(candidate)
 
     def _score_now(self, candidate: Candidate) -> bool:
@@ -281,6 +282,6 @@ def _check(model: Any, data: Any, directory: str | Path | None, max_evaluations:
     if tables := [layer.name for layer in embeddings_of(model)]:
         raise TrainingError(
             "The evaluator has no parameter servers, so a model with tables on them can't be scored there. "
-            f"Received: {model.name!r} with the insitu.layers.Embedding {', '.join(tables)}. Score it by "
-            "fit(validation_data=...)."
+            f"Received: {model.name!r} with the insitu.layers.Embedding {', '.join(tables)}. Leave "
+            "--evaluator out, and score it by fit(validation_data=...)."
         )

@@ -10,11 +10,12 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.context import context as read_context
-from insitu.errors import TrainingError
+from insitu.base.context import context as read_context
+from insitu.base.errors import TrainingError
+from insitu.train.devices import device_of
 from insitu.train.evaluation.event_files import EventFile, GraphNode, is_url
-from insitu.train.fit import KerasTrainer, TwoPhaseStep, trainer_of
-from insitu.train.replica import to_numpy
+from insitu.train.fit import KerasTrainer, trainer_of
+from insitu.train.replica import read_update_count, to_numpy
 
 WEIGHTS, GRADIENTS = "weights", "gradients"
 _KINDS = (WEIGHTS, GRADIENTS)
@@ -116,8 +117,7 @@ class TensorBoard(keras.callbacks.Callback):
         trainer = self._find_trainer()
         if trainer is not None:
             return trainer.loop.count_updates(trainer.loop.position) or 0
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
-        return int(to_numpy(optimizer.iterations))
+        return read_update_count(self.model.optimizer)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Hear of a step from Keras' own loop."""
@@ -161,10 +161,8 @@ class TensorBoard(keras.callbacks.Callback):
             arrays |= {f"weights/{v.path}": to_numpy(v) for v in self.model.trainable_variables}
         trainer = self._find_trainer()
         if GRADIENTS in self._histograms and trainer is not None:
-            for executor in trainer.executors:
-                if isinstance(executor, TwoPhaseStep):
-                    gradients = executor.read_gradients()
-                    arrays |= {f"gradients/{path}": values for path, values in gradients.items()}
+            for each in _find_keepers(trainer):
+                arrays |= {f"gradients/{path}": values for path, values in each.read_gradients().items()}
         if arrays:
             file.write_histograms(step, arrays)
 
@@ -194,27 +192,36 @@ def _keep_gradients(model: Any, trainer: KerasTrainer | None) -> None:
             "multiplies them. Leave 'gradients' out of histograms."
         )
     executors = trainer.executors if trainer is not None else ()
-    exchanging = [each for each in executors if isinstance(each, TwoPhaseStep)]
-    if not exchanging or len(exchanging) < len(executors):
+    keepers = _find_keepers(trainer) if trainer is not None else []
+    if not keepers or len(keepers) < len(executors):
         raise TrainingError(
-            "Histograms of gradients are made where tasks exchange them. Received: a training whose steps "
-            "never have them outside of one compiled function: one replica, parameter servers, devices of "
-            "one process, or communication='xla'. Use MultiWorkerMirroredStrategy with several workers, or "
-            "leave 'gradients' out of histograms."
+            "Histograms of gradients are made where replicas exchange them. Received: a training whose steps "
+            "never have them outside of one compiled function: one replica, parameter servers, "
+            "devices on JAX or communication='xla'. Use MultiWorkerMirroredStrategy with several workers, on "
+            "TensorFlow MirroredStrategy or CentralStorageStrategy with several devices, or leave "
+            "'gradients' out of histograms."
         )
-    for each in exchanging:
+    for each in keepers:
         each.keep_gradients()
 
 
+def _find_keepers(trainer: KerasTrainer) -> list[Any]:
+    """Return the executors of a training that can keep gradients."""
+    inner = [getattr(each, "unpinned", each) for each in trainer.executors]
+    return [each for each in inner if hasattr(each, "keep_gradients")]
+
+
 def describe_graph(model: Any) -> list[GraphNode]:
-    """Return the layers of a model as a graph: with what each takes where that is known, else in order."""
+    """Return the layers of a model as a graph: with what each takes if that is known, else in order, and the
+    devices of its variables."""
     nodes: list[GraphNode] = []
     before: list[str] = []
     functional = getattr(model, "_functional", None) or model
     names = {id(layer): _make_name(layer) for layer in functional.layers}
     for layer in functional.layers:
         taken = _find_inputs(layer, names) if hasattr(functional, "inputs") else before
-        nodes.append(GraphNode(names[id(layer)], type(layer).__name__, taken))
+        devices = ", ".join(sorted({device_of(variable) for variable in layer.variables}))
+        nodes.append(GraphNode(names[id(layer)], type(layer).__name__, taken, devices))
         before = [names[id(layer)]]
     return nodes
 

@@ -8,14 +8,3 @@ from __future__ import annotations
 from insitu.train.exports.formats import check_format
 from insitu.train.exports.loading import ServedModel, Value, load_export
 from insitu.train.exports.publishing import convert_export, find_exports, make_example, publish
-
-__all__ = [
-    "ServedModel",
-    "Value",
-    "check_format",
-    "convert_export",
-    "find_exports",
-    "load_export",
-    "make_example",
-    "publish",
-]

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from insitu.errors import InputError
-from insitu.export_formats import KERAS, ONNX, SAVED_MODEL, STABLEHLO, SUFFIXES
+from insitu.base.errors import InputError
+from insitu.base.export_formats import KERAS, ONNX, SAVED_MODEL, STABLEHLO, SUFFIXES
 
 _LIBRARIES = {
     (ONNX, "tensorflow"): ("tf2onnx", "onnxruntime"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import InputError
-from insitu.export_formats import KERAS, ONNX, SAVED_MODEL, STABLEHLO, SUFFIXES, find_format
+from insitu.base.errors import InputError
+from insitu.base.export_formats import KERAS, ONNX, SAVED_MODEL, STABLEHLO, SUFFIXES, find_format
 from insitu.train.exports.formats import read_structure
 from insitu.train.features import FeatureTransform, find_transform
 
@@ -55,11 +55,11 @@ class ServedModel:
         return {value.name: array for value, array in zip(self.outputs, found, strict=True)}
 
 
-def load_export(path: Path) -> ServedModel:
+def load_export(path: Path, *, trust: bool = False) -> ServedModel:
     """Return the model of a file or folder that `insitu export` gives, or Keras' `save` and `export`.
 
     A `.keras` file with `DenseFeatures` takes the features themselves. Raises InputError where it can't be
-    loaded.
+    loaded, and for a SavedModel that uses files, unless `trust` says that its maker is trusted.
     """
     loaders = {
         KERAS: _load_keras,
@@ -74,6 +74,8 @@ def load_export(path: Path) -> ServedModel:
             f"{', '.join(suffix for suffix in SUFFIXES.values() if suffix)}. Received: {path}"
         )
     try:
+        if format == SAVED_MODEL and not trust:
+            check_saved_model(path)
         return loaders[format](path)
     except InputError:
         raise
@@ -100,9 +102,14 @@ def _load_keras(path: Path) -> ServedModel:
     names = [model.layers[-1].name] if isinstance(model, keras.Sequential) else model.output_names
     outputs = _list_named(returned, names)
     dtypes = [keras.backend.standardize_dtype(tensor.dtype) for _, tensor in tensors]
+    if TEXT in dtypes and keras.backend.backend() != "tensorflow":
+        raise InputError(
+            f"Texts are an input on TensorFlow alone. Received: {path}, with a text input, on the backend "
+            f"{keras.backend.backend()}. Set KERAS_BACKEND=tensorflow"
+        )
 
     def call(arrays: Sequence[Array]) -> list[Array]:
-        cast = [np.asarray(array).astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        cast = [_cast(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
         found = model(keras.tree.pack_sequence_as(structure, cast), training=False)
         return [np.asarray(keras.ops.convert_to_numpy(leaf)) for leaf in keras.tree.flatten(found)]
 
@@ -110,6 +117,13 @@ def _load_keras(path: Path) -> ServedModel:
     served = ServedModel(values, tuple(_value(*each) for each in outputs), call)
     transform = find_transform(model)
     return served if transform is None else _take_features(served, transform)
+
+
+def _cast(array: Array, dtype: str) -> Any:
+    """Return what a model takes of an input: texts as a tensor, which NumPy has no type for."""
+    if dtype == TEXT:
+        return keras.ops.convert_to_tensor(np.asarray(array, object), dtype)
+    return np.asarray(array).astype(dtype)
 
 
 def _take_features(model: ServedModel, transform: FeatureTransform) -> ServedModel:
@@ -245,3 +259,64 @@ def _describe_tree(tree: Any, stem: str) -> tuple[Value, ...]:
         shape = tuple(size if isinstance(size, int) else None for size in aval.shape)
         found.append(Value(name, str(aval.dtype), shape))
     return tuple(found)
+
+
+# Looks for what a SavedModel would do beside computing: its graph is a program, and TensorFlow runs it
+
+
+_REFUSED = re.compile(
+    r".*(File|PyFunc|Save|Restore|Checkpoint|TextLine|TFRecord|FixedLengthRecord|CSVDataset|CacheDataset|LMDB|Sql"
+    r"|Snapshot|LoadDataset|LoadAndRemap|Reader|SummaryWriter|SummaryDbWriter|DataService|RemoteCall).*"
+    r"|Write.*Summary|PrintV2|Debug(Identity|Na|Numeric).*|DumpTensor"
+    r"|RecordInput|Skipgram|FixedUnigramCandidateSampler|GenerateVocabRemapping|(En|De)codeProto.*"
+    r"|DatasetFromGraph|RegisterDataset.*|Rpc.*"
+)
+"""Operations that read, write or list files, call Python or other processes. PrintV2 prints to files, Proto
+operations read descriptors, and DatasetFromGraph runs a graph that is hidden in a text."""
+
+
+def check_saved_model(path: Path) -> None:
+    """Raise InputError for a SavedModel that touches files, or calls Python, when it is loaded or asked.
+
+    What only saving it again would run doesn't count.
+    """
+    from tensorflow.python.saved_model.loader_impl import parse_saved_model
+
+    graphs = parse_saved_model(str(path)).meta_graphs
+    found = sorted({name for graph in graphs for name in _list_operations(graph, alone=len(graphs) == 1)})
+    refused = [name for name in found if _REFUSED.fullmatch(name)]
+    if refused:
+        raise InputError(
+            f"A SavedModel is code, and runs as you: one that uses files is refused. Received: {path}, which "
+            f"has {', '.join(refused[:5])}. If you trust who made it, give --trust"
+        )
+
+
+def _list_operations(graph: Any, *, alone: bool) -> set[str]:
+    """Return the operations of a graph that can run.
+
+    TensorFlow 2 runs functions that are named, and what these call; of an older SavedModel it runs anything.
+    """
+    functions = {each.signature.name: each.node_def for each in graph.graph_def.library.function}
+    found: set[str] = set()
+    waiting: list[Iterable[Any]]
+    if alone and graph.HasField("object_graph_def"):
+        named = set(graph.object_graph_def.concrete_functions)
+        waiting = [functions.pop(name) for name in named if name in functions]
+    else:
+        waiting = [graph.graph_def.node, *functions.values()]
+        functions = {}
+    while waiting:
+        for node in waiting.pop():
+            found.add(node.op)
+            for name in (node.op, *_list_called(node)):
+                if name in functions:
+                    waiting.append(functions.pop(name))
+    return found
+
+
+def _list_called(node: Any) -> list[str]:
+    names = []
+    for value in node.attr.values():
+        names += [value.func.name, *(each.name for each in value.list.func)]
+    return names

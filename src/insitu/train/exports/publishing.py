@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.durable import sync_tree
-from insitu.errors import InputError, TrainingError
-from insitu.export_formats import KERAS, ONNX, SAVED_MODEL, SUFFIXES
+from insitu.base.disk.durable import sync_tree
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.export_formats import KERAS, ONNX, SAVED_MODEL, SUFFIXES
 from insitu.train.exports.formats import check_format, read_structure, write_model
 from insitu.train.exports.loading import load_onnx, load_stablehlo
 

@@ -8,15 +8,6 @@ from insitu.train.features import feature_column
 from insitu.train.features.categorical import CategoricalColumn
 from insitu.train.features.column_layer import find_transform
 from insitu.train.features.numeric import NumericColumn
+from insitu.train.features.tf_columns import convert_column
 from insitu.train.features.transform import FeatureTransform, check_dense
 from insitu.train.features.vocabulary_files import list_vocabulary_files
-
-__all__ = [
-    "CategoricalColumn",
-    "FeatureTransform",
-    "NumericColumn",
-    "check_dense",
-    "feature_column",
-    "find_transform",
-    "list_vocabulary_files",
-]

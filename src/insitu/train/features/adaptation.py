@@ -23,14 +23,15 @@ import keras
 import numpy as np
 from keras.src.layers.preprocessing.discretization import compress_summary
 
-from insitu.context import context as read_context
-from insitu.durable import replace_file
-from insitu.errors import InputError, InsituError
+from insitu.base.context import context as read_context
+from insitu.base.disk.durable import replace_file
+from insitu.base.errors import InputError, InsituError
 from insitu.grid import Dataset, dataset
 from insitu.train.features.statistics import (
     QUANTILE_POINTS,
     Arrays,
     Counts,
+    HasNaN,
     MeanAndVariance,
     Quantiles,
     Statistic,
@@ -203,6 +204,16 @@ def _plan_lookup(layer: Any, *, of_texts: bool) -> _Plan:
     return _Plan(statistic, finish)
 
 
+def _advise_to_fill(data: Dataset, name: str) -> str:
+    """Return the call of `map` that gives numbers to what is missing in a feature."""
+    parts = ["x", "y", "w"][: len(data.element_spec) if isinstance(data.element_spec, tuple) else 1]
+    features = keras.utils.unpack_x_y_sample_weight(data.element_spec)[0]
+    is_named = isinstance(features, Mapping)
+    filled = f"{{**x, {name!r}: numpy.nan_to_num(x[{name!r}])}}" if is_named else "numpy.nan_to_num(x)"
+    made = filled if len(parts) == 1 else f"({', '.join([filled, *parts[1:]])})"
+    return f"Pass a dataset that fills them, such as dataset.map(lambda {', '.join(parts)}: {made})"
+
+
 class _Partitions:
     """Computes the statistics of all partitions of a dataset, those of this task's shards first."""
 
@@ -280,13 +291,15 @@ class _Partitions:
     def _read(self, index: int) -> dict[str, Arrays]:
         """Return the statistics of one partition, and leave them for the others."""
         blocks = list(self._data.partition_batches(self._shard_of[index], index, self._mapping))
-        try:
-            part = {
-                name: statistic.of_partition([self._pick(block, name) for block in blocks])
-                for name, statistic in self._statistics.items()
-            }
-        except InputError as error:
-            raise InputError(f"{error}. This is partition {index} of {self._data.cache.name}") from error
+        part = {}
+        for name, statistic in self._statistics.items():
+            try:
+                part[name] = statistic.of_partition([self._pick(block, name) for block in blocks])
+            except InputError as error:
+                of = f"the feature {name!r} in " if name else ""
+                advice = f". {_advise_to_fill(self._data, name)}" if isinstance(error, HasNaN) else ""
+                place = f"This is {of}partition {index} of {self._data.cache.name}"
+                raise InputError(f"{error}. {place}{advice}") from error
         if self._folder is not None:
             buffer = io.BytesIO()
             named: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.features.fingerprint import CROSS_KEY, fingerprints, join_fingerprints
 from insitu.train.features.numeric import NumericColumn
 from insitu.train.features.raw_values import Entries, Features, get_feature, read_entries, read_numbers

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 MOST_BUCKETS = 2**31 - 1
 """Ids are int32 in the graph, since JAX has no other by default."""

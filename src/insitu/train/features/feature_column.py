@@ -13,9 +13,9 @@ from typing import Any
 
 import keras
 
-from insitu.errors import InputError
-from insitu.missing_names import missing_name
-from insitu.old_arguments import takes_old
+from insitu.base.errors import InputError
+from insitu.base.missing_names import missing_name
+from insitu.base.old_arguments import takes_old
 from insitu.train.features.categorical import (
     BucketizedColumn,
     CategoricalColumn,
@@ -36,7 +36,6 @@ from insitu.train.features.checks import (
     check_shape,
     check_unknown,
     check_vocabulary,
-    refuse_duplicates,
 )
 from insitu.train.features.dense_columns import COMBINERS, EmbeddingColumn, IndicatorColumn
 from insitu.train.features.dense_features import DenseFeatures, input_layer, make_inputs
@@ -44,7 +43,7 @@ from insitu.train.features.numeric import NumericColumn
 from insitu.train.features.sequence import SequenceCategoricalColumn, SequenceNumericColumn
 from insitu.train.features.sequence_features import SequenceFeatures
 from insitu.train.features.transform import FeatureTransform
-from insitu.train.features.vocabulary_files import note_vocabulary_file
+from insitu.train.features.vocabulary_files import read_vocabulary_column
 
 __all__ = [
     "DenseFeatures",
@@ -164,41 +163,8 @@ def categorical_column_with_vocabulary_file(
     The file is read at once; a saved model has its values. `vocabulary_size` takes the first lines only.
     Raises InputError.
     """
-    kind = check_dtype(dtype, "categorical_column_with_vocabulary_file")
-    lines = _read_vocabulary(Path(vocabulary_file), vocabulary_size)
-    note_vocabulary_file(str(vocabulary_file), lines)
-    values: tuple[Any, ...] = lines
-    if kind == "int64":
-        try:
-            values = tuple(int(line) for line in lines)
-        except ValueError as error:
-            raise InputError(
-                f"A vocabulary of dtype 'int64' has a whole number on each line. Received: "
-                f"{vocabulary_file}: "
-                f"{error}. Pass dtype='string'"
-            ) from error
-    refuse_duplicates(values, f"{vocabulary_file}")
-    default, buckets = check_unknown(default_value, num_oov_buckets, len(values))
-    return VocabularyColumn(check_key(key), values, kind, default, buckets)
-
-
-def _read_vocabulary(path: Path, size: int | None) -> tuple[str, ...]:
-    try:
-        lines = path.read_bytes().decode().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"vocabulary_file is a text file in UTF-8 with one value a line. Received: {path}: {error}"
-        ) from error
-    lines = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
-    if size is not None and check_count(size, "vocabulary_size") > len(lines):
-        raise InputError(
-            f"vocabulary_size is at most the number of lines. Received: {size}, where {path} has "
-            f"{len(lines)}. "
-            f"Leave it out to take all"
-        )
-    if not lines:
-        raise InputError(f"A vocabulary has a value at least. Received: {path}, which is empty")
-    return tuple(lines[:size])
+    unknown = (default_value, num_oov_buckets)
+    return read_vocabulary_column(check_key(key), vocabulary_file, vocabulary_size, dtype, *unknown)
 
 
 def weighted_categorical_column(

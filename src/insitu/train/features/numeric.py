@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.features.raw_values import Features, get_feature, read_numbers
 
 

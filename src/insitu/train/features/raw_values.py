@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 Features = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.features.categorical import CategoricalColumn, Ids, KeyedColumn
 from insitu.train.features.numeric import NumericColumn
 from insitu.train.features.raw_values import Features, get_feature, read_numbers

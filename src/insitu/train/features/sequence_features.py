@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.features.column_layer import ColumnLayer
 from insitu.train.features.dense_columns import EmbeddingColumn, leaf_of
 from insitu.train.features.raw_values import Features

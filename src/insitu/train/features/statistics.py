@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.grid import count_shared
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -152,6 +152,10 @@ class Counts:
         return [keys[place] for place in places]
 
 
+class HasNaN(InputError):
+    """Values that must be numbers aren't."""
+
+
 def _add_up(tables: Sequence[pa.Table]) -> pa.Table | None:
     if not tables:
         return None
@@ -172,8 +176,5 @@ def _as_numbers(block: npt.NDArray[Any]) -> npt.NDArray[Any]:
         raise InputError(f"Means, variances and quantiles are of numbers. Received: {values.dtype}")
     if values.dtype.kind == "f" and np.isnan(values).any():
         row = int(np.argwhere(np.isnan(values))[0][0])
-        raise InputError(
-            f"Means, variances and quantiles are of numbers. Received: NaN in row {row} of a block. Fill "
-            "them, such as by dataset.map(numpy.nan_to_num)"
-        )
+        raise HasNaN(f"Means, variances and quantiles are of numbers. Received: NaN in row {row} of a block")
     return values

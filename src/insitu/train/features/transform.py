@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.features.categorical import CategoricalColumn, Ids, WeightedColumn
 from insitu.train.features.dense_columns import Column, Leaf, leaf_of
 from insitu.train.features.numeric import NumericColumn
 from insitu.train.features.raw_values import Features
 from insitu.train.features.sequence import SequenceCategoricalColumn, SequenceNumericColumn, steps_of
+from insitu.train.features.tf_columns import convert_column
 
 VALUES, IDS, WEIGHTS, LENGTHS = "__values", "__ids", "__weights", "__lengths"
 """How the names of transformed features end."""
@@ -121,14 +122,15 @@ class FeatureTransform:
 
 def check_columns(columns: Iterable[Any], may_repeat: bool = False) -> tuple[Column, ...]:
     """Return columns as a tuple, each once. Raises InputError for what isn't a column, for none, and for
-    several
-    of one name. With `may_repeat` a column may be given twice."""
+    several of one name. With `may_repeat` they are of several layers: a column may be given twice, and so
+    may a name, as of embeddings of one column."""
+    columns = convert_column(columns)
     if isinstance(columns, Mapping | str):
         raise InputError(
             f"Feature columns are a list. Received: {type(columns).__name__}. Pass such as "
             f"[numeric_column('age')]"
         )
-    listed = tuple(columns) if isinstance(columns, Iterable) else (columns,)
+    listed = tuple(map(convert_column, columns)) if isinstance(columns, Iterable) else (columns,)
     if not listed:
         raise InputError("A model needs a feature column at least. Received: []. Pass one or more")
     for column in listed:
@@ -139,7 +141,7 @@ def check_columns(columns: Iterable[Any], may_repeat: bool = False) -> tuple[Col
                 f"the name of a feature, such as in numeric_column(name)"
             )
     if may_repeat:
-        listed = tuple(dict.fromkeys(listed))
+        return tuple(dict.fromkeys(listed))
     names = [column.name for column in listed]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

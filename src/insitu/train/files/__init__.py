@@ -1,5 +1,5 @@
-"""Files of the cluster's memory, `insitu://`, for Keras. Begin reading with `keras_files.py`."""
+"""Files that Keras reads and writes: those of the cluster's memory, `insitu://`, and what all tasks of a job
+save. Begin reading with `keras_files.py`."""
 
 from insitu.train.files.keras_files import install_file_access
-
-__all__ = ["install_file_access"]
+from insitu.train.files.whole_saves import install_whole_saves

@@ -11,9 +11,9 @@ from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from insitu.errors import InputError
-from insitu.grid import Dataset
-from insitu.time_account import ACCOUNT, CALLBACKS, DATA
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.measure.time_account import ACCOUNT, CALLBACKS, DATA
+from insitu.grid import Dataset, PositionedData
 from insitu.train.fit.epoch_lengths import EpochLengths
 from insitu.train.fit.feed import Feed, StepReader, weigh_classes
 from insitu.train.replica import SKIPPED, StepBatch
@@ -74,6 +74,8 @@ class FeedAdapter(_UnevenBatches):
         #: The number of the iteration that the epoch entered last began in; None until it begins one. Written
         #: by `on_epoch_begin` and `__iter__`.
         self._iteration: int | None = None
+        #: The iterations before it of which steps were read. Written by `on_epoch_begin`.
+        self._entered = 0
         #: How often Keras has said that an epoch begins, and that it ends. Written there too.
         self._events = [0, 0]
         #: The `state_dict()` of another process, until its place is entered.
@@ -109,6 +111,7 @@ class FeedAdapter(_UnevenBatches):
         # Keras may have made the iterator at the end of the epoch before.
         has_begun = self._place[1] or source.eager
         self._iteration = source.begun - bool(has_begun) if self._goes_on else None
+        self._entered = source.entered - bool(self._place[1])
         source.begin_epoch(self._place[0])
         if self.feed.is_refreshed and self._iterator is not None:
             ACCOUNT.enter(DATA)  # this may read the rows
@@ -153,7 +156,7 @@ class FeedAdapter(_UnevenBatches):
         source, loaded = self.feed.source, self._loaded
         if loaded is not None:
             self._loaded = None
-            source.skip(loaded["iterations"] - source.begun)
+            source.skip(loaded["iterations"] - source.begun, loaded.get("entered"))
         if self._iteration is None:
             self._iteration = source.begun
         # Some data draws its order here, as without a strategy. Where training is, is asked for later: Keras
@@ -182,6 +185,10 @@ class FeedAdapter(_UnevenBatches):
         data_epoch, done = self._find_place(epoch)
         return data_epoch, done + index
 
+    def ends_with(self, epoch: int) -> bool:
+        """Return whether the data ends where Keras' `epoch` does, which is over."""
+        return self.data_position(epoch + 1, 0)[1] == 0
+
     def assign_shards(self, shards: Sequence[int]) -> None:
         """Read these shards from the next step on that is asked for."""
         self.feed.assign_shards(shards)
@@ -197,13 +204,15 @@ class FeedAdapter(_UnevenBatches):
         begun = self.feed.source.begun
         if epoch == self._epoch:
             (data_epoch, done), over = self._place, begun - 1 if self._iteration is None else self._iteration
+            entered = self._entered
         else:
             data_epoch, done = self._next_place()
             has_begun = done or (self._goes_on and self.feed.source.eager)
             over = begun - 1 if has_begun else begun
+            entered = self.feed.source.entered - bool(done)
         length = self._length if epoch == self._epoch else self._learned_length
         place = {"epoch": epoch, "data_epoch": data_epoch, "done": done}
-        return {**place, "iterations": max(0, over), "length": length}
+        return {**place, "iterations": max(0, over), "entered": entered, "length": length}
 
     def tests_state_dict(self, *, under_way: bool) -> dict[str, int]:
         """Do as `state_dict` for data of tests, which each test reads from their beginning. `under_way` tells
@@ -244,6 +253,18 @@ class FeedAdapter(_UnevenBatches):
         return None
 
 
+def check_all_shards(dataset: Dataset) -> None:
+    """Raise TrainingError where a model that no strategy holds would be given a part of the rows."""
+    if len(dataset.shards) < dataset.num_shards:
+        raise TrainingError(
+            f"A model is given all rows. Received: {dataset!r}, of which this task has "
+            f"{len(dataset.shards)} of {dataset.num_shards} shards, for a model of no strategy: each "
+            "task would have a model of its own, on a part of the rows. Make and compile it in "
+            "`with strategy.scope():` of an insitu.MultiWorkerMirroredStrategy(), or pass the dataset's "
+            "`.all_shards()`."
+        )
+
+
 class DatasetAdapter(_UnevenBatches):
     """Gives a model that no strategy holds this process' rows of an `insitu.Dataset`, as plain batches."""
 
@@ -253,6 +274,7 @@ class DatasetAdapter(_UnevenBatches):
                 f"With --refresh models are trained under a strategy. Received: {dataset!r} for a model of "
                 f"none. Build and compile it in strategy.scope()"
             )
+        check_all_shards(dataset)
         self._dataset = dataset
         self._class_weight = class_weight
 
@@ -296,6 +318,15 @@ class _Repeatable:
     def __iter__(self) -> Iterator[Any]:
         return iter(self._make())
 
+    @property
+    def _variant_tensor(self) -> Any:
+        """What TensorFlow's strategies ask a dataset for that they split. Raises TrainingError."""
+        raise TrainingError(
+            "An insitu.dataset is for models of insitu's strategies, or of none. Received: one for a model "
+            "that was made in the scope of a strategy of tf.distribute. Make it in the scope of the strategy "
+            "of that name of insitu"
+        )
+
 
 def register_dataset_adapter() -> None:
     """Let `fit`, `evaluate` and `predict` of every model take an `insitu.Dataset`. Done once."""
@@ -304,6 +335,7 @@ def register_dataset_adapter() -> None:
         return
 
     def get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
+        x = take_whole(x)
         if not isinstance(x, Dataset):
             return original(x, y, sample_weight, **options)
         refuse_beside_dataset(y=y, sample_weight=sample_weight)
@@ -329,3 +361,16 @@ def refuse_beside_dataset(**arguments: Any) -> None:
                 f"An insitu.Dataset holds its own labels, weights and batch size: leave {name} out. "
                 f"Received: {name} of type {type(value).__name__}."
             )
+
+
+def take_whole(x: Any) -> Any:
+    """Return the dataset that a script has distributed itself, since `fit` does so; else `x`."""
+    if not isinstance(x, PositionedData) or isinstance(x, Dataset):
+        return x
+    whole = x.whole
+    if whole is None:
+        raise InputError(
+            "fit, evaluate and predict distribute the data themselves. Received: what "
+            "distribute_datasets_from_function has made. Pass the dataset itself."
+        )
+    return whole

@@ -13,7 +13,7 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.utils.rng_utils import get_random_seed
 from numpy.typing import NDArray
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.fit.streams import Reader, Source
 from insitu.train.replica import map_batch
 

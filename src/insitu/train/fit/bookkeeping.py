@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from insitu.errors import StorageFull
+from insitu.base.errors import StorageFull
+from insitu.base.measure.time_account import EVALUATION
+from insitu.base.paths import JobPaths
 from insitu.grid import ShardLedger
-from insitu.paths import JobPaths
-from insitu.time_account import EVALUATION
 from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.replica import StepBatch
@@ -179,7 +179,7 @@ class Bookkeeper:
         So a fit that is taken up where it had ended has no ledger of an epoch that it doesn't have.
         """
         job = self._membership.context.job
-        if ledger.counts or (job is not None and job.epoch_ledger(ledger.epoch, ledger.shard).exists()):
+        if ledger.counts or (job is not None and ShardLedger.published(job, ledger.epoch, ledger.shard)):
             self._publish(ledger)
 
 

@@ -9,7 +9,7 @@ import inspect
 import json
 import logging
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +17,8 @@ import keras
 import numpy as np
 import xxhash
 
-from insitu.train.collectives import copy_value, encode, keep_serializable
+from insitu.train.collectives import NotSerializable, copy_value, encode, keep_serializable
+from insitu.train.fit.held_objects import CantBeCarried, can_read, read_object, write_object
 from insitu.train.fit.writer_files import Marks, appending, mark_files, rewind_files
 
 WRITERS = (
@@ -38,28 +39,41 @@ _MONITOR_OP = "monitor_op"
 _SMALL_BYTES = 1 << 20
 _MAX_DEPTH = 20
 
-_UNCOPIED, _FILES, _HASH = "#uncopied", "#files", "#hash"
+_UNCOPIED, _FILES, _HASH, _OBJECTS = "#uncopied", "#files", "#hash", "#objects"
 """Beside a callback's attributes: the names of those that can't be copied and were set while a fit lasts,
-with the event that set each, and how far its files were written; in place of attributes that aren't sent:
-their hash."""
+with the event that set each; how far its files were written; what the objects hold that it keeps; in place of
+attributes that aren't sent: their hash."""
 _SMALL_STATE = 1 << 16
 """Bytes of a callback's state up to which the chief sends it along. Replicas run the same callbacks, so that
 others have what is larger, unless hashes differ."""
 _LONG = 64
 """Elements of a list from which on only some are looked at, to see whether it holds further containers."""
 
+_VALUES = (
+    *(type(None), bool, int, float, str, bytes, np.ndarray, np.generic),
+    *(list, tuple, dict, set, frozenset, deque),
+)
+"""Kinds of attributes that are copied as they are, or can't be."""
+
 _FILLED = {"history"}
 """Attributes that a callback of Keras sets once, in `__init__`, and fills later."""
 _SET_UP = ("__init__", "set_model")
 """Methods that set a callback up."""
 _LOG = logging.getLogger("insitu")
+_named_at_start: set[str] = set()
+"""Attributes that `warn_at_start` has named in this process."""
 
 StateDict = dict[str, dict[str, Any]]
 """Attributes of callbacks, by class and number in it: `EarlyStopping 0`."""
 
 
+def is_of_chief(callback: Any) -> bool:
+    """Return whether the chief alone runs a callback: it writes files, or says so."""
+    return isinstance(callback, WRITERS) or bool(getattr(callback, "runs_in_chief_alone", False))
+
+
 class CallbackMemory:
-    """The plain values that the callbacks of a fit remember, and how far their files were written.
+    """The plain values that the callbacks of a call remember, and how far their files were written.
 
     A script that has changed gives other callbacks: those of both go on, the state of others is dropped.
 
@@ -69,8 +83,8 @@ class CallbackMemory:
     """
 
     def __init__(self, given: Sequence[Any], history: Any, is_chief: bool) -> None:
-        #: The callbacks that the script gives in every task, and Keras' History, by name.
-        self._callbacks = _named([*given, history])
+        #: The callbacks that the script gives in every task, and a fit's History, by name.
+        self._callbacks = _named([*given, *([] if history is None else [history])])
         self._is_chief = is_chief
         self._before = {name: _InitialAttributes(callback) for name, callback in self._callbacks.items()}
         #: What the chief sent before the last unit that was done, by name. Written by `release`.
@@ -101,7 +115,9 @@ class CallbackMemory:
         """Remember what callbacks are like, who are about to be called; None: all. Until `release`."""
         for name, callback in self._callbacks.items():
             if name not in self._kept and (callbacks is None or any(callback is one for one in callbacks)):
-                self._kept[name] = _copy_attributes(callback) | {_FILES: self._mark_files(callback)}
+                objects = _read_objects(callback)
+                marks = {_FILES: self._mark_files(callback), _OBJECTS: objects}
+                self._kept[name] = _copy_attributes(callback) | marks
 
     def release(self) -> None:
         """Forget what `keep` has kept, and take over what the chief has sent: a unit was done."""
@@ -131,8 +147,8 @@ class CallbackMemory:
         for name, callback in self._callbacks.items():
             if callbacks is not None and not any(callback is one for one in callbacks):
                 continue
-            state = self._read(name, vars(callback), self._mark_files(callback))
-            is_sent = isinstance(callback, WRITERS) or name in self._differing
+            state = self._read_now(name)
+            is_sent = is_of_chief(callback) or name in self._differing
             # Asked last: it takes longest, and this may be done in each step.
             if is_sent or _count_bytes(state) <= _SMALL_STATE:
                 states[name] = state
@@ -147,10 +163,7 @@ class CallbackMemory:
         for name, state in sent.items():
             if _HASH not in state:
                 self._sent[name] = state
-            elif (
-                name not in self._callbacks
-                or _hash(self._read(name, vars(self._callbacks[name]), {})) != (state[_HASH])
-            ):
+            elif name not in self._callbacks or _hash(self._read_now(name)) != (state[_HASH]):
                 missing.append(name)
             else:
                 self._sent[name] = None
@@ -184,50 +197,71 @@ class CallbackMemory:
 
     def read_all(self) -> StateDict:
         """Return what this task's callbacks remember now."""
-        return {n: self._read(n, vars(c), self._mark_files(c)) for n, c in self._callbacks.items()}
+        return {name: self._read_now(name) for name in self._callbacks}
 
     def _own_state_dict(self) -> StateDict:
         return {name: self._read_kept(name) for name in self._callbacks}
 
     def _read_kept(self, name: str) -> dict[str, Any]:
-        callback = self._callbacks[name]
         if name not in self._kept:
-            return self._read(name, vars(callback), self._mark_files(callback))
+            return self._read_now(name)
         kept = dict(self._kept[name])
-        return self._read(name, kept, kept.pop(_FILES))
+        return self._read(name, kept, kept.pop(_FILES), kept.pop(_OBJECTS))
+
+    def _read_now(self, name: str) -> dict[str, Any]:
+        callback = self._callbacks[name]
+        return self._read(name, vars(callback), self._mark_files(callback), _read_objects(callback))
 
     def load_state_dict(self, state: StateDict) -> None:
         """Give the callbacks what they remembered in another task or another run of the script."""
         for name in self._callbacks.keys() & state.keys():
             callback = self._callbacks[name]
-            if self._is_chief or not isinstance(callback, WRITERS):
+            if self._is_chief or not is_of_chief(callback):
                 self._before[name].restore(callback)
                 # A copy: it may be given to them again.
                 _write(callback, copy_value(state[name]))
 
     @contextlib.contextmanager
-    def continuing_files(self, state: StateDict) -> Iterator[None]:
-        """Take out of the chief's files what was written behind `state`: it will be written again. While
-        open, callbacks that open a file of their own append to it."""
+    def continuing_files(self, state: StateDict, writers: Sequence[str]) -> Iterator[None]:
+        """Take out of the chief's files what was written behind `state`: it will be written again. `writers`
+        are the processes that have written them. While open, callbacks that open a file of their own append
+        to it."""
         marks = {n: state[n].get(_FILES, {}) for n in state if n in self._callbacks} if self._is_chief else {}
         for name, mark in marks.items():
-            rewind_files(self._callbacks[name], mark)
+            rewind_files(self._callbacks[name], mark, writers)
         with appending(self._callbacks[name] for name, mark in marks.items() if mark) as opened:
             yield
         self._without_header += opened
 
     def warn_of_uncopied(self, state: StateDict) -> None:
-        """Name the callbacks of users that have set what can't be copied from another process."""
+        """Name what callbacks of users keep that can't be copied from another process."""
         for name in self._callbacks.keys() & state.keys():
-            kind, made = type(self._callbacks[name]), state[name].get(_UNCOPIED) or {}
-            if not is_of_user(self._callbacks[name]):
+            callback, made = self._callbacks[name], state[name].get(_UNCOPIED) or {}
+            if not is_of_user(callback):
                 continue
             for attribute, event in made.items():
-                remedy = f"{event} is called again, to make another" if event else "nothing makes another"
-                sys.stderr.write(
-                    f"[insitu] {kind.__name__}.{attribute} can't be carried over from another process: "
-                    f"{remedy}\n"
-                )
+                if attribute not in state[name].get(_OBJECTS, {}):
+                    remedy = f"{event} is called again, to make another" if event else "nothing makes another"
+                    _warn(callback, attribute, remedy)
+            for attribute in self._before[name].find_unreadable():
+                if attribute not in made:
+                    _warn(callback, attribute, "it is as the script made it, whatever was done with it since")
+
+    def warn_at_start(self, on_loss: str) -> None:
+        """Name what callbacks of users keep that nobody can carry over, before it is lost."""
+        names = [
+            f"{type(callback).__name__}.{attribute}"
+            for name, callback in self._callbacks.items()
+            if is_of_user(callback)
+            for attribute in self._before[name].find_unreadable()
+        ]
+        new = [name for name in dict.fromkeys(names) if name not in _named_at_start]
+        _named_at_start.update(new)
+        if new:
+            sys.stderr.write(
+                f"[insitu] With --on-loss {on_loss} the next process of a lost task has these attributes of "
+                f"callbacks as the script makes them, whatever was done with them: {', '.join(new)}\n"
+            )
 
     def is_made_by(self, event: str, callback: Any, state: StateDict) -> bool:
         """Return whether a callback has something from `event` that can't be copied from another process.
@@ -237,7 +271,9 @@ class CallbackMemory:
             return True
         return event in state[name][_UNCOPIED].values()
 
-    def _read(self, name: str, attributes: dict[str, Any], files: Marks) -> dict[str, Any]:
+    def _read(
+        self, name: str, attributes: dict[str, Any], files: Marks, objects: dict[str, Any]
+    ) -> dict[str, Any]:
         callback = self._callbacks[name]
         if isinstance(callback, keras.callbacks.ProgbarLogger):
             return {_UNCOPIED: {}}
@@ -248,7 +284,31 @@ class CallbackMemory:
             state[_MONITOR_OP] = True
         events = {attribute: event for attribute, (event, _) in self._uncopied.get(name, {}).items()}
         state[_UNCOPIED] = {a: events.get(a, "") for a in before.find_uncopied(attributes)}
-        return state | ({_FILES: files} if files else {})
+        return state | ({_FILES: files} if files else {}) | ({_OBJECTS: objects} if objects else {})
+
+
+def _read_objects(callback: Any) -> dict[str, Any]:
+    """Return what the objects hold that a callback of the user's keeps, by attribute."""
+    found: dict[str, Any] = {}
+    if not is_of_user(callback):
+        return found
+    # Only objects count, which are few: this is done in each step that callbacks hear of.
+    held = {
+        name: value
+        for name, value in vars(callback).items()
+        if name not in _LEFT_OUT and not isinstance(value, _VALUES)
+    }
+    of_model = _model_variables(callback) if held else set()
+    for name, value in held.items():
+        with contextlib.suppress(CantBeCarried):
+            found[name] = read_object(value, of_model)
+    return {name: state for name, state in found.items() if state}
+
+
+def _model_variables(callback: Any) -> set[int]:
+    model = getattr(callback, "model", None)
+    optimizer = getattr(model, "optimizer", None)
+    return {id(one) for holder in (model, optimizer) for one in getattr(holder, "variables", ())}
 
 
 def is_of_user(callback: Any) -> bool:
@@ -283,6 +343,9 @@ def _copy_container(value: Any, depth: int = 0) -> Any:
         if any(type(item) in (list, dict, tuple, np.ndarray) for item in some):
             return kind(_copy_container(item, depth + 1) for item in value)
         return value.copy() if kind is list else value
+    if isinstance(value, (dict, set, deque)):
+        with contextlib.suppress(NotSerializable):
+            return copy_value(value)
     return value
 
 
@@ -361,6 +424,13 @@ class _InitialAttributes:
             and not _is_plain(value)
         )
 
+    def find_unreadable(self) -> list[str]:
+        """Return the names of attributes from before the fit that may have changed in place, nobody knows
+        how."""
+        return sorted(
+            name for name, value in self._others.items() if name not in _LEFT_OUT and not can_read(value)
+        )
+
     def find_changed(self, now: dict[str, Any]) -> dict[str, Any]:
         """Return those of the attributes that aren't as they were."""
         return {name: value for name, value in now.items() if not self._same(name, value)}
@@ -392,7 +462,7 @@ def _write(callback: Any, attributes: dict[str, Any]) -> None:
         # Keras does so at the first epoch's end, which also changes the sign of a plain value.
         callback._set_monitor_op()
     for name, value in attributes.items():
-        if name in (_MONITOR_OP, _UNCOPIED, _FILES):
+        if name in (_MONITOR_OP, _UNCOPIED, _FILES, _OBJECTS):
             continue
         kind: Any = type(callback)
         if not is_memory(kind, name) or not _is_plain(vars(callback).get(name)):
@@ -403,6 +473,14 @@ def _write(callback: Any, attributes: dict[str, Any]) -> None:
             )
             continue
         vars(callback)[name] = value
+    for name, state in attributes.get(_OBJECTS, {}).items():
+        if not write_object(vars(callback).get(name), state):
+            _warn(callback, name, "another kind of object is there now")
+
+
+def _warn(callback: Any, attribute: str, reason: str) -> None:
+    name = f"{type(callback).__name__}.{attribute}"
+    sys.stderr.write(f"[insitu] {name} can't be carried over from another process: {reason}\n")
 
 
 def _is_plain(value: Any) -> bool:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from insitu.exchange import Group
 from insitu.train.collectives import all_gather_json, barrier_token, broadcast_value
-from insitu.train.elastic import BEGIN, END, EPOCH, TEST, TRAIN, LoopPosition, Membership
+from insitu.train.elastic import BEGIN, END, EPOCH, PREDICT, TEST, TRAIN, LoopPosition, Membership
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.replica import load_snapshot, read_state, views
 
@@ -24,14 +24,14 @@ class ChiefMemory:
     def __init__(self, memory: CallbackMemory) -> None:
         self._memory = memory
         #: Whether callbacks that don't hear of batches may have been called since the last time. The same in
-        #: all tasks, as `_hears` is. Written by `EpochCallbacks`, and at the end of a unit.
+        #: all tasks, as `_hears` is. Written by the list of callbacks, and at the end of a unit.
         self.all_due = True
         #: Whether some of the chief's callbacks hear of batches. Sent by it.
         self._hears = False
 
     def is_due(self, position: LoopPosition) -> bool:
         """Return whether callbacks may have been called since the last unit. The same in all tasks."""
-        return self._sends_all(position) or (self._hears and position.kind in (TRAIN, TEST))
+        return self._sends_all(position) or (self._hears and position.kind in (TRAIN, TEST, PREDICT))
 
     def _sends_all(self, position: LoopPosition) -> bool:
         return self.all_due or position.kind in (BEGIN, EPOCH, END)

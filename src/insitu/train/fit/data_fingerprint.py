@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.replica import flatten_batch
 
 WHOLE_BYTES = 16 << 10

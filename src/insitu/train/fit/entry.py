@@ -1,6 +1,6 @@
-"""Decides which events callbacks hear in a process that enters a fit in its middle. Pure.
+"""Decides which events callbacks hear in a process that enters a call in its middle. Pure.
 
-Events and units of a fit have one order, in which each has a key. Between two units a task runs the user's
+Events and units of a call have one order, in which each has a key. Between two units a task runs the user's
 code: the callbacks' events. A task that takes the place of a lost one enters behind the last unit that all
 have done, so it hears again what the lost one may have been hearing. What lies before that, others have heard
 to its end: it isn't heard again.
@@ -68,7 +68,7 @@ def key_behind_epoch(epoch: int) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a process enters a fit. Without arguments: at its beginning."""
+    """Where a process enters a call. Without arguments: at its beginning."""
 
     #: Events before this key were heard to their end.
     heard: Key = NOTHING
@@ -76,7 +76,7 @@ class Entry:
     repeated: Key = NOTHING
     #: Events from the first key on and before the second belong to steps that another process has done.
     skipped: tuple[Key, Key] = (NOTHING, NOTHING)
-    #: Whether all epochs are over.
+    #: Whether all steps are over.
     is_at_end: bool = False
 
     def was_heard(self, event: Key) -> bool:
@@ -159,9 +159,9 @@ def _key_of(position: LoopPosition) -> Key:
 
 def _key_of_last_unit(position: LoopPosition) -> Key:
     epoch, step = position.epoch, position.step
-    if position.kind in (TEST, EPOCH) and position.test:
+    if position.kind in (TEST, EPOCH, END) and position.test:
         return epoch, _TESTS, position.test - 1, _UNIT
-    if position.kind == END or step == 0:
+    if step == 0:
         return _key_before_step(epoch, step)
     return epoch, _STEPS, step - 1, _UNIT
 

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.grid import Batch, Dataset
 from insitu.train.fit.arrays import refuse_ragged
 from insitu.train.fit.streams import Source

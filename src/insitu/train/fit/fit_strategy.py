@@ -60,8 +60,9 @@ class FitStrategy(Protocol):
     def configure_compiled(self, model: Any) -> None:
         """Change what `compile` has chosen for `model`, where this strategy needs it otherwise."""
 
-    def check_callbacks(self, callbacks: Sequence[Any]) -> None:
-        """Raise TrainingError for a callback that does the wrong thing under this strategy."""
+    def adapt_callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """Return the callbacks of a fit, with others in place of those that would do the wrong thing. Raises
+        TrainingError for one that can't be replaced."""
 
     def placement(self) -> AbstractContextManager[Any]:
         """Return a scope in which variables are made where they belong."""
@@ -87,6 +88,9 @@ class FitStrategy(Protocol):
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:
         """Return which shards of `x` this task evaluates, as options of `make_feed`."""
+
+    def show_updates(self) -> None:
+        """Have the optimizer here count the updates that were made elsewhere."""
 
     def expect_saves(self) -> None:
         """Expect that the state of the fit that begins is saved now and then."""

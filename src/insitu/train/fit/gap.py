@@ -118,6 +118,14 @@ def load_random_states(states: dict[str, Any]) -> None:
         np.random.set_state(states["numpy"])
 
 
+def find_drawn(before: dict[str, Any]) -> dict[str, Any]:
+    """Return the states now, or nothing if nobody has drawn a number since `before`."""
+    now = read_random_states()
+    (kind, keys, *rest), (kind_before, keys_before, *rest_before) = now["numpy"], before["numpy"]
+    same = (kind, rest) == (kind_before, rest_before) and np.array_equal(keys, keys_before)
+    return {} if same and now["python"] == before["python"] else now
+
+
 _open_gaps: set[Gap] = set()
 """Gaps in which changes are noted: one, unless a callback trains another model."""
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import keras
 
-from insitu.train.fit.makers import check_not_of_scope, maker_of, warn_of_separate_fit
+from insitu.base.errors import TrainingError
 from insitu.train.replica import add_up_repeated_rows, renew_optimizer
 
 TRAINER_ATTRIBUTE = "_insitu_trainer"
@@ -128,8 +128,6 @@ def _dispatch_call(name: str, original: Original) -> Original:
             return trainer.call(name, args, kwargs)
         if trains:
             check_not_of_scope(model)
-        if name == "fit":
-            warn_of_separate_fit(model, args[0] if args else kwargs.get("x"))
         with add_up_repeated_rows(model) if has_tables else contextlib.nullcontext():
             return original(model, *args, **kwargs)
 
@@ -184,3 +182,48 @@ def _dispatch_state(original: Original) -> Original:
         return copy_aliased(original(model, *args, **kwargs))
 
     return method
+
+
+# Remembers the strategy in whose scope a layer or model was made, as `tf.distribute` does.
+#
+# A model that was made in a scope belongs to its strategy, also where it is compiled and trained outside
+
+
+class Maker(Protocol):
+    """A strategy, as far as this module needs it."""
+
+    @property
+    def delegates_to_keras(self) -> bool:
+        """Whether Keras' own loop does what the strategy would."""
+
+    def compile_made(self, model: Any, compile_model: Any) -> None:
+        """Compile a model that was made in the scope, and take it over."""
+
+
+_ATTRIBUTE = "_insitu_maker"
+"""Of the layer itself, so that a model and its strategy are freed together. A table of all layers would keep
+every model for ever, since a strategy knows its models."""
+
+
+def note_maker(layer: Any, strategy: Maker) -> None:
+    """Remember that `layer`, maybe a model, was made in the scope of `strategy`."""
+    # Not as Keras and PyTorch set attributes, which they track and save.
+    object.__setattr__(layer, _ATTRIBUTE, strategy)
+
+
+def maker_of(layer: Any) -> Maker | None:
+    """Return the strategy in whose scope `layer` was made, else None."""
+    maker: Maker | None = vars(layer).get(_ATTRIBUTE)
+    return maker
+
+
+def check_not_of_scope(model: Any) -> None:
+    """Raise TrainingError where Keras alone would train layers of a strategy, in each process by itself."""
+    for layer in model._flatten_layers():
+        maker = maker_of(layer)
+        if maker is not None and not maker.delegates_to_keras:
+            raise TrainingError(
+                "Layers that were made in a strategy's scope are trained by it. Received: the model "
+                f"{model.name!r}, made and compiled outside, with the layer {layer.name!r} of a "
+                f"{type(maker).__name__}. Make the model in `with strategy.scope():`, too."
+            )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from insitu.exchange import Group
 from insitu.train.elastic import BEGIN, EPOCH, TEST, LoopPosition
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
+from insitu.train.fit.chief_state import ChiefMemory
 from insitu.train.fit.entry import (
     TRAIN_BEGIN,
     Entry,
@@ -19,14 +23,42 @@ from insitu.train.fit.entry import (
     enter_beside_others,
     enter_by_checkpoint,
     enter_without_memory,
+    key_behind_epoch,
 )
 from insitu.train.fit.fit_strategy import FitStrategy
 from insitu.train.fit.gap import Gap, load_random_states, read_random_states
-from insitu.train.fit.seed_record import SeedRecord
-from insitu.train.replica import Logs, ModelState, load_snapshot, read_state, to_numpy
+from insitu.train.replica import (
+    Logs,
+    ModelState,
+    count_calls_of_update,
+    inner_optimizer,
+    load_snapshot,
+    read_call_count,
+    read_state,
+    read_update_count,
+    to_numpy,
+)
 
 _RECORDED = frozenset({"logs", "epoch_logs", "memory", "random", "data", "validation"})
 """What a record on servers holds of a checkpoint."""
+
+
+class CallbacksOfCall(Protocol):
+    """The callbacks of a call, as far as tasks do something about them together."""
+
+    memory: CallbackMemory
+    """What they remember."""
+
+    chief_memory: ChiefMemory
+    """Sends all tasks what the chief's callbacks remember."""
+
+    def share_memory(
+        self, group: Group, position: LoopPosition, chief_rank: Callable[[Group], int | None]
+    ) -> None:
+        """Send all tasks what the chief's callbacks remember, if it may have changed. Collective."""
+
+    def end_unit(self) -> None:
+        """Forget what callbacks were like before the unit that was done."""
 
 
 class LoopState:
@@ -70,11 +102,11 @@ class LoopState:
         #: States of random generators that the entry is to set.
         self._random_at_entry: dict[str, Any] = {}
         #: Logs of the last epoch that has ended, with those of its validation; None before. Written by
-        #: `EpochCallbacks`.
+        #: the list of callbacks.
         self.epoch_logs: Logs | None = None
-        #: What the callbacks of a fit remember while it lasts; None in other calls. Written by
-        #: `KerasTrainer`.
-        self.callback_memory: CallbackMemory | None = None
+        #: The list of the call's callbacks, which a replacement calls; None before and after. Written by
+        #: `keeping_call`.
+        self.callbacks: CallbacksOfCall | None = None
         #: What Keras reads the data of a fit through; None in other calls. Written by `KerasTrainer`.
         self.data: FeedAdapter | None = None
         #: What Keras reads the data of its validation through; else None. Written by `KerasTrainer`.
@@ -83,7 +115,7 @@ class LoopState:
         self.fit_has_ended = False
         #: What the metrics held in the middle of the epoch that is to be entered, by variable name.
         self._metrics_to_restore: dict[str, Any] = {}
-        #: A survivor's state, from `stage` to `resume`.
+        #: A survivor's state, from `stage` to `resume`, with the test steps that are yet to be skipped.
         self._staged: dict[str, Any] | None = None
         #: Whether the last unit that was done is the beginning of the fit. Written by `end_unit`.
         self.has_begun_only = False
@@ -93,21 +125,28 @@ class LoopState:
         self._stop_at_entry: bool | None = None
 
     @property
+    def callback_memory(self) -> CallbackMemory | None:
+        """What the callbacks of the call remember; None before and after."""
+        return self.callbacks.memory if self.callbacks is not None else None
+
+    @property
     def model_state(self) -> ModelState:
         """The model's variables."""
         return read_state(self._model)
 
+    def show_updates(self) -> None:
+        """Have the model's optimizer count the updates that were made elsewhere."""
+        self._strategy.show_updates()
+
     def count_updates(self, position: LoopPosition) -> int | None:
         """Return how many updates the model has had at `position`, in all runs of the script; None where that
         isn't known."""
+        optimizer = getattr(self._model, "optimizer", None)
         on_servers = self._strategy.count_updates()
         if on_servers is not None:
-            return on_servers
-        optimizer = getattr(self._model, "optimizer", None)
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        count = int(to_numpy(optimizer.iterations)) if optimizer is not None else 0
-        if count:
-            return count
+            return on_servers // count_calls_of_update(optimizer)
+        if optimizer is not None and read_call_count(optimizer):
+            return read_update_count(optimizer)
         # A model that updates itself has no optimizer that counts.
         before = self.data.epoch_lengths.count(position.epoch) if self.data is not None else None
         return None if before is None else before + position.step
@@ -183,6 +222,11 @@ class LoopState:
         if self._staged is None:
             return {}
         self._assign(self._staged["metrics"])
+        self._staged["skips"] -= 1
+        if not self._staged["is_fit"] and not self._staged["skips"]:
+            # A callback that ended the tests before their last step isn't called again.
+            self._model.stop_evaluating = self.entry.is_at_end
+            load_random_states(self._random_at_entry)
         return dict(self._staged["test_logs"])
 
     def end_skipped_steps(self) -> None:
@@ -243,10 +287,13 @@ class LoopState:
 
     def stage(self, position: LoopPosition, state: dict[str, Any], *, is_fit: bool = False) -> None:
         """Skip to behind the unit that the survivors did last: they are at `position` now."""
-        self._staged = state
+        self._staged = {**state, "is_fit": is_fit, "skips": position.test}
         self.first_test = position.test
         self.outputs = list(state["outputs"])
-        if is_fit:
+        self._random_at_entry = state["random"]
+        if not is_fit:
+            self.entry = enter_beside_others(position, None)
+        else:
             self.position = self.position.at_step(position.epoch, position.step)
             self.has_begun_only = state["has_begun_only"]
             heard: Any = tuple(state["heard_at_entry"])
@@ -257,7 +304,6 @@ class LoopState:
             else:
                 self.entry = enter_beside_others(position, heard if self.has_begun_only else None)
                 self._stop_at_entry = state["stop_training"]
-            self._random_at_entry = state["random"]
             self._metrics_to_restore = state["metrics_before_tests"]
             self.logs, self.epoch_logs = state["logs"], state["epoch_logs"]
             self._model.stop_training = False
@@ -273,13 +319,14 @@ class LoopState:
 
     def resume(self, state: dict[str, Any]) -> None:
         """Become as the survivors are: this task has come to their position."""
+        enters_fit = self._staged is not None and self._staged["is_fit"]
         self._staged = None
         self.first_test = 0
         self.steps_since_check = state["steps_since_check"]
         self.logs, self.test_logs = state["logs"], state["test_logs"]
         tests_have_begun = self.position.kind in (TEST, EPOCH)
         self.metrics_before_tests = state["metrics_before_tests"] if tests_have_begun else {}
-        if self.callback_memory is not None:
+        if enters_fit:
             self._bookkeeper.restore(self.position)
             self.enter_stop()
         else:
@@ -312,15 +359,40 @@ class LoopState:
         self.start_at(epoch, step)
         self.entry = enter_by_checkpoint(epoch, step)
 
+    def note_restored(self, *, is_forgotten: bool) -> None:
+        """Enter by the checkpoint that was restored, if one was. If it `is_forgotten` how far the job came
+        behind that, callbacks may have heard the rest of the epoch."""
+        if is_forgotten and self._staged is None:
+            self.entry = replace(self.entry, repeated=key_behind_epoch(self.position.epoch))
+
+    def forget_callbacks(self) -> None:
+        """Let a fit that was restored begin where the other was: its callbacks remember nothing."""
+        self.memory_at_entry, self._random_at_entry = {}, {}
+        self.logs, self.epoch_logs = {}, None
+        self.entry = enter_without_memory(self.position.epoch, self.position.step)
+
+    def enter_at_end(self) -> None:
+        """Let a fit that was restored have no further epoch."""
+        self.entry = replace(self.entry, is_at_end=True)
+
     def record_state(self) -> dict[str, Any]:
         """Return what a record holds of a fit on servers."""
         metrics = self.metrics_before_tests or self.metrics()
         extras = {name: value for name, value in self.checkpoint_extras().items() if name in _RECORDED}
         seeds = self.seeds.record(self.model_state, self.position.epoch, self.position.step)
-        return {"metrics": metrics, "seeds": seeds, **extras}
+        return {"metrics": metrics, "seeds": seeds, "rate": self._read_rate(), **extras}
 
-    def take_record(self, place: tuple[int, int], entry: Entry, state: dict[str, Any]) -> None:
-        """Go on at this (epoch, step) by what an earlier process of this task has recorded."""
+    def _read_rate(self) -> float | None:
+        rate = getattr(inner_optimizer(getattr(self._model, "optimizer", None)), "_learning_rate", None)
+        return None if rate is None or not hasattr(rate, "assign") else float(to_numpy(rate))
+
+    def take_record(
+        self, place: tuple[int, int], entry: Entry, state: dict[str, Any], *, is_newest: bool
+    ) -> None:
+        """Go on at this (epoch, step) by what an earlier process of this task has recorded. `is_newest`: it
+        did no step since. Otherwise the servers know its learning rate better."""
+        if is_newest and state["rate"] is not None:
+            inner_optimizer(self._model.optimizer)._learning_rate.assign(state["rate"])
         self.logs, self.epoch_logs = state["logs"], state["epoch_logs"]
         self.memory_at_entry, self._random_at_entry = state["memory"], state["random"]
         self._load_data_state(state["data"])
@@ -351,13 +423,53 @@ class LoopState:
         load_random_states(self._random_at_entry)
 
     def close(self) -> None:
-        """End a fit, whether it ended well or not: let go of its callbacks."""
+        """End a call, whether it ended well or not: let go of its callbacks."""
         self.gap.close()
         if self.callback_memory is not None:
             self.callback_memory.close()
-        self.callback_memory = self.data = self.validation = None
+        self.callbacks = self.data = self.validation = None
 
 
 def as_floats(logs: Mapping[str, Any]) -> dict[str, float]:
     """Return logs as Python's numbers; a step may leave them in the backend's own scalars."""
     return {name: float(value) for name, value in logs.items()}
+
+
+# Records how far the seeds of a model's layers are, for a worker that trains on servers
+
+
+class SeedRecord:
+    """How far each seed generator is: servers don't hold them, and a step moves each by the same amount.
+
+    So where they are in the middle of an epoch follows from where they were at its beginning, once one epoch
+    has shown by how much a step moves them.
+    """
+
+    def __init__(self) -> None:
+        #: The seeds at the last record, and its epoch; None before.
+        self._noted: tuple[NDArray[np.int64], int] | None = None
+        #: By how much a step moves them; None until that is known.
+        self._stride: NDArray[np.int64] | None = None
+
+    def record(self, state: ModelState, epoch: int, step: int) -> dict[str, Any]:
+        """Return the seeds, before step `step` of `epoch` or behind all its steps, and what a step moves."""
+        now = _read(state)
+        if step and self._noted is not None and self._noted[1] == epoch:
+            self._stride = (now - self._noted[0]) // step
+        if step == 0:
+            self._noted = now, epoch
+        return {"seeds": now, "epoch": epoch, "step": step, "stride": self._stride}
+
+    def restore(self, state: ModelState, found: dict[str, Any], epoch: int, step: int) -> None:
+        """Set the seeds to what they are at this step, as far as the record shows that."""
+        seeds, self._stride = np.array(found["seeds"]), found["stride"]
+        steps = step - found["step"] if epoch == found["epoch"] else step
+        if steps > 0 and self._stride is not None:
+            seeds = seeds + steps * self._stride
+        for variable, value in zip(state.seeds, seeds, strict=True):
+            variable.assign(value.astype(to_numpy(variable).dtype))
+
+
+def _read(state: ModelState) -> NDArray[np.int64]:
+    values = [to_numpy(variable).astype(np.int64) for variable in state.seeds]
+    return np.stack(values) if values else np.zeros((0, 2), np.int64)

@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.fit.trainer import KerasTrainer, trainer_of
-from insitu.train.replica import to_numpy
+from insitu.train.replica import count_calls_of_update, read_update_count
 
 
 class _Pace:
@@ -107,16 +107,16 @@ class StepLog(keras.callbacks.Callback):
         """Return the progress at which the next line is due."""
         updates = self._read_updates()
         more = self.every if updates is None else self.every - updates % self.every
-        return self._read_progress(steps) + more
+        optimizer = getattr(self.model, "optimizer", None)
+        return self._read_progress(steps) + more * count_calls_of_update(optimizer)
 
     def _read_updates(self) -> int | None:
-        optimizer = getattr(self.model, "optimizer", None)
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         trainer = self._find_trainer()
         if trainer is not None:
             found: int | None = trainer.loop.count_updates(trainer.loop.position)
             return found
-        return int(to_numpy(optimizer.iterations)) if optimizer is not None else None
+        optimizer = getattr(self.model, "optimizer", None)
+        return read_update_count(optimizer) if optimizer is not None else None
 
     def _print(self, pace: _Pace, steps: int, rows: int | None, logs: Mapping[str, Any]) -> None:
         seconds = max(time.monotonic() - pace.at, 1e-9)

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 Reader = Callable[[int, int], Iterator[Any]]
 """Gives the global batches of an epoch of the data, from a step on. Called once."""
@@ -26,6 +26,8 @@ class Source:
 
     #: Iterations that have begun. Written by subclasses.
     begun = 0
+    #: Iterations of which a step was read. Written by subclasses that go by it.
+    entered = 0
     #: Whether any step can be read at any time.
     restartable = False
     #: Whether `begin` draws what its iteration draws; else the first step does.
@@ -47,8 +49,9 @@ class Source:
     def drop_peeked(self) -> None:
         """Let what `peek` read be an iteration that is over: Keras builds a model by one on some backends."""
 
-    def skip(self, iterations: int) -> None:
-        """Let this many iterations be over, which another process has done."""
+    def skip(self, iterations: int, entered: int | None = None) -> None:
+        """Let this many iterations be over, which another process has done. It has read `entered` of all that
+        are over, or all; of the others it has read nothing."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Hear of the beginning of an epoch of Keras', which reads epoch `epoch` of the data."""
@@ -105,7 +108,7 @@ class StreamSource(Source):
             self._peeked = None
             self.begun += 1
 
-    def skip(self, iterations: int) -> None:
+    def skip(self, iterations: int, entered: int | None = None) -> None:
         if iterations > 0 and self._peeked is not None:
             self.drop_peeked()
             iterations -= 1
@@ -126,8 +129,42 @@ class StreamSource(Source):
 class TensorFlowSource(StreamSource):
     """Batches of a `tf.data.Dataset`. The order of a shuffle is drawn when its iteration begins."""
 
+    def __init__(
+        self, adapter: Any, start: Callable[[int], Iterable[Any]], *, eager: bool, is_read_whole: bool = False
+    ) -> None:
+        """`start` is given the number of the iteration. With `is_read_whole` an iteration that is skipped
+        is read: it changes what the next one draws."""
+        super().__init__(adapter, lambda: start(self.begun), eager=eager)
+        self._is_read_whole = is_read_whole
+        #: How many iterations may be read while some are skipped; None: all. Written by `skip`.
+        self._to_enter: int | None = None
+
+    def begin(self) -> Reader:
+        begin = super().begin()
+
+        def read(epoch: int, start: int) -> Iterator[Any]:
+            self.entered += 1
+            return begin(epoch, start)
+
+        return read
+
+    def skip(self, iterations: int, entered: int | None = None) -> None:
+        self._to_enter = entered
+        super().skip(iterations)
+        self._to_enter = None
+
+    def drop_peeked(self) -> None:
+        self._read_whole(self._peeked)
+        super().drop_peeked()
+
     def _skip_one(self) -> None:
-        self._start()
+        self._read_whole(self._start())
+
+    def _read_whole(self, iterator: Iterator[Any] | None) -> None:
+        if not self._is_read_whole or (self._to_enter is not None and self.entered >= self._to_enter):
+            return
+        deque(iterator or (), maxlen=0)
+        self.entered += 1
 
 
 class TorchSource(StreamSource):
@@ -163,7 +200,7 @@ class PyDatasetSource(StreamSource):
     def drop_peeked(self) -> None:
         self._dataset.on_epoch_begin()
 
-    def skip(self, iterations: int) -> None:
+    def skip(self, iterations: int, entered: int | None = None) -> None:
         self.begun += iterations
 
     def begin_epoch(self, epoch: int) -> None:
@@ -214,3 +251,53 @@ class OrderedBatches(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         self._dataset.on_epoch_end()
+
+
+class RepeatedSource(Source):
+    """Batches of another source, which is read again where it ends: as one epoch of the data that has no end.
+    The other one hears of an epoch for each pass over it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @property
+    def num_steps(self) -> int | None:
+        return None
+
+    @property
+    def restartable(self) -> bool:  # type: ignore[override]
+        """Whether any step can be read at any time."""
+        return self._source.restartable
+
+    def peek(self) -> Any:
+        return self._source.peek()
+
+    def drop_peeked(self) -> None:
+        self._source.drop_peeked()
+
+    def begin(self) -> Reader:
+        self.begun += 1
+        return self._read
+
+    def _read(self, epoch: int, start: int) -> Iterator[Any]:
+        source, number, left = self._source, 0, start
+        length = source.num_steps
+        if length:
+            number, left = divmod(start, length)
+            source.replay_epochs(number)
+            source.skip(number)
+        while True:
+            source.begin_epoch(number)
+            try:
+                is_empty = True
+                for batch in source.begin()(number, left if length else 0):
+                    is_empty = False
+                    if left and not length:
+                        left -= 1  # passes of unknown length are counted by reading them
+                        continue
+                    yield batch
+            finally:
+                source.end_epoch()
+            if is_empty:
+                raise InputError("Data that is read again must have at least one batch. Received: none.")
+            number, left = number + 1, 0 if length else left

@@ -6,46 +6,55 @@ Keras' loop stays, and its train function is replaced: it calls `train_on`, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+import itertools
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 import keras
+import numpy as np
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.exchange import Group
+from insitu.grid import Dataset
 from insitu.train.elastic import (
     PREDICT,
     TEST,
     TRAIN,
+    CallCounter,
     Kind,
     LoopPosition,
+    Resumable,
     RetryStep,
 )
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.arrays import count_array_rows
-from insitu.train.fit.batch_shapes import choose_example_rows
 from insitu.train.fit.bookkeeping import Bookkeeper
+from insitu.train.fit.call_callbacks import make_callbacks
+from insitu.train.fit.callback_list import ResumableCallbacks, flatten_callbacks
 from insitu.train.fit.callback_memory import CallbackMemory
-from insitu.train.fit.callbacks import EpochCallbacks, check_callbacks, flatten_callbacks, own_callbacks
-from insitu.train.fit.delegation import check_delegated, needs_insitu
+from insitu.train.fit.callbacks import EpochCallbacks, check_callbacks
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
+from insitu.train.fit.gap import find_drawn, load_random_states, read_random_states
 from insitu.train.fit.keras_patch import (
+    STEP_FUNCTIONS,
     TRAINER_ATTRIBUTE,
     attach_trainer,
     bind_arguments,
     keras_method,
     merge_kwargs,
 )
-from insitu.train.fit.labels import check_labels
 from insitu.train.fit.loop_state import LoopState
 from insitu.train.fit.meetings import FitMeetings
-from insitu.train.fit.prediction import PredictionLoop
-from insitu.train.fit.sources import make_feed, make_train_feed
-from insitu.train.fit.step_executors import StepExecutors
-from insitu.train.fit.step_functions import StepFunctions, needed_functions
+from insitu.train.fit.sources import check_labels, make_feed, make_train_feed
+from insitu.train.fit.step_executors import StepExecutors, choose_example_rows, require_prepared
 from insitu.train.replica import (
+    SKIPPED,
     Logs,
     ModelState,
     ShardBatch,
@@ -84,7 +93,7 @@ class KerasTrainer:
         self.bookkeeper = Bookkeeper(self.membership)
         #: Number of the model's last fit among all fits of the process. Written by `_fit`.
         self.fit_index = -1
-        #: Where the call under way is; that of the last fit in between. Written by `_run_call`.
+        #: Where the call under way is; that of the last fit in between. Written by `run_call`.
         self.loop = LoopState(model, self.bookkeeper, self.calls.position(TRAIN), strategy)
         #: Keras' list of callbacks of the fit under way; else None. Written by `_fit`.
         self.callbacks: EpochCallbacks | None = None
@@ -128,7 +137,7 @@ class KerasTrainer:
         building = self._executors.building(by_prepare=True)
         with self._functions.switch(own=True), building, self.strategy.call_scope():
             if name in _KINDS:
-                return self._run_call(name, arguments)
+                return self.run_call(name, partial(getattr(self, f"_{name}"), arguments))
             if name == "train_on_batch" and self.executors:
                 self._executors.check_trained()
             return method(*args, **kwargs)
@@ -183,12 +192,11 @@ class KerasTrainer:
         self._train_executor = self._prepare_for(feed)
         self._executors.check_trained()
         self.fit_index = membership.count_fit()
-        given = flatten_callbacks(arguments["callbacks"])
+        given = self.strategy.adapt_callbacks(flatten_callbacks(arguments["callbacks"]))
         check_callbacks(given)
-        self.strategy.check_callbacks(given)
         point = membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
-            return self._recall_fit(given)
+            return self._recall(given)
         self.bookkeeper.begin(adapter, loop.count_updates)
         epochs, steps = arguments["epochs"], steps_per_epoch or feed.num_steps
         start = self.strategy.begin_fit(self.model, self.fit_index, epochs, adapter.epoch_lengths)
@@ -202,19 +210,15 @@ class KerasTrainer:
         if staged is not None:
             loop.stage(*staged, is_fit=True)
         callbacks = EpochCallbacks(self.model, loop, meetings, given, is_chief, **params)
-        loop.callback_memory = callbacks.memory
-        if staged is not None:
-            loop.take_memory(callbacks.memory)
         outer, self.callbacks = self.callbacks, callbacks
         arguments.update(callbacks=callbacks, verbose=verbose, shuffle=False)
         try:
-            history = keras_method(self.model, "fit")(x=adapter, **arguments)
-            self.end_fit()
-            self.calls.record_memory(callbacks.memory.state_dict())
+            with keeping_call(self.calls, self.loop, callbacks):
+                history = keras_method(self.model, "fit")(x=adapter, **arguments)
+                self.end_fit()
             return history
         finally:
             self.callbacks = outer
-            loop.close()
             callbacks.restore_initial_epoch()
             self.bookkeeper.end()
 
@@ -231,13 +235,6 @@ class KerasTrainer:
         self._test_adapter = self.loop.validation = self._make_test_adapter(feed)
         return self._test_adapter
 
-    def _recall_fit(self, given: list[Any]) -> Any:
-        """Return the history of a fit that the others have finished; its callbacks get what they remember."""
-        history = self.calls.recall(self)
-        memory = CallbackMemory(given, history, self.membership.context.is_chief)
-        memory.load_state_dict(self.calls.recall_memory())
-        return history
-
     def train_on(self, source: Iterable[Any]) -> Logs:
         """Do up to `steps_per_execution` steps: what Keras calls in place of its train function."""
         logs: Logs | None = None
@@ -249,7 +246,7 @@ class KerasTrainer:
 
     def _train(self, batch: StepBatch) -> Logs:
         """Do one training step, again after each loss of another task, until it is done."""
-        loop, executor = self.loop, _require(self._train_executor)
+        loop, executor = self.loop, require_prepared(self._train_executor)
         position = loop.position
         if position.kind != TRAIN:  # single batches may follow tests
             position = position.at_step(position.epoch, position.step)
@@ -287,18 +284,17 @@ class KerasTrainer:
         feed = make_feed(*data, batch_size=arguments.pop("batch_size"), steps=arguments["steps"], **options)
         check_labels(self.model, data[0], "evaluate")
         executor = self._prepare_for(feed)
-        point = self.membership.lockstep.find_resume_point()
-        if self.calls.is_finished(point):
-            return self.calls.recall(self)
-        staged = self.calls.staged_call(point)
-        if staged is not None:
-            self.loop.stage(*staged)
-        arguments["verbose"] = self.membership.verbosity(arguments["verbose"])
-        steps = arguments.pop("steps")
+        given, steps = flatten_callbacks(arguments["callbacks"]), arguments.pop("steps")
+        if not self._enter_call():
+            return self._recall(given)
+        params = arguments["verbose"], steps or feed.num_steps
+        callbacks = make_callbacks(self.membership, self.model, self.loop, given, *params)
+        arguments.update(callbacks=callbacks, verbose=callbacks.params["verbose"])
         outer = self._test_executor, self._test_adapter
         self._test_executor, self._test_adapter = executor, self._make_test_adapter(feed)
         try:
-            return self._run_tests(x=self._test_adapter, steps=steps, **merge_kwargs(arguments))
+            with keeping_call(self.calls, self.loop, callbacks):
+                return self._run_tests(x=self._test_adapter, steps=steps, **merge_kwargs(arguments))
         finally:
             self._test_executor, self._test_adapter = outer
 
@@ -323,7 +319,7 @@ class KerasTrainer:
 
     def _test(self, batch: StepBatch) -> Logs:
         """Do one test step, again after each loss of another task, until it is done."""
-        loop, executor = self.loop, _require(self._test_executor)
+        loop, executor = self.loop, require_prepared(self._test_executor)
         position = loop.position
         if position.kind != TEST:
             position = position.at_test(position.test)
@@ -338,41 +334,45 @@ class KerasTrainer:
     # Prediction
 
     def _predict(self, arguments: dict[str, Any]) -> Any:
-        x = arguments.pop("x")
-        options = self.strategy.evaluation_options(x)
-        steps = arguments["steps"]
-        feed = make_feed(x, batch_size=arguments.pop("batch_size"), steps=steps, **options)
-        example = feed.example()
-        executor = self._executors.prepare(example, feed.part_rows, build_to_predict)
-        point = self.membership.lockstep.find_resume_point()
-        if self.calls.is_finished(point):
-            return self.calls.recall(self)
-        own = own_callbacks(arguments["callbacks"], self.membership.context.is_chief)
-        verbose = self.membership.verbosity(arguments["verbose"])
-        loop = PredictionLoop(self.model, own, verbose, steps, feed.num_steps)
+        x, steps = arguments.pop("x"), arguments["steps"]
+        given = flatten_callbacks(arguments["callbacks"])
+        entered = self.enter_prediction(x, batch_size=arguments.pop("batch_size"), steps=steps)
+        if entered is None:
+            return self._recall(given)
+        feed, example, executor = entered
+        params = arguments["verbose"], steps or feed.num_steps
+        callbacks = make_callbacks(self.membership, self.model, self.loop, given, *params)
         output, adapter = executor.example_output(example), FeedAdapter(feed)
-        staged = self.calls.staged_call(point)
-        if staged is not None:
-            self.loop.stage(*staged)
+
+        def read(start: int) -> Iterator[StepBatch]:
+            return iter(()) if self.loop.entry.is_at_end else adapter.steps(0, start)
 
         def predict(index: int, batch: StepBatch) -> Any:
             self.loop.position = position = self.loop.position.at_prediction(index)
             place = adapter, 0, position.step
             return self._do(batch, place, lambda parts: executor.predict(position, parts, output))[1]
 
-        with self.bookkeeper.evaluating():
-            return loop.run(lambda start: adapter.steps(0, start), self.loop.outputs, predict)
+        with keeping_call(self.calls, self.loop, callbacks), self.bookkeeper.evaluating():
+            return PredictionLoop(self.model, callbacks, steps).run(read, self.loop.outputs, predict)
+
+    def enter_prediction(self, x: Any, **options: Any) -> tuple[Feed, Any, StepExecutor] | None:
+        """Prepare to predict `x`, where the others are. Returns its feed, an example and what predicts, or
+        None where the others have finished the call. The options are those of `make_feed`."""
+        feed = make_feed(x, **options, **self.strategy.evaluation_options(x))
+        example = feed.example()
+        executor = self._executors.prepare(example, feed.part_rows, build_to_predict)
+        return (feed, example, executor) if self._enter_call() else None
 
     # Shared by the calls
 
-    def _run_call(self, name: str, arguments: dict[str, Any]) -> Any:
+    def run_call(self, name: str, do: Callable[[], Any]) -> Any:
         """Make a call of the script, or of a callback in the middle of another."""
-        kind, outer, nested = _KINDS[name], self.loop, self.calls.is_under_way
+        kind, outer, nested = _KINDS.get(name, PREDICT), self.loop, self.calls.is_under_way
 
         def begin() -> Any:
             self.loop = LoopState(self.model, self.bookkeeper, self.calls.position(kind), self.strategy)
             self.membership.check_call(name)
-            return getattr(self, f"_{name}")(arguments)
+            return do()
 
         try:
             return self.membership.run_call(self, begin)
@@ -380,6 +380,20 @@ class KerasTrainer:
             # Single batches that are trained after a fit go on counting where it ended.
             if nested or kind != TRAIN:
                 self.loop = outer
+
+    def _enter_call(self) -> bool:
+        """Enter an `evaluate` or a `predict` where the others are, if this task takes another's place. Return
+        False where they have finished it."""
+        point = self.membership.lockstep.find_resume_point()
+        if self.calls.is_finished(point):
+            return False
+        staged = self.calls.staged_call(point)
+        if staged is not None:
+            self.loop.stage(*staged)
+        return True
+
+    def _recall(self, given: list[Any]) -> Any:
+        return recall_call(self.calls, self, given, self.membership.context.is_chief)
 
     def _prepare_for(self, feed: Feed) -> StepExecutor:
         """Return the executor for the batches of a feed. Builds the model where it isn't built."""
@@ -454,8 +468,8 @@ class KerasTrainer:
 
     @property
     def replays(self) -> bool:
-        """Whether a fit is under way, whose callbacks a replacement calls."""
-        return self.callbacks is not None
+        """Whether a call is under way whose callbacks a replacement calls."""
+        return self.loop.callbacks is not None
 
     @property
     def sets_up(self) -> bool:
@@ -468,32 +482,238 @@ class KerasTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what another task needs to go on in the middle of the call under way."""
-        chief = self.callbacks.chief_memory.state_dict() if self.callbacks is not None else []
+        chief = self.loop.callbacks.chief_memory.state_dict() if self.loop.callbacks is not None else []
         return {**self.loop.state_dict(), "chief": chief}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Load another task's `state_dict()`: this task has come to where that one was."""
         self.loop.resume(state)
-        if self.callbacks is not None:
-            self.callbacks.chief_memory.load_state_dict(state["chief"])
+        if self.loop.callbacks is not None:
+            self.loop.callbacks.chief_memory.load_state_dict(state["chief"])
 
     def begin_unit(self, group: Group, position: LoopPosition) -> None:
         """Have no changes of variables noted, and send all tasks what the chief's callbacks remember."""
         self.loop.gap.pause()
-        if self.callbacks is not None:
-            self.callbacks.share_memory(group, position, self.membership.chief_rank)
+        if self.loop.callbacks is not None:
+            self.loop.callbacks.share_memory(group, position, self.membership.chief_rank)
 
     def end_unit(self, position: LoopPosition) -> None:
         """Forget what callbacks have done before the unit that was done."""
         self.loop.end_unit(position)
-        if self.callbacks is not None:
-            self.callbacks.end_unit()
+        if self.loop.callbacks is not None:
+            self.loop.callbacks.end_unit()
 
 
-def _require(what: T | None) -> T:
-    if what is None:
-        raise TrainingError(
-            "fit() and evaluate() prepare the step. Received: a train or test function that was called on "
-            "its own. Call fit() or evaluate()."
+# Keeps what a call has left behind beside its result, and gives it to a task that doesn't make the call
+
+
+@contextlib.contextmanager
+def keeping_call(calls: CallCounter, loop: LoopState, callbacks: ResumableCallbacks) -> Iterator[None]:
+    """Have a call done while open, of which `callbacks` hear. If it ends well, `recall_call` gives others
+    what they remember then, and where random generators are, if somebody has drawn."""
+    memory = callbacks.memory
+    loop.callbacks = callbacks
+    loop.take_memory(memory)
+    before = read_random_states()
+    try:
+        yield
+        calls.record_memory({"callbacks": memory.state_dict(), "random": find_drawn(before)})
+    finally:
+        loop.close()
+
+
+def recall_call(calls: CallCounter, trainer: Resumable, given: list[Any], is_chief: bool) -> Any:
+    """Return the result of a call that the others have finished, to which the script gives these
+    callbacks."""
+    result, kept = calls.recall(trainer), calls.recall_memory()
+    history = result if isinstance(result, keras.callbacks.History) else None
+    CallbackMemory(given, history, is_chief).load_state_dict(kept.get("callbacks", {}))
+    load_random_states(kept.get("random", {}))
+    return result
+
+
+# Keeps apart what Keras' loop calls for a step of a model: Keras' own functions, and a trainer's
+
+
+def needed_functions(name: str, arguments: dict[str, Any]) -> Sequence[str]:
+    """Return the functions of a model that a call would have Keras' loop call."""
+    if name.startswith("test") or name == "evaluate":
+        return ("test_function",)
+    if name == "predict":
+        return ("predict_function",)
+    if name == "predict_on_batch":
+        return ()
+    tests = arguments.get("validation_data") is not None or arguments.get("validation_split")
+    return ("train_function", "test_function") if tests else ("train_function",)
+
+
+class StepFunctions:
+    """The functions that a model keeps as `train_function`, `test_function` and `predict_function`.
+
+    Keras makes each once after `compile`. A model of one replica may be trained by Keras' own functions in
+    one call and by a trainer's in the next, or in the middle of it: each kind finds what it made before.
+    """
+
+    def __init__(self, model: Any, own: Mapping[str, Callable[..., Any]], *, are_own: bool) -> None:
+        self._model = model
+        #: The trainer's functions, by attribute.
+        self._own = dict(own)
+        #: Whether the trainer's are called; else Keras' own. Written by `switch`.
+        self.are_own = are_own
+        #: What Keras made last, by attribute. Written by `make`.
+        self._made: dict[str, Any] = {}
+        #: How often the model was compiled again. Written by `forget`.
+        self._compilations = 0
+
+    def make(self, attribute: str, make: Callable[[], Any]) -> Any:
+        """Set the model's attribute to the function that is to be called. `make` is Keras' own way."""
+        if self.are_own and attribute in self._own:
+            setattr(self._model, attribute, self._own[attribute])
+            return self._own[attribute]
+        result = make()
+        self._made[attribute] = getattr(self._model, attribute)
+        return result
+
+    def forget(self) -> None:
+        """Forget all functions: the model has been compiled again, which took them away."""
+        self._compilations += 1
+        self._made = {}
+
+    @contextlib.contextmanager
+    def switch(self, *, own: bool) -> Iterator[None]:
+        """While open, have the trainer's functions called, or Keras' own."""
+        if own == self.are_own:
+            yield
+            return
+        kept, compilations = self._take(), self._compilations
+        self.are_own = own
+        try:
+            yield
+        finally:
+            self.are_own = not own
+            self._take()
+            if compilations == self._compilations:
+                for attribute, function in kept.items():
+                    setattr(self._model, attribute, function)
+
+    def _take(self) -> dict[str, Any]:
+        taken = {attribute: getattr(self._model, attribute) for attribute in STEP_FUNCTIONS}
+        for attribute in STEP_FUNCTIONS:
+            setattr(self._model, attribute, None)
+        return taken
+
+    def check_replaceable(self, attributes: Iterable[str]) -> None:
+        """Raise TrainingError where the user has replaced one of these functions, or what makes it: the
+        trainer's would be called instead."""
+        for attribute in attributes:
+            if received := self._find_replacement(attribute):
+                step = attribute.replace("_function", "_step")
+                raise TrainingError(
+                    f"insitu makes the {attribute} of a model over several replicas, in a job, on an "
+                    "insitu.Dataset and with insitu.BackupAndRestore. Received: "
+                    f"{received}. Override {step}, use a callback, or train with one replica outside a job."
+                )
+
+    def _find_replacement(self, attribute: str) -> str:
+        """Return what the user has replaced, or an empty text."""
+        model, maker = self._model, f"make_{attribute}"
+        kind = type(model).__name__
+        if maker in vars(model) or getattr(type(model), maker) is not getattr(keras.Model, maker):
+            return f"{kind}.{maker}, overridden"
+        function = getattr(model, attribute)
+        known = (None, self._own.get(attribute), self._made.get(attribute))
+        return "" if any(function is one for one in known) else f"{kind}.{attribute}, set by hand"
+
+
+# Predicts for one step after the other, and lets callbacks hear of it as Keras does
+
+
+class PredictionLoop:
+    """Runs the steps of one `predict`. Callbacks hear of whole executions of `steps_per_execution` steps."""
+
+    def __init__(self, model: Any, callbacks: keras.callbacks.CallbackList, asked: int | None) -> None:
+        """`asked` is the number of steps that the user gave."""
+        self._model = model
+        self._callbacks = callbacks
+        self._per_execution = int(model.steps_per_execution)
+        #: The number of steps at which to end: Keras does whole executions. None for all of the data.
+        self._limit = -(-asked // self._per_execution) * self._per_execution if asked else None
+
+    def run(
+        self,
+        read_steps: Callable[[int], Iterator[StepBatch]],
+        outputs: list[Any],
+        predict: Callable[[int, StepBatch], Any],
+    ) -> Any:
+        """Return the outputs for all rows. Those of the first steps may be there already; the others are
+        appended. `read_steps` gives the steps from a number on, `predict` the outputs for one."""
+        self._model.stop_predicting = False
+        self._callbacks.on_predict_begin()
+        index, done = 0, len(outputs)
+        steps = itertools.chain(itertools.repeat(SKIPPED, done), read_steps(done))
+        while index != self._limit and (batch := next(steps, None)) is not None:
+            begin = index
+            self._callbacks.on_predict_batch_begin(begin)
+            while batch is not None:
+                if index >= done:
+                    outputs.append(predict(index, batch))
+                index += 1
+                batch = next(steps, None) if index % self._per_execution else None
+            self._callbacks.on_predict_batch_end(index - 1, {"outputs": _concatenate(outputs[begin:index])})
+            if self._model.stop_predicting:
+                break
+        self._callbacks.on_predict_end()
+        return _concatenate(outputs)
+
+
+def _concatenate(outputs: Sequence[Any]) -> Any:
+    """Return the outputs of several steps as one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
+
+
+# Decides which calls of a model need insitu, and which Keras does by itself
+
+
+def needs_insitu(arguments: dict[str, Any]) -> bool:
+    """Return whether a call with these arguments, by name, has rows to account for or a training to take
+    up."""
+    validation = arguments.get("validation_data")
+    data = (arguments.get("x"), *(validation if isinstance(validation, tuple) else (validation,)))
+    callbacks = flatten_callbacks(arguments.get("callbacks"))
+    return any(isinstance(part, Dataset) for part in data) or any(
+        getattr(callback, "restores_training", False) for callback in callbacks
+    )
+
+
+def check_delegated() -> None:
+    """Raise TrainingError where Keras would do a call in another way than the strategy says."""
+    if keras.backend.backend() == "jax":
+        from insitu.train.replica.jax import refuse_distribution
+
+        refuse_distribution()
+
+
+def warn_of_own_fit(model: Any) -> None:
+    """Warn where a model has a `fit` of the user's own that seems to train without Keras' `fit` and without a
+    custom loop: several replicas would train apart."""
+    fit = getattr(type(model), "fit", None)
+    if fit is None or fit is keras.Model.fit or not isinstance(fit, types.FunctionType):
+        return
+    if not {"fit", "run"}.intersection(_names_in(fit.__code__)):
+        warnings.warn(
+            "With several replicas a model trains together with the others in Keras' fit, or in a custom "
+            f"loop. Received: {type(model).__name__}.fit, which seems to call neither super().fit nor "
+            "strategy.run: each process would train a model of its own. Override train_step, or give the "
+            "step to strategy.run.",
+            stacklevel=2,
         )
-    return what
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of attributes and globals that a function uses, with those of functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)

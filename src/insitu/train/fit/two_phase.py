@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import gather_rows, squeeze_shards
 from insitu.train.elastic import Lockstep, LoopPosition
 from insitu.train.fit.data_fingerprint import check_same_data
-from insitu.train.fit.totals import with_totals
-from insitu.train.replica import Logs, Replica, ShardBatch
+from insitu.train.replica import BatchTotals, Logs, NeedsTotals, Replica, ShardBatch
 
 _CHECKED = 2
 """Elements at the end of each shard's row that all tasks compare."""
@@ -63,6 +62,9 @@ class TwoPhaseStep:
 
         def work(group: Group) -> NDArray[Any]:
             report("gradient")
+            # A collective call, so before it depends on what a replica knows: one that has just begun has yet
+            # to find out that its losses need totals.
+            self._buffer(group)
             with_totals(self._replica, parts, group, lambda: self.compute(parts, group), training=True)
             report("exchange")
             means.append(self.exchange(group))
@@ -194,3 +196,38 @@ def _checked(rows: NDArray[np.float64], position: LoopPosition) -> NDArray[np.fl
             "task, nor on random numbers that are not Keras'."
         )
     return rows[:, :-_CHECKED]
+
+
+# Add up, over all shards, what the losses of a step divide by, and gather the rows that they go over
+
+
+def with_totals(
+    replica: Replica,
+    parts: Sequence[ShardBatch],
+    group: Group,
+    compute: Callable[[], None],
+    *,
+    training: bool,
+) -> None:
+    """Call `compute`, which runs a step of `replica` on each of `parts`. Where losses need totals, these are
+    exchanged before. All tasks find out alike, in their first step. Collective."""
+    if not replica.needs_totals(training=training):
+        try:
+            compute()
+            if not any(part.rows for part in parts):
+                replica.find_out(training=training)
+            return
+        except NeedsTotals:
+            pass
+    _exchange_totals(replica, parts, group, training=training)
+    compute()
+
+
+def _exchange_totals(replica: Replica, parts: Sequence[ShardBatch], group: Group, *, training: bool) -> None:
+    counts = [replica.count_losses(part.shard, part.data, training=training) for part in parts]
+    own = np.stack([[part.rows, *count.totals] for part, count in zip(parts, counts, strict=True)])
+    counted = group.all_gather(squeeze_shards(own.astype(np.float64)))
+    rows = [list(count.rows) if part.rows else None for part, count in zip(parts, counts, strict=True)]
+    gathered = gather_rows(group, rows, list(counts[0].rows)) if counts[0].rows else []
+    starts = np.cumsum(counted[:, 0]) - counted[:, 0]
+    replica.set_totals(BatchTotals(counted.sum(0), gathered, starts.astype(np.int64)), training=training)

@@ -12,9 +12,8 @@ from typing import Any
 
 import keras
 
+from insitu.base.paths import EVENT_FILE
 from insitu.grid import publish_file
-
-_EVENTS = "events.out.tfevents."
 
 Marks = dict[str, Any]
 """`sizes`: the bytes of each file, by its path; `writer`: the host and the process that has written them."""
@@ -34,17 +33,33 @@ def mark_files(callback: Any) -> Marks:
     return _mark(files) if files else {}
 
 
-def rewind_files(callback: Any, marks: Marks) -> None:
-    """Cut the files of a callback to where they were marked, and take those away that were begun later."""
+def rewind_files(callback: Any, marks: Marks, writers: Sequence[str] = ()) -> None:
+    """Cut the files of a callback to where they were marked, and take those away that were begun later: by
+    the process that marked them, or by those of `writers` behind it, who had its place after it."""
     if not marks:
         return
     sizes: dict[str, int] = marks["sizes"]
     for name, size in sizes.items():
         _cut(Path(name), size)
+    later = _find_behind(marks["writer"], writers)
     if isinstance(callback, keras.callbacks.TensorBoard):
-        for path in _summaries(callback):
-            if str(path) not in sizes and _writer_of(path) == marks["writer"]:
-                path.unlink(missing_ok=True)
+        # Its mark has all files of the process that marked them.
+        later.append(marks["writer"])
+    for path in _summaries(callback):
+        if str(path) not in sizes and _writer_of(path) in later:
+            path.unlink(missing_ok=True)
+
+
+def begins_files(callback: Any) -> bool:
+    """Return whether a callback begins files by itself that are named by their process."""
+    return bool(_folders(callback))
+
+
+def _find_behind(writer: str, writers: Sequence[str]) -> list[str]:
+    if writer not in writers:
+        return []
+    last = len(writers) - 1 - list(reversed(writers)).index(writer)
+    return list(writers[last + 1 :])
 
 
 @contextlib.contextmanager
@@ -69,16 +84,36 @@ def begin_files(callbacks: Sequence[Any], record: Path) -> None:
     appended = {str(logger.filename) for logger in loggers}
     folders = sorted({str(folder) for callback in callbacks for folder in _folders(callback)})
     events = [path for folder in folders for path in _event_files(Path(folder))]
-    if record.exists():
-        known: dict[str, Any] = json.loads(record.read_text())
+    known = _read(record)
+    if known is None:
+        known = {"sizes": _mark([*appended, *events])["sizes"], "writers": []}
+    elif known["sizes"] is not None:
         ours = [path for path in events if _writer_of(path) in known["writers"]]
         for path in (*map(Path, sorted(appended)), *ours):
             _cut(path, known["sizes"].get(str(path), 0))
         for path in ours:
             if str(path) not in known["sizes"]:
                 path.unlink(missing_ok=True)
-    else:
-        known = {"sizes": _mark([*appended, *events])["sizes"], "writers": []}
+    _add_writer(record, known)
+
+
+def take_over_files(record: Path) -> list[str]:
+    """Note in `record` that this process writes from now on. Return who has written of the fit before, in
+    their order. Others know nothing of those that were lost before they had done a unit."""
+    # Without a record the fit began on another host; nobody here knows what was there then.
+    known = _read(record) or {"sizes": None, "writers": []}
+    _add_writer(record, known)
+    return list(known["writers"])
+
+
+def _read(record: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(record.read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _add_writer(record: Path, known: dict[str, Any]) -> None:
     publish_file(record, json.dumps({**known, "writers": [*known["writers"], _writer()]}).encode())
 
 
@@ -96,7 +131,7 @@ def _cut(path: Path, size: int) -> None:
 
 
 def _summaries(callback: Any) -> list[Path]:
-    """Return the event files in the folders of Keras' TensorBoard."""
+    """Return the event files in the folders of a callback."""
     return [path for folder in _folders(callback) for path in _event_files(folder)]
 
 
@@ -110,7 +145,7 @@ def _folders(callback: Any) -> list[Path]:
 
 
 def _event_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"{_EVENTS}*"))
+    return sorted(folder.glob(f"{EVENT_FILE}*"))
 
 
 def _writer() -> str:
@@ -120,6 +155,6 @@ def _writer() -> str:
 def _writer_of(path: Path) -> str:
     """Return the host and the process in the name of an event file."""
     # events.out.tfevents.SECONDS.HOST.PID.NUMBER.v2; insitu's own have no number.
-    parts = path.name.removeprefix(_EVENTS).split(".")[1:-1]
+    parts = path.name.removeprefix(EVENT_FILE).split(".")[1:-1]
     has_number = all(part.isdecimal() for part in parts[-2:])
     return ".".join(parts[:-1] if has_number else parts)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.context import Context
+from insitu.base.context import Context
+from insitu.base.roster import RosterWatch
 from insitu.exchange import Group
-from insitu.roster import RosterWatch
 from insitu.train.elastic import (
     CallCounter,
     LoopPosition,

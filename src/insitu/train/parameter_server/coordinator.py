@@ -20,33 +20,264 @@ before its worker died, so its gradient may be applied twice, as with `tf.distri
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import functools
+import hashlib
+import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
 import numpy as np
+from keras.src.backend.common.variables import Variable
+from numpy.typing import NDArray
 
-from insitu.context import Context
-from insitu.errors import InputError, ServerLost, ServerMoved, ServerStalled, TrainingError
+from insitu.base import errors
+from insitu.base.context import Context
+from insitu.base.errors import InputError, ServerLost, ServerMoved, ServerStalled, TrainingError
 from insitu.parameters import ClosureClient
-from insitu.train.parameter_server.closures import (
-    Closure,
-    PerWorkerDataset,
-    PerWorkerValues,
-    RemoteValue,
-    current_worker,
-    decode_result,
-    describe_closures,
-    encode_failure,
-    encode_result,
-    rebuild_failure,
-    refuse_remote_values,
-    worker_scope,
-)
+from insitu.train.collectives import NotSerializable, from_bytes, to_bytes
+from insitu.train.custom_loop import leave_graph, out_of_range_error
 from insitu.train.parameter_server.server_marks import ServerMarks
-from insitu.train.parameter_server.summed_variables import SummedVariables
+from insitu.train.replica import to_numpy
+
+# Functions that a coordinator schedules, their arguments of each worker, and what comes of them
+
+
+class PerWorkerValues:
+    """A value that each worker has its own of. A scheduled function gets that of the worker that runs it.
+
+    A process holds only its own.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __next__(self) -> Any:
+        """Raise TrainingError: only a function on a worker reads its data."""
+        raise TrainingError(
+            "Data of each worker are read in scheduled functions. Received: next() of the iterators of all "
+            "workers. Pass the iterator to ClusterCoordinator.schedule, and call next() in the function."
+        )
+
+
+class WorkerIterator:
+    """Iterates over a worker's data, and can take back what was read: a trial run uses up no row."""
+
+    def __init__(self, items: Iterator[Any], element_spec: Any = None) -> None:
+        self._items = items
+        #: Items that were read in a trial run; None while there is none.
+        self._read: list[Any] | None = None
+        #: Shapes and dtypes of an item, where the data knows them.
+        self.element_spec = element_spec
+
+    def __iter__(self) -> WorkerIterator:
+        return self
+
+    def __next__(self) -> Any:
+        leave_graph("The iterator of a per-worker dataset")
+        item = next(self._items)
+        if self._read is not None:
+            self._read.append(item)
+        return item
+
+    def get_next(self) -> Any:
+        """Return the next item. Raises `tf.errors.OutOfRangeError` at the end on TensorFlow, StopIteration on
+        other backends."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise out_of_range_error() from None
+
+    def begin_trial(self) -> None:
+        """Remember what is read from now on."""
+        self._read = []
+
+    def end_trial(self) -> None:
+        """Take back what was read since the trial began."""
+        read, self._read = self._read or [], None
+        self._items = itertools.chain(read, self._items)
+
+
+class PerWorkerDataset:
+    """The data of each worker. `iter` makes an iterator on each, to be passed to `schedule`."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of an item, where the data knows them."""
+        return getattr(self._dataset, "element_spec", None)
+
+    def __iter__(self) -> PerWorkerValues:
+        return PerWorkerValues(WorkerIterator(iter(self._dataset), self.element_spec))
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """A scheduled function and its arguments."""
+
+    #: The function, as it was passed to `schedule`.
+    fn: Callable[..., Any]
+    #: Its positional arguments.
+    args: tuple[Any, ...]
+    #: Its arguments by name.
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        fn = getattr(self.fn, "python_function", self.fn)
+        return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+
+    @property
+    def code(self) -> Any:
+        """Equal for functions of the same code."""
+        fn = getattr(self.fn, "python_function", self.fn)
+        return getattr(fn, "__code__", fn)
+
+    def iterators(self) -> list[WorkerIterator]:
+        """Return the iterators of this worker among the arguments."""
+        leaves = keras.tree.flatten((self.args, dict(self.kwargs)))
+        values = [leaf.value for leaf in leaves if isinstance(leaf, PerWorkerValues)]
+        return [value for value in values if isinstance(value, WorkerIterator)]
+
+    def run(self) -> Any:
+        """Call the function with this worker's values. Returns its result as NumPy arrays."""
+
+        def resolve(leaf: Any) -> Any:
+            return leaf.value if isinstance(leaf, PerWorkerValues) else leaf
+
+        args, kwargs = keras.tree.map_structure(resolve, (self.args, dict(self.kwargs)))
+        try:
+            returned = self.fn(*args, **kwargs)
+        except StopIteration:
+            raise out_of_range_error() from None
+        return keras.tree.map_structure(_to_plain, returned)
+
+
+_workers: list[int] = []
+
+
+@contextlib.contextmanager
+def worker_scope(index: int) -> Iterator[None]:
+    """While open, a scheduled function runs on the worker of this index."""
+    _workers.append(index)
+    try:
+        yield
+    finally:
+        _workers.pop()
+
+
+def current_worker() -> int | None:
+    """Return the index of the worker that runs a scheduled function; None outside of one."""
+    return _workers[-1] if _workers else None
+
+
+def describe_closures(closures: Sequence[Closure]) -> str:
+    """Return 16 hex digits, equal for the same functions in the same order."""
+    digest = hashlib.sha256()
+    for closure in closures:
+        digest.update(closure.name.encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def _to_plain(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, bool | int | float | str | bytes | np.ndarray | np.generic):
+        return leaf
+    return np.asarray(keras.ops.convert_to_numpy(leaf)) if hasattr(leaf, "dtype") else leaf
+
+
+def encode_result(closure: Closure, result: Any) -> bytes:
+    """Return the bytes of a result. Raises TrainingError for one that can't be sent."""
+    try:
+        return to_bytes(result)
+    except NotSerializable as error:
+        raise TrainingError(
+            "A scheduled function returns tensors, arrays, numbers, text, or lists, tuples and dicts of "
+            f"them, since every worker gets it. Received: {type(result).__name__} from {closure.name} "
+            f"({error}). Return what is needed of it as arrays."
+        ) from None
+
+
+def decode_result(data: bytes) -> Any:
+    """Return the value of `encode_result`."""
+    return from_bytes(data)
+
+
+def encode_failure(error: Exception, worker: int) -> bytes:
+    """Return the bytes that describe an error to other workers."""
+    kind = type(error)
+    return to_bytes(
+        {"module": kind.__module__, "name": kind.__qualname__, "text": str(error), "worker": worker}
+    )
+
+
+def rebuild_failure(data: bytes, name: str) -> Exception:
+    """Return an error like that of `encode_failure`: of the same type, where that is one of Python's,
+    TensorFlow's or insitu's, so that all workers handle it alike. Others become TrainingErrors."""
+    described = from_bytes(data)
+    text = f"{described['text']} (in {name}, on worker:{described['worker']})"
+    module, kind = described["module"], described["name"]
+    if module == "builtins":
+        found = getattr(builtins, kind, None)
+    elif module == "insitu.base.errors":
+        found = getattr(errors, kind, None)
+    elif module.startswith("tensorflow."):
+        return _rebuild_tensorflow_error(kind, text)
+    else:
+        found = None
+    if isinstance(found, type) and issubclass(found, Exception):
+        try:
+            return found(text)
+        except TypeError:  # one that takes other arguments
+            pass
+    return TrainingError(f"A scheduled function failed with {kind}. Received: {text}")
+
+
+def _rebuild_tensorflow_error(kind: str, text: str) -> Exception:
+    import tensorflow as tf
+
+    found = getattr(tf.errors, kind, None)
+    if isinstance(found, type) and issubclass(found, tf.errors.OpError) and found is not tf.errors.OpError:
+        made: Exception = found(None, None, text)
+        return made
+    return TrainingError(f"A scheduled function failed with {kind}. Received: {text}")
+
+
+class RemoteValue:
+    """What a scheduled function returns, once a worker has run it."""
+
+    def __init__(self, fetch: Callable[[int], Any], number: int) -> None:
+        self._fetch = fetch
+        self._number = number
+
+    def fetch(self) -> Any:
+        """Wait for the result, and return it as NumPy arrays; the same in each worker. Raises what the
+        function raised."""
+        return self._fetch(self._number)
+
+    def get(self) -> Any:
+        """Wait for the result, and return it as tensors of the backend."""
+
+        def convert(leaf: Any) -> Any:
+            return keras.ops.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+        return keras.tree.map_structure(convert, self.fetch())
+
+
+def refuse_remote_values(structure: Any) -> None:
+    """Raise InputError where arguments of a scheduled function are results of others."""
+    if any(isinstance(leaf, RemoteValue) for leaf in keras.tree.flatten(structure)):
+        raise InputError(
+            "A scheduled function doesn't take results of others. Received: a RemoteValue as an argument. "
+            "Pass what its fetch() returns."
+        )
+
 
 __all__ = [
     "ClusterCoordinator",
@@ -278,3 +509,163 @@ def experimental_get_current_worker_index() -> int:
             "a function that is passed to ClusterCoordinator.schedule."
         )
     return index
+
+
+# Variables that functions on several workers add to, such as those of metrics
+
+
+class SummedVariables:
+    """Gives each worker the sum of what all workers have added.
+
+    Variables are counted in the order of their creation, which is the same in each worker. As one vector,
+    those that are made later come behind the others.
+    """
+
+    def __init__(self) -> None:
+        self._variables: list[Any] = []
+        #: What each variable was before any function changed it, by position in the vector.
+        self._first = np.zeros(0)
+        #: The values when functions began to run.
+        self._base = np.zeros(0)
+        #: The sums of all workers up to the last join.
+        self._sums = np.zeros(0)
+
+    def read(self, variables: Sequence[Any]) -> NDArray[np.float64]:
+        """Return the values of all variables, after noting those of `variables` that are new."""
+        known = {id(variable) for variable in self._variables}
+        for variable in variables:
+            if id(variable) not in known:
+                self._variables.append(variable)
+                # It was made by the function that has just run, or is about to: metrics begin at zero.
+                self._first = np.concatenate([self._first, np.zeros(int(np.prod(tuple(variable.shape))))])
+        values = [np.asarray(to_numpy(v), np.float64).reshape(-1) for v in self._variables]
+        return np.concatenate([np.zeros(0), *values])
+
+    def first_values(self, start: int) -> NDArray[np.float64]:
+        """Return the first values of variables from this position on."""
+        return self._first[start:]
+
+    def begin(self, variables: Sequence[Any]) -> None:
+        """Remember the values at which functions begin."""
+        self._base = self.read(variables)
+
+    def end(self) -> None:
+        """Go back to the values at which functions began: what this worker added isn't all."""
+        self.assign(self._base)
+
+    def load(self, sums: NDArray[np.float64]) -> None:
+        """Add what all workers have added since the last call; `sums` are those up to now."""
+        size = self._first.size
+        now, before = _fit(sums, size), _fit(self._sums, size)
+        self.assign(_fit(self._base, size) + now - before)
+        self._sums = np.array(sums)
+
+    def assign(self, values: NDArray[np.float64]) -> None:
+        """Set all variables; those behind the end of `values` to zero."""
+        values, start = _fit(values, self._first.size), 0
+        for variable in self._variables:
+            size = int(np.prod(tuple(variable.shape)))
+            part = values[start : start + size].reshape(tuple(variable.shape))
+            variable.assign(part.astype(to_numpy(variable).dtype))
+            start += size
+
+
+def _fit(vector: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Return `vector` of this size, with zeros behind what it has."""
+    fitted = np.zeros(size)
+    count = min(size, vector.size)
+    fitted[:count] = vector[:count]
+    return fitted
+
+
+# Refuses assignments that only the worker that runs a scheduled function would see.
+#
+# With `tf.distribute` all variables of a scope live on servers, so a scheduled function may assign them
+# anywhere. Here servers update by the gradients of `strategy.run`, and metrics are summed over workers. Any
+# other assignment in a scheduled function would change one worker's copy, so it is an error
+
+
+_RAW_ASSIGNMENTS = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update")
+
+
+class AssignmentGuard:
+    """Refuses assignments while `refusing` is open, but not while `lifted` is.
+
+    `allowed` returns the variables that may be assigned.
+    """
+
+    def __init__(self, allowed: Callable[[], Sequence[Any]]) -> None:
+        self._allowed = allowed
+        self._refuses = False
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Refuse assignments to other variables while open."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._set(True))
+            stack.enter_context(_replaced(Variable, "assign", self._check_keras))
+            for owner in _raw_owners():
+                for name in _RAW_ASSIGNMENTS:
+                    if name in vars(owner):
+                        stack.enter_context(_replaced(owner, name, self._check_raw))
+            yield
+
+    def lifted(self) -> contextlib.AbstractContextManager[None]:
+        """Allow assignments while open, as to what `strategy.run` does itself."""
+        return self._set(False)
+
+    @contextlib.contextmanager
+    def _set(self, refuses: bool) -> Iterator[None]:
+        before, self._refuses = self._refuses, refuses
+        try:
+            yield
+        finally:
+            self._refuses = before
+
+    def _check_keras(self, variable: Any) -> None:
+        if self._refuses and not _may_assign(variable, self._allowed()):
+            raise _refusal(f"{variable.path!r}")
+
+    def _check_raw(self, variable: Any) -> None:
+        known = (getattr(v, "_value", None) for v in self._allowed())
+        if self._refuses and not any(variable is v for v in known) and "seed_generator" not in variable.name:
+            raise _refusal(f"the tf.Variable {variable.name!r}")
+
+
+def _may_assign(variable: Any, allowed: Sequence[Any]) -> bool:
+    # A seed generator's state is each process's own.
+    return any(variable is v for v in allowed) or "seed_generator" in variable.path
+
+
+def _refusal(name: str) -> TrainingError:
+    return TrainingError(
+        "A scheduled function trains by an optimizer of the strategy's scope in strategy.run, and counts by "
+        f"metrics that were made in the scope; other assignments would be one worker's own. Received: an "
+        f"assignment to {name}. Move it into the function that strategy.run runs, with gradients for "
+        "optimizer.apply."
+    )
+
+
+def _raw_owners() -> tuple[type, ...]:
+    """Return TensorFlow's classes of variables, on TensorFlow."""
+    if keras.backend.backend() != "tensorflow":
+        return ()
+    from tensorflow.python.ops import resource_variable_ops
+
+    return resource_variable_ops.BaseResourceVariable, resource_variable_ops.ResourceVariable
+
+
+@contextlib.contextmanager
+def _replaced(owner: type, name: str, check: Callable[[Any], None]) -> Iterator[None]:
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        check(variable)
+        return original(variable, *args, **kwargs)
+
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

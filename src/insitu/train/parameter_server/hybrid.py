@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.parameters import Future
-from insitu.train.parameter_server.dense_slices import match_dense_slices
 from insitu.train.parameter_server.lookup import IndexedBatch, TableLookup
-from insitu.train.parameter_server.loss_scale import LossScale
-from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
-from insitu.train.replica import Logs, Replica, Span, holds_table_rows
+from insitu.train.parameter_server.session import ParameterServerSession, ShardPush, match_dense_slices
+from insitu.train.parameter_server.step import LossScale
+from insitu.train.replica import BatchTotals, Logs, LossCounts, Replica, Span, holds_table_rows
 
 
 class HybridReplica:
@@ -83,7 +82,7 @@ class HybridReplica:
         ):  # of a batch that is made up: this task has no rows in its first step
             self._inner.find_out(training=training)
 
-    def count_losses(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+    def count_losses(self, shard: int, data: Any, *, training: bool) -> LossCounts:
         """See `Replica`."""
         if data is None:
             with self._lookup.by_row_index():
@@ -94,9 +93,9 @@ class HybridReplica:
         self._clear()
         return counts
 
-    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
+    def set_totals(self, batch: BatchTotals, *, training: bool) -> None:
         """See `Replica`."""
-        self._inner.set_totals(totals, training=training)
+        self._inner.set_totals(batch, training=training)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """See `Replica`."""

@@ -17,7 +17,7 @@ import numpy as np
 from keras.src.optimizers.base_optimizer import clip_by_global_norm
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.exchange import address_of, aligned_empty
 from insitu.train.replica import to_numpy
 

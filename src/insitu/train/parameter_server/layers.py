@@ -17,7 +17,7 @@ from keras import ops
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.parameters import Eviction
 from insitu.train.fit import dispatch_methods
 from insitu.train.replica import mark_loaded_table, to_numpy

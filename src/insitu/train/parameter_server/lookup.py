@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train.collectives import pack_leaves
 from insitu.train.parameter_server.layers import Embedding
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.parameter_server.keras_optimizer import public_class, serialize_optimizer
 from insitu.train.replica import to_numpy
 

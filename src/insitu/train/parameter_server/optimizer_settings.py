@@ -10,13 +10,24 @@ optimizer. Keras itself ignores a later change once its step is compiled; here t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
+from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
-from insitu.train.parameter_server.model_spec import to_float
+from insitu.base.errors import TrainingError
+from insitu.parameters import FinalizingUpdater, InitialisingUpdater, Updater
+from insitu.train.parameter_server.model_spec import (
+    STATE_PREFIX,
+    can_be_split,
+    clip_norms_of,
+    needs_one_server,
+    to_float,
+    updater_config,
+)
 from insitu.train.replica import inner_optimizer
 
 _PLAIN = (int, float, bool, str, type(None))
@@ -51,6 +62,8 @@ class OptimizerSettings:
         self._fixed = self._read_fixed()
         #: The learning rate that the servers have, as far as this worker knows. Written by `send`, `receive`.
         self._known = self._read_rate()
+        #: The version of the last pull; None if the optimizer has it. Written by `receive`, `show_updates`.
+        self._version: int | None = None
         #: Whether what was set since the last pull doesn't count. Written by `resume` and `send`.
         self._resumes = False
 
@@ -98,25 +111,37 @@ class OptimizerSettings:
         know it already. The next push keeps their learning rate."""
         self._resumes = True
 
-    def receive(self, version: int, *, is_sent: bool = False) -> None:
+    def receive(self, version: int, *, is_sent: bool = False, enters: bool = False) -> None:
         """Take over the learning rate that the servers have at `version`. Called behind each pull.
 
+        The chief keeps what was set and isn't sent yet, unless it `enters` a fit that an earlier process of
+        its task has started.
+
         The optimizer's count of updates becomes `version`. In a step that is no common one, and without a
-        schedule, nobody goes by it, and it would cost a call into the backend, too.
+        schedule, nobody goes by it until `show_updates`, and it would cost a call into the backend, too.
 
         `is_sent`: `send` came before the pull, and no code of the user in between. Then the variable, which
         costs a call into the backend, isn't read a second time.
         """
+        self._version = version
         is_scheduled = isinstance(self._rate, keras.optimizers.schedules.LearningRateSchedule)
         if self._optimizer is not None and (not is_sent or is_scheduled or self._client.mode == "sync"):
-            self._optimizer._iterations.assign(version)
+            self.show_updates()
         rate = self._client.learning_rates.get(self._tables[0]) if self._tables else None
         if rate is None or self._known is None:
             return
-        if rate == self._known and (is_sent or rate == self._read_rate()):
+        own = self._known if is_sent else self._read_rate()
+        if rate == own or (self._sends and own != self._known and not (enters or self._resumes)):
             return
         self._rate.assign(rate)
         self._known = self._read_rate()
+
+    def show_updates(self) -> None:
+        """Have the optimizer here count the updates of the servers, as of the last pull. Called before
+        callbacks are."""
+        if self._optimizer is not None and self._version is not None:
+            self._optimizer._iterations.assign(self._version)
+            self._version = None
 
     def _check_fixed(self) -> None:
         optimizer, now = self._optimizer, self._read_fixed()
@@ -144,3 +169,105 @@ def _read_plain(optimizer: Any) -> dict[str, Any]:
         for name, value in vars(optimizer).items()
         if type(value) in _PLAIN and not name.startswith("_") and name != "built"
     }
+
+
+# What servers do to a model's variables: by one optimizer, or by several, each for its own variables
+# (`keras.optimizers.MultiOptimizer`)
+
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUpdate:
+    """How servers update variables."""
+
+    #: The configuration of the updater, as plain values.
+    config: dict[str, Any]
+    #: Whether parts of a variable may be updated apart.
+    can_be_split: bool
+    #: Whether one server must have all variables.
+    together: bool
+    #: Whether the variables' last values are averages.
+    finalizes: bool
+    #: The optimizers of a MultiOptimizer; empty for any other.
+    members: tuple[Any, ...] = ()
+
+
+def describe_update(optimizer: Any, variables: Mapping[str, Any], *, exact: bool, jit: bool) -> ServerUpdate:
+    """Return how servers update `variables`, by name, as `optimizer` would. See `updater_config`.
+
+    Norms that a member of a MultiOptimizer bounds are those of its own variables, so the servers bound them,
+    also where a worker does otherwise.
+    """
+    if not has_several(optimizer):
+        return ServerUpdate(
+            updater_config(optimizer, exact=exact, jit=jit),
+            can_be_split(optimizer),
+            needs_one_server(optimizer, exact=exact),
+            bool(optimizer.use_ema),
+        )
+    chosen = {
+        name: optimizer._optimizer_map(variable)
+        for name, variable in variables.items()
+        if not name.startswith(STATE_PREFIX)
+    }
+    members = list({id(member): member for member in chosen.values()}.values())
+    numbers = {id(member): number for number, member in enumerate(members)}
+    several = [
+        updater_config(member, exact=exact or bool(clip_norms_of(member)), jit=jit) for member in members
+    ]
+    config = {
+        "state": "assign" if exact else "average",
+        "several": several,
+        "of": {name: numbers[id(member)] for name, member in chosen.items()},
+    }
+    together = any(needs_one_server(member, exact=True) for member in members)
+    finalizes = any(member.use_ema for member in members)
+    return ServerUpdate(config, False, together, finalizes, tuple(members))
+
+
+def has_several(optimizer: Any) -> bool:
+    """Return whether an optimizer leaves each variable to one of several."""
+    kind = getattr(keras.optimizers, "MultiOptimizer", None)  # Keras has it since 3.13
+    return kind is not None and isinstance(optimizer, kind)
+
+
+class SeveralUpdaters:
+    """Leaves each variable to one of several updaters: `of` has its number by the variable's name."""
+
+    elementwise = False
+
+    def __init__(self, updaters: Sequence[Updater], of: Mapping[str, int]) -> None:
+        self._updaters = updaters
+        self._of = of
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+        return self._updaters[self._of[name]].slots(name, shape, dtype)
+
+    def row_slots(self) -> dict[str, float]:
+        raise NotImplementedError("Rows of tables have updaters of their own.")
+
+    def update(self, values: Arrays, gradients: Arrays, slots: Mapping[str, Arrays], step: int) -> None:
+        for updater, own in self._divide(values):
+            updater.update(own, gradients, slots, step)
+
+    def initialise(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
+        for updater, own in self._divide(values):
+            if isinstance(updater, InitialisingUpdater):
+                updater.initialise(own, slots)
+
+    def finalize(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
+        for updater, own in self._divide(values):
+            if isinstance(updater, FinalizingUpdater):
+                updater.finalize(own, slots)
+
+    def _divide(self, values: Arrays) -> list[tuple[Updater, Arrays]]:
+        """Return each updater that has variables here, with them."""
+        parts: dict[int, dict[str, NDArray[Any]]] = {}
+        for name, value in values.items():
+            parts.setdefault(self._of[name], {})[name] = value
+        return [(self._updaters[number], own) for number, own in sorted(parts.items())]
+
+    def update_rows(self, values: NDArray[Any], gradients: NDArray[Any], slots: Arrays, step: int) -> None:
+        raise NotImplementedError("Rows of tables have updaters of their own.")

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.parameters.rules import as_dtype
 
 __all__ = ["FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"]

@@ -14,8 +14,8 @@ import runpy
 import sys
 from typing import Any, NoReturn
 
-from insitu.context import TASK_ENV, TF_CONFIG_ENV, context
-from insitu.errors import TrainingError
+from insitu.base.context import TASK_ENV, TF_CONFIG_ENV, context
+from insitu.base.errors import TrainingError
 
 _RUNS_AGAIN_ENV = "INSITU_SCRIPT_RUNS_AGAIN"
 """Set while a script runs for the second time in this process."""

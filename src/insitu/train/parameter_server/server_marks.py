@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import ServerStalled
+from insitu.base.errors import ServerStalled
 from insitu.parameters import Client, Table
 from insitu.parameters.rules import stable_hash
+from insitu.train.replica import find_vocabularies, refuse_vocabularies
 
 MARKS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
 """Row (fit, shard) is 1 once the shard has ended the fit; row (fit, number of shards) once the variables are
@@ -170,10 +172,11 @@ class ServerMarks:
     def _wait(
         self, keys: NDArray[np.int64], explain: Callable[[list[int]], str], waiting: Callable[[], None]
     ) -> None:
-        deadline, seen = time.monotonic() + self._timeout, self._client.row_versions
+        deadline, seen = time.monotonic() + self._timeout, self._client.tables.row_versions
         while not (marked := self._read(keys)).all():
-            if self._client.row_versions != seen:  # a worker that comes late goes on with its own steps
-                deadline, seen = time.monotonic() + self._timeout, self._client.row_versions
+            if self._client.tables.row_versions != seen:
+                # A worker that comes late goes on with its own steps.
+                deadline, seen = time.monotonic() + self._timeout, self._client.tables.row_versions
             if time.monotonic() >= deadline:
                 limit = f"{self._timeout:g} s"
                 rule = explain(np.flatnonzero(~marked).tolist()).replace("{limit}", limit)
@@ -192,3 +195,114 @@ def _data_keys(fit: int, place: str, shards: Sequence[int]) -> NDArray[np.int64]
 
 def _table_key(table: str) -> NDArray[np.int64]:
     return np.array([-1 - stable_hash("begun", table) // 4], np.int64)
+
+
+# Compare, over the servers, the vocabularies that the workers look words up in.
+#
+# Workers on servers don't meet. Each writes what it has before it reads what others have written, so of two
+# that differ at least the one that comes later finds it, before its first gradient
+
+
+_FIT = 0
+"""What is kept of all fits, under the names of vocabularies, which no place in a fit has."""
+_LARGEST = 1 << 52
+"""Above all fingerprints: what a float64 holds."""
+
+
+def check_vocabularies(marks: ServerMarks, shards: Sequence[int], model: Any = None) -> None:
+    """Raise TrainingError where `model`, or a file that this task has read, has another vocabulary than that
+    of the same name in another task. `shards` are those of this task."""
+    different, others = [], set()
+    for name, digest in sorted(find_vocabularies(model).items()):
+        place, own = f"vocabulary: {name}", int(digest, 16) % _LARGEST or 1
+        marks.set_data(_FIT, place, shards, own)
+        strange = [s for s, known in enumerate(marks.read_data(_FIT, place)) if known not in (0, own)]
+        if strange:
+            different.append(name)
+            others.update(strange)
+    if different:
+        where = ", ".join(map(str, sorted(others)))
+        refuse_vocabularies(
+            different, f"the workers of shards {where} have another one than that of shard {shards[0]}"
+        )
+
+
+# Counts the updates that servers make of all workers' gradients, and ends a fit for all workers by them.
+#
+# A worker learns with each pull how many updates there were. If the chief ends a training before the planned
+# number, it leaves a lower one with the servers, and the others look there
+
+
+FIRST, LIMIT = "first update", "last update"
+"""Names of the numbers that the servers keep for a fit."""
+_LOOK_INTERVAL = 0.5
+"""Seconds between two looks for a lower limit, where steps needn't end together."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlan:
+    """Where a fit ends, and what its updates are counted from."""
+
+    #: The number of updates with which the fit ends for all workers; None: it is left to epochs.
+    limit: int | None = None
+    #: The updates that the chief's weights have had before the servers got them: in an earlier job.
+    first: int = 0
+    #: Whether workers look for the chief's lower limit behind each step, and so end at the same one.
+    asks_each_step: bool = False
+
+
+class UpdateCount:
+    """The updates of the model on the servers, as this worker knows them."""
+
+    def __init__(self, marks: ServerMarks, now: Callable[[], float] = time.monotonic) -> None:
+        self._marks = marks
+        self._now = now
+        #: The updates before those that the servers count.
+        self._first = 0
+        #: The fit under way, and its plan. Written by `begin`.
+        self._fit, self._plan = 0, UpdatePlan()
+        #: The number of updates that ends the fit; None: none does. Written by `begin`, `end_at` and looks.
+        self._limit: int | None = None
+        #: When to look next for the chief's limit, in seconds of the clock.
+        self._next_look = 0.0
+
+    @property
+    def count(self) -> int:
+        """The updates that the weights have had which this worker pulled last."""
+        return self._first + self._marks.version
+
+    def offer_first(self, fit: int, first: int) -> None:
+        """Have the updates before the servers' own counted, unless the fit has been started. For the chief,
+        before it starts the fit."""
+        if first and not self._marks.is_started(fit):
+            self._marks.set_number(FIRST, 0, first)
+
+    def begin(self, fit: int, plan: UpdatePlan) -> None:
+        """Begin a fit that was started, or go on in it."""
+        self._fit, self._plan, self._limit = fit, plan, plan.limit
+        self._first = self._marks.read_number(FIRST, 0)
+        self._look()
+
+    def _look(self) -> None:
+        """Take over the chief's limit."""
+        self._next_look = self._now() + _LOOK_INTERVAL
+        found = self._marks.read_number(LIMIT, self._fit)
+        if found:
+            self._limit = found if self._limit is None else min(found, self._limit)
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether the updates that are known here have reached the limit that is known here."""
+        return self._limit is not None and self.count >= self._limit
+
+    def is_over(self) -> bool:
+        """Return whether the fit ends for this worker now. Called behind each of its steps."""
+        if not self.is_at_limit and (self._plan.asks_each_step or self._now() >= self._next_look):
+            self._look()
+        return self.is_at_limit
+
+    def end_at(self, limit: int) -> None:
+        """Have the fit end for all workers with this number of updates. For the chief."""
+        limit = max(1, limit)
+        self._marks.set_number(LIMIT, self._fit, limit)
+        self._limit = limit if self._limit is None else min(limit, self._limit)

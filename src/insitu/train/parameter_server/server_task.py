@@ -8,18 +8,33 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from insitu.context import Context
-from insitu.errors import InsituError, TrainingError
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.base.context import Context
+from insitu.base.disk.signatures import derive_key
+from insitu.base.errors import InsituError, TrainingError
+from insitu.base.measure.time_account import ACCOUNT, UPDATE, WAIT
 from insitu.grid import publish_file
-from insitu.parameters import ConsistencyPolicy, ParameterServer, check_nan_policy
-from insitu.signatures import derive_key
-from insitu.time_account import ACCOUNT, UPDATE, WAIT
+from insitu.parameters import (
+    ConsistencyPolicy,
+    FinalizingUpdater,
+    InitialisingUpdater,
+    ParameterServer,
+    Updater,
+    check_nan_policy,
+    make_updater,
+    set_learning_rate,
+)
 from insitu.train.elastic import SideSampler
-from insitu.train.parameter_server.updater import make_model_updater
+from insitu.train.parameter_server.keras_optimizer import KerasUpdater, make_optimizer
+from insitu.train.parameter_server.model_spec import STATE_PREFIX, strip_worker_settings, to_float
+from insitu.train.parameter_server.optimizer_settings import SeveralUpdaters
 
 _LOG = logging.getLogger("insitu")
 
@@ -132,3 +147,99 @@ class _StatusWriter:
                 # Training doesn't need the status; the next one may be written again.
                 _LOG.warning("The status of this server can't be written: %s", error)
         self._sampler.write(UPDATE, now=True)
+
+
+# The updater of a model on a server, made from the worker's description of the model
+
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def make_model_updater(config: Mapping[str, Any] | str) -> Updater:
+    """Return the updater for an `updater_config`, or for one of the servers' own. Raises TrainingError for an
+    unknown optimizer."""
+    if isinstance(config, str) or "state" not in config:
+        return make_updater(config)
+    inner: Updater
+    if "several" in config:
+        members = [make_model_updater({**member, "has_state": False}) for member in config["several"]]
+        inner = SeveralUpdaters(members, config["of"])
+    elif "built_in" in config:
+        inner = make_updater(_with_schedule(config))
+    else:
+        optimizer_config = strip_worker_settings(
+            json.loads(config["optimizer"]), norms=not config["without_norms"]
+        )
+        inner = KerasUpdater(json.dumps(optimizer_config), jit=bool(config["jit"]))
+    return ModelUpdater(inner, averages=config["state"] == "average") if config["has_state"] else inner
+
+
+def _with_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
+    settings = dict(config["built_in"])
+    if "optimizer" in config:
+        schedule = make_optimizer(config["optimizer"])._learning_rate
+        settings["learning_rate"] = lambda step: to_float(schedule(step))
+    return settings
+
+
+def _without_state(values: Arrays) -> dict[str, NDArray[Any]]:
+    return {name: value for name, value in values.items() if not name.startswith(STATE_PREFIX)}
+
+
+class ModelUpdater:
+    """Leaves variables to an optimizer's updater, and updates the state that the forward pass moves itself.
+
+    For state a worker pushes the new value: the mean over shards, where they wait for each other. Otherwise
+    the state moves towards it, the less the more updates the worker hasn't seen. So it becomes the mean of
+    the values of workers that began with the same state, as if they had done one step together. It never
+    leaves the range of what workers pushed, however many they are.
+    """
+
+    elementwise = False
+    staleness: int | None
+    """Updates since the values that the worker began with. Written before each update, unless it is None:
+    then workers wait for each other."""
+
+    def __init__(self, inner: Updater, *, averages: bool) -> None:
+        self._inner = inner
+        self.staleness = 0 if averages else None
+
+    @property
+    def learning_rate(self) -> Any:
+        """The optimizer's own, or what was set in its place."""
+        inner: Any = self._inner
+        return inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        set_learning_rate(self._inner, rate)
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+        if name.startswith(STATE_PREFIX):
+            return {}
+        return self._inner.slots(name, shape, dtype)
+
+    def row_slots(self) -> dict[str, float]:
+        return {}
+
+    def update(self, values: Arrays, gradients: Arrays, slots: Mapping[str, Arrays], step: int) -> None:
+        ours = [name for name in values if name.startswith(STATE_PREFIX)]
+        for name in ours:
+            if self.staleness:
+                values[name] += (gradients[name] - values[name]) / values[name].dtype.type(self.staleness + 1)
+            else:
+                np.copyto(values[name], gradients[name])
+        rest = _without_state(values)
+        if rest:
+            self._inner.update(rest, gradients, slots, step)
+
+    def initialise(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
+        if isinstance(self._inner, InitialisingUpdater):
+            self._inner.initialise(_without_state(values), slots)
+
+    def finalize(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
+        if isinstance(self._inner, FinalizingUpdater):
+            self._inner.finalize(_without_state(values), slots)
+
+    def update_rows(self, values: NDArray[Any], gradients: NDArray[Any], slots: Arrays, step: int) -> None:
+        raise NotImplementedError("Rows of tables have updaters of their own.")

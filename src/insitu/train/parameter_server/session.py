@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import insitu.parameters
-from insitu.context import Context
-from insitu.errors import InsituError, ParameterError, TrainingError
+from insitu.base.context import Context
+from insitu.base.errors import InsituError, ParameterError, TrainingError
+from insitu.grid import publish_file
 from insitu.parameters import Client, ClosureClient, Eviction, Future, ParameterServer, Table
-from insitu.train.parameter_server.dense_slices import match_dense_slices
 from insitu.train.parameter_server.layers import Embedding
 from insitu.train.parameter_server.lookup import IndexedBatch, Keys
 from insitu.train.parameter_server.model_spec import (
@@ -29,13 +30,11 @@ from insitu.train.parameter_server.model_spec import (
     name_variables,
     table_updater,
 )
-from insitu.train.parameter_server.optimizer_settings import OptimizerSettings
+from insitu.train.parameter_server.optimizer_settings import OptimizerSettings, describe_update
 from insitu.train.parameter_server.partitioners import count_parts
 from insitu.train.parameter_server.server_marks import ServerMarks
-from insitu.train.parameter_server.server_table import ServerTable
 from insitu.train.parameter_server.server_task import ServerConfig
-from insitu.train.parameter_server.several_optimizers import describe_update
-from insitu.train.replica import Replica, holds_table_rows
+from insitu.train.replica import Replica, Span, holds_table_rows
 
 _LOG = logging.getLogger("insitu")
 DEFAULT_SHARD_ROWS = 1024
@@ -130,7 +129,7 @@ class ParameterServerSession:
     def _end(self) -> None:
         if self._leaves_at_exit:
             # The process is not to wait at its end for servers that have ended before it.
-            self._client.limit_search(_EXIT_TIMEOUT)
+            self._client.requests.limit_search(_EXIT_TIMEOUT)
             with contextlib.suppress(InsituError):
                 for shard in self._context.shards:
                     self._client.finish(shard).result(_EXIT_TIMEOUT)
@@ -333,9 +332,10 @@ class ParameterServerSession:
             gradients[pulled.layer.name] = (pulled.keys, np.ascontiguousarray(rows, pulled.rows.dtype))
         return gradients
 
-    def pull(self) -> NDArray[Any]:
-        """Pull `values`; wait where the mode says so. Records of updates up to there are forgotten."""
-        values = self._receive(self._request_values())
+    def pull(self, *, enters: bool = False) -> NDArray[Any]:
+        """Pull `values`; wait if the mode says so. Forget records of updates until then. `enters`: see
+        `OptimizerSettings.receive`."""
+        values = self._receive(self._request_values(), enters=enters)
         self._client.take_records()
         return values
 
@@ -356,10 +356,10 @@ class ParameterServerSession:
         shards = self._context.shards
         return [self._client.pull(shard, values=shard == shards[-1]) for shard in shards]
 
-    def _receive(self, pulls: Sequence[Future[int]], *, is_sent: bool = False) -> NDArray[Any]:
+    def _receive(self, pulls: Sequence[Future[int]], **how: bool) -> NDArray[Any]:
         version = [future.result() for future in pulls][-1]
         if self._settings is not None:
-            self._settings.receive(version, is_sent=is_sent)
+            self._settings.receive(version, **how)
         if self._dense_slices:
             flat = self._client.flat_values()
             for whole, dense in self._dense_slices:
@@ -392,6 +392,11 @@ class ParameterServerSession:
         """Continue with this number of the next push. The servers have those before `applied` already."""
         self.sequence, self._applied_sequence = sequence, applied
 
+    def show_updates(self) -> None:
+        """See `OptimizerSettings`."""
+        if self._settings is not None:
+            self._settings.show_updates()
+
     def resume_epoch(self) -> None:
         """Go on in the middle of an epoch with the servers' learning rate."""
         if self._settings is not None:
@@ -412,7 +417,7 @@ class ParameterServerSession:
                 self.replace_values(replica)
             self.marks.set_started(fit)
         self.marks.wait_for_start(fit, waiting)
-        replica.assign(self.pull())
+        replica.assign(self.pull(enters=True))
 
     def expect_checkpoints(self) -> None:
         """Tell the servers that checkpoints will follow."""
@@ -492,3 +497,90 @@ def _check_same(known: Sequence[str], names: Sequence[str]) -> None:
             f"same order. Received: a step that differs in {', '.join(others[:3])}. Train them in one "
             "step, or use MultiWorkerMirroredStrategy."
         )
+
+
+# A table on the servers, as an Embedding reads and writes it
+
+
+class ServerTable:
+    """See `insitu.train.parameter_server.layers.EmbeddingStorage`."""
+
+    def __init__(
+        self, client: Client, layer: Embedding, begin: Callable[[str, Keys, NDArray[Any]], None]
+    ) -> None:
+        self._client = client
+        self._begin = begin
+        self._name = layer.name
+        self._width = layer.output_dim
+
+    def pull(self, keys: Keys) -> NDArray[Any]:
+        return self._client.pull_rows(self._name, keys).result()
+
+    def read_all(self) -> tuple[Keys, NDArray[Any]]:
+        blocks = list(self._client.read_rows(self._name))
+        keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
+        rows = np.concatenate([np.empty((0, self._width), np.float32), *(rows for _, rows in blocks)])
+        order = np.argsort(keys)
+        return keys[order], rows[order]
+
+    def begin(self, keys: Keys, rows: NDArray[Any]) -> None:
+        self._begin(self._name, keys, rows)
+
+    def assign(self, keys: Keys, rows: NDArray[Any]) -> None:
+        self._client.load_rows(self._name, keys, rows).result()
+
+
+# Match a replica's floats to those without rows of tables, the dense ones
+
+
+def match_dense_slices(spans: Sequence[tuple[Any, Span]]) -> list[tuple[slice, slice]]:
+    """Return (slice of all floats, slice of the dense floats) for each run of neighbouring dense variables.
+
+    `spans` are those of `Replica.float_spans`.
+    """
+    found: list[tuple[slice, slice]] = []
+    dense_stop = 0
+    for variable, span in spans:
+        if holds_table_rows(variable):
+            continue
+        whole = slice(span.start, span.stop)
+        dense = slice(dense_stop, dense_stop + span.stop - span.start)
+        if found and found[-1][0].stop == whole.start:
+            found[-1] = slice(found[-1][0].start, whole.stop), slice(found[-1][1].start, dense.stop)
+        else:
+            found.append((whole, dense))
+        dense_stop = dense.stop
+    return found
+
+
+# Remembers where a worker's fits on servers ended, also for a later incarnation of its task
+
+
+class EndedFits:
+    """The number of pushes of a shard up to the end of each fit that has ended, in this incarnation of the
+    task or in an earlier one."""
+
+    def __init__(self, context: Context) -> None:
+        self._path = context.job.fits(context.task) if context.job is not None else None
+        self._ends: list[int] = []
+
+    def read(self) -> list[int]:
+        """Return the ends, the first fit's first. Raises OSError if the storage fails."""
+        if not self._ends and self._path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._ends = [int(number) for number in json.loads(self._path.read_text())]
+        return self._ends
+
+    def read_valid(self, applied: int) -> list[int]:
+        """Return the ends, or none where the servers, which have `applied` so many pushes of a shard, are new
+        and don't know them."""
+        ends = self.read()
+        if ends and applied < ends[-1]:
+            ends = self._ends = []
+        return ends
+
+    def append(self, sequence: int) -> None:
+        """Remember the end of the fit that follows."""
+        self._ends = [*self.read(), sequence]
+        if self._path is not None:
+            publish_file(self._path, json.dumps(self._ends).encode())

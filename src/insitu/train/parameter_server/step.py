@@ -7,24 +7,36 @@ worker (bounded), they answer later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
+from insitu.exchange import address_of
 from insitu.parameters import copy_and_check
-from insitu.train.elastic import LoopPosition
-from insitu.train.parameter_server.data_check import DataCheck
-from insitu.train.parameter_server.lookup import TableLookup
-from insitu.train.parameter_server.loss_scale import LossScale
-from insitu.train.parameter_server.model_spec import ClipNorms
-from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
-from insitu.train.parameter_server.shared_tests import SharedTests
-from insitu.train.parameter_server.weights_watch import WeightsWatch
-from insitu.train.replica import Logs, NeedsTotals, Replica, ShardBatch
+from insitu.train.custom_loop import ExchangeAggregation, LoopReplica, TrainOrObserveStep
+from insitu.train.elastic import LoopPosition, Membership
+from insitu.train.fit import check_same_data
+from insitu.train.parameter_server.layers import embeddings_of
+from insitu.train.parameter_server.lookup import TableLookup, find_key_inputs
+from insitu.train.parameter_server.model_spec import ClipNorms, check_norms_of_rows
+from insitu.train.parameter_server.server_marks import ServerMarks
+from insitu.train.parameter_server.session import DEFAULT_SHARD_ROWS, ParameterServerSession, ShardPush
+from insitu.train.replica import (
+    Logs,
+    NeedsTotals,
+    Replica,
+    ShardBatch,
+    holds_table_rows,
+    inner_optimizer,
+    replace_optimizer,
+    to_numpy,
+    view,
+)
 
 _TOTALS = (
     "Parameter servers in mode 'sync' take the mean over rows of the workers' gradients. Received: a loss "
@@ -217,3 +229,378 @@ class _FiniteCheckingCopy:
     def finite(self, size: int) -> bool:
         """Return True if all of `size` elements were copied since the last `reset`, and are finite."""
         return self._finite and self._size == size
+
+
+# Notices weights that a script or a callback has changed on a worker, while the servers have others
+
+
+_SMALL_BYTES = 4096
+"""To compare so little takes less time than to ask where it lies."""
+
+
+class WeightsWatch:
+    """Compares the variables of a replica with the values that were last pulled.
+
+    To compare is cheap where nothing has changed: a value that lies in the buffer of the pull, or is the very
+    object that was there behind the last step, isn't read. On TensorFlow a step's gradient brings the values.
+    """
+
+    def __init__(self, replica: Replica, rate: Any = None) -> None:
+        """`rate` is the variable of a learning rate that is read as well, or None."""
+        self._replica = replica
+        #: The learning rate in the step whose weights were compared last; None where it wasn't read.
+        self.learning_rate: float | None = None
+        self._spans = [(v, span) for v, span in replica.float_spans() if not holds_table_rows(v)]
+        self._tokens: list[Any] = []
+        self._token = {"jax": _object_of, "torch": _version_of}.get(keras.backend.backend())
+        rates = [] if rate is None else [rate]
+        self._by_gradient = replica.watch_weights([*(v for v, _ in self._spans), *rates])
+
+    def note(self) -> None:
+        """Remember the variables, which have just been loaded."""
+        if self._token is not None:
+            self._tokens = [self._token(v) for v, _ in self._spans]
+
+    def find_changed_in_step(self, values: NDArray[Any]) -> Sequence[Any]:
+        """Return what `find_changed` returns, between the gradient of a step and its update."""
+        taken = self._replica.take_watched() if self._by_gradient else ()
+        self.learning_rate = None
+        if not taken:
+            return self.find_changed(values)
+        if len(taken) > len(self._spans):
+            self.learning_rate = float(taken[-1])
+        return [
+            variable
+            for (variable, span), own in zip(self._spans, taken, strict=False)
+            if _are_other(own, values[span.start : span.stop])
+        ]
+
+    def find_changed(self, values: NDArray[Any]) -> Sequence[Any]:
+        """Return the variables whose values differ from `values`, which are laid out as its floats."""
+        candidates = self._spans
+        if self._token is not None and self._tokens:
+            candidates = [
+                pair
+                for pair, token in zip(self._spans, self._tokens, strict=True)
+                if not _is_same(self._token(pair[0]), token)
+            ]
+        return [v for v, span in candidates if _differs(v, values[span.start : span.stop])]
+
+
+def _object_of(variable: Any) -> Any:
+    return variable.value
+
+
+def _version_of(variable: Any) -> Any:
+    return variable.value.data_ptr(), variable.value._version
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    return now is before or (isinstance(now, tuple) and bool(now == before))
+
+
+def _differs(variable: Any, expected: NDArray[Any]) -> bool:
+    return _are_other(view(variable), expected)
+
+
+def _are_other(own: NDArray[Any], expected: NDArray[Any]) -> bool:
+    own = own.reshape(-1)
+    if own.dtype == expected.dtype and own.nbytes <= _SMALL_BYTES:
+        return own.tobytes() != expected.tobytes()
+    if own.dtype == expected.dtype and address_of(own) == address_of(expected):
+        return False
+    # What was pulled has been copied, so the bits are the same, also those of NaN.
+    bits = np.dtype(f"u{own.itemsize}") if own.itemsize <= 8 else own.dtype
+    return not np.array_equal(own.view(bits), expected.astype(own.dtype, copy=False).view(bits))
+
+
+# Compare, over the servers, the data that the workers of a synchronous fit were given.
+#
+# Each worker takes its part of each global batch, so all must be given the same. Workers on servers don't
+# meet. But where servers wait for gradients, what others wrote before they pushed theirs is there when a
+# step ends
+
+
+CHECK_INTERVAL = 100
+"""Steps of an epoch from one comparison to the next. Each compares all batches since the one before."""
+_LARGEST = 1 << 52
+"""Above all fingerprints: what a float64 holds."""
+
+
+class DataCheck:
+    """Compares fingerprints of batches in the first step of an epoch, in each `CHECK_INTERVAL`-th, and at the
+    end of a fit. Gradients that come late may be of workers that haven't come to that step: they aren't
+    waited for."""
+
+    def __init__(self, marks: ServerMarks, shards: Sequence[int]) -> None:
+        """`shards` are those of this task."""
+        self._marks = marks
+        self._shards = shards
+        #: The number of the fit. Written by `begin`.
+        self._fit = 0
+        #: The fingerprint of all batches since the last comparison; None where some were trained before this
+        #: task was restarted. Written by all methods.
+        self._seen: int | None = None
+        #: What was written and is to be compared: (name of the place, fingerprint, what an error calls it).
+        self._written: tuple[str, int, object] | None = None
+        #: The place behind the last step. Written by `note`.
+        self._last: tuple[int, int] = (0, 0)
+
+    def begin(self, fit: int, *, resumed: bool) -> None:
+        """Begin a fit, or go on in its middle where it was `resumed`."""
+        self._fit, self._seen, self._written = fit, None if resumed else 0, None
+
+    def note(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> None:
+        """Note the batch of a step before its gradients are pushed."""
+        fingerprint = parts[0].fingerprint if parts else 0
+        if not fingerprint:  # nothing that must be the same
+            return
+        checks = position.step % CHECK_INTERVAL == 0
+        if self._seen is not None:
+            self._seen = (self._seen * 31 + fingerprint) % _LARGEST
+            if checks:
+                self._write(f"{position.epoch} {position.step}", self._seen, position)
+        if checks:
+            self._seen = 0
+        self._last = position.epoch, position.step
+
+    def note_end(self) -> None:
+        """Note the batches since the last comparison, before the end of a fit is waited for."""
+        if self._seen:
+            self._write(f"{self._last} end", self._seen, f"the end of fit {self._fit}")
+        self._seen = None
+
+    def compare(self) -> None:
+        """Compare what was noted, once the servers have the gradients. Raises InputError where workers were
+        given different data, in each that finds it."""
+        if self._written is None:
+            return
+        (place, own, where), self._written = self._written, None
+        fingerprints = self._marks.read_data(self._fit, place)
+        check_same_data([number or own for number in fingerprints], where)
+
+    def _write(self, place: str, seen: int, where: object) -> None:
+        fingerprint = seen or 1  # 0 means that there is none
+        self._written = place, fingerprint, where
+        self._marks.set_data(self._fit, place, self._shards, fingerprint)
+
+
+# Combine the tests of all workers over an `insitu.dataset`, of which each has its own shards (mode sync)
+
+
+_LOG = logging.getLogger("insitu")
+_NEVER = 1 << 62
+"""The number of a push that no worker comes to."""
+
+
+class SharedTests:
+    """Gives each worker the records of all shards in each step of a test.
+
+    In a fit, workers come to the same tests between the same pushes. So a test is named by the number of the
+    push that follows, the depth of the call, and its number among those. A worker that was restarted goes on
+    behind its pushes, maybe past a test. Between fits it comes to all tests again.
+    """
+
+    def __init__(self, session: ParameterServerSession) -> None:
+        self._session = session
+        #: The fit under way, or that which ended last. Written by `begin_fit` and `end_fit`.
+        self._fit = ""
+        self._is_in_fit = False
+        #: Tests since the last push, by depth of the call. Written by `_begin`.
+        self._counts: dict[int, int] = {}
+        #: Where these were counted: the fit and the number of the next push.
+        self._counted_at: tuple[str, int] = ("", 0)
+        self._tells_of_missing = True
+
+    def begin_fit(self, fit: int) -> None:
+        self._fit, self._is_in_fit = f"in fit {fit}", True
+
+    def end_fit(self, fit: int) -> None:
+        self._fit, self._is_in_fit = f"after fit {fit}", False
+
+    def applies(self, parts: Sequence[ShardBatch]) -> bool:
+        """Return whether the data are cut into the shards of the job, and this worker has some of them."""
+        shards = self._session.num_shards
+        return bool(parts) and len(parts) < parts[0].dataset_shards == shards
+
+    def share(
+        self, position: LoopPosition, records: Mapping[int, NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Return the records of all shards, in their order, for those of this worker's by shard, each of
+        shape (rows, size). Raises ServerStalled."""
+        sequence = self._session.sequence if self._is_in_fit else _NEVER
+        if position.test == 0:
+            self._begin(sequence, position.depth)
+        number = self._counts.get(position.depth, 0)
+        place = f"{self._fit} {sequence} {position.depth} {number} {position.test}"
+        found, shards = self._session.gather(place, sequence, records)
+        if len(shards) < self._session.num_shards and self._tells_of_missing:
+            self._tells_of_missing = False
+            missing = sorted(set(range(self._session.num_shards)) - set(shards))
+            _LOG.warning(
+                "An evaluation leaves out rows of shards %s: their worker was restarted in it. Evaluate once "
+                "more for the scores of all rows.",
+                missing,
+            )
+        return found
+
+    def _begin(self, sequence: int, depth: int) -> None:
+        here = self._fit, sequence
+        if here != self._counted_at:
+            self._counted_at, self._counts = here, {}
+        self._counts[depth] = self._counts.get(depth, 0) + 1
+
+
+# Scale a worker's losses, so that small gradients of half precision don't vanish.
+#
+# A LossScaleOptimizer doubles its scale now and then, and halves it where a gradient isn't finite. On
+# parameter servers each worker does so for its own gradients: it divides them by its scale before it pushes
+# them, and pushes none that overflowed
+
+
+class LossScale:
+    """The loss scale of one optimizer, constant during a step: that of a LossScaleOptimizer, or an
+    optimizer's own `loss_scale_factor`, which never changes."""
+
+    def __init__(self, optimizer: Any) -> None:
+        inner = inner_optimizer(optimizer)
+        self._optimizer = optimizer if inner is not optimizer else None
+        self._scale = float(getattr(inner, "loss_scale_factor", None) or 1.0)
+        self._overflowed = False
+
+    @property
+    def changes(self) -> bool:
+        """True if gradients are divided at all."""
+        return self._optimizer is not None or self._scale != 1.0
+
+    def begin(self) -> None:
+        """Begin a step: read the scale."""
+        if self._optimizer is not None:
+            self._scale = float(to_numpy(self._optimizer.dynamic_scale))
+            self._overflowed = False
+
+    def unscale(self, gradient: NDArray[Any]) -> bool:
+        """Divide one shard's gradient, in place. Returns False for one that isn't finite and must not be
+        pushed."""
+        if self._optimizer is not None and not np.isfinite(gradient).all():
+            self._overflowed = True
+            return False
+        if self._scale != 1.0:
+            gradient /= gradient.dtype.type(self._scale)
+        return True
+
+    def end(self) -> None:
+        """End the step: grow or shrink the scale as its optimizer would."""
+        optimizer = self._optimizer
+        if optimizer is None:
+            return
+        steps = int(to_numpy(optimizer.step_counter)) + 1
+        if self._overflowed:
+            optimizer.dynamic_scale.assign(self._scale * 0.5)
+            steps = 0
+        elif steps == optimizer.dynamic_growth_steps:
+            optimizer.dynamic_scale.assign(self._scale * 2.0)
+            steps = 0
+        optimizer.step_counter.assign(steps)
+
+
+# Run custom loops on parameter servers: `strategy.run` pushes and pulls as a step of `fit` does
+
+
+class ServerAggregation:
+    """See `LoopAggregation`. Servers that don't wait update by each replica's gradient, a mean over its own
+    rows, and no call waits for other workers. With `members`, gradients are summed over them as over the
+    exchange: a mode that waits for all gradients may as well count rows with all workers.
+
+    A worker that was restarted runs its script again from the start: what the servers have of its steps is
+    computed once more, since the script may want to know what came of it, but not pushed.
+    """
+
+    def __init__(self, members: Membership | None) -> None:
+        self._summed = None if members is None else ExchangeAggregation(members)
+        self.replicas = 1 if self._summed is None else self._summed.replicas
+
+    def count_step_rows(self, rows: Sequence[int]) -> tuple[list[int], int]:
+        return (list(rows), 1) if self._summed is None else self._summed.count_step_rows(rows)
+
+    def synchronize(self, variables: Sequence[Any]) -> None:
+        """Do nothing: trained variables get their values from the servers, and the rest is each worker's
+        own."""
+
+
+class ServerLoopStep(TrainOrObserveStep):
+    """See `LoopStep`. `step` is None where nothing is trained: then only metrics move, each worker's own."""
+
+    def __init__(self, replica: LoopReplica, step: ServerStep | None, shards: int) -> None:
+        super().__init__(replica, step)
+        self._records = np.zeros((shards, replica.train_record_size))
+
+    def _observe(self, parts: Sequence[ShardBatch]) -> None:
+        nothing = np.empty(self._replica.floats_size, self._replica.floats_dtype)
+        self._records[:] = 0
+        for index, part in enumerate(parts):
+            if part.rows:
+                self._replica.gradient(part.shard, part.data, nothing, self._records[index])
+        if self._records[:, 0].any():
+            self._replica.apply(nothing, self._records)
+
+
+def optimizer_of(model: Any) -> Any:
+    """Return the only optimizer of a loop's step. Raises TrainingError for several."""
+    groups = model.optimizer.groups
+    if len(groups) != 1:
+        raise TrainingError(
+            "A step on parameter servers trains by one optimizer, which the servers hold. Received: a "
+            f"step with {len(groups)}. Use MultiWorkerMirroredStrategy for it."
+        )
+    return groups[0][0]
+
+
+def check_coordination(mode: str, shards: int, has_trained: bool) -> None:
+    """Raise TrainingError where a coordinator can't hand out steps: `shards` are those of this worker."""
+    if mode != "async":
+        received = f"mode={mode!r}, in which servers wait for workers that may have no step to run. Pass "
+        advice = 'mode="async"'
+    elif shards != 1:
+        received = f"a worker with {shards} shards. Start the job with "
+        advice = "as many workers as the cache has partitions at most, or without a cache"
+    elif has_trained:
+        received = "a strategy that has trained before. Make the ClusterCoordinator "
+        advice = "right behind the strategy"
+    else:
+        return
+    raise TrainingError(
+        "A ClusterCoordinator hands out steps, each of which is one worker's own update. Received: "
+        f"{received}{advice}."
+    )
+
+
+# Attach tables on servers to the Embeddings of a model
+
+
+def attach_tables(
+    model: Any,
+    example: Any,
+    part_rows: int | None,
+    session: Callable[[], ParameterServerSession],
+    optimizer: Any,
+    *,
+    bounded: bool = False,
+) -> None:
+    """Attach a table of `session()` to each Embedding of `model`, with room for the keys of one shard's batch
+    like `example`, of `part_rows` rows if that is known. `optimizer` updates the tables' rows. The worker
+    clips the norms of the rows' gradients if `bounded`; else they must have no bounds."""
+    layers = embeddings_of(model)
+    if not layers:
+        return
+    if not bounded:
+        check_norms_of_rows(optimizer)
+    leaves = find_key_inputs(model, layers, example)
+    arrays = keras.tree.flatten(example)
+    for layer, numbers in zip(layers, leaves, strict=True):
+        if layer.rows is None or not getattr(layer.rows, "insitu_rows", False):
+            keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_SHARD_ROWS)
+            layer.attach(session().table(layer, optimizer), keys)
+            # A loaded one knows the saved tables, or none, and servers don't take over its state.
+            if model.optimizer is not None and inner_optimizer(model.optimizer).built:
+                replace_optimizer(model)

@@ -5,10 +5,3 @@ Begin reading with `layers.py`.
 
 from insitu.train.placement.layers import PlacedLayersStep, place_layers, place_loop_layers
 from insitu.train.placement.variables import place_new_variables
-
-__all__ = [
-    "PlacedLayersStep",
-    "place_layers",
-    "place_loop_layers",
-    "place_new_variables",
-]

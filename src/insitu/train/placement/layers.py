@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import keras
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train.devices import Device
 from insitu.train.elastic import LoopPosition
 from insitu.train.fit import StepExecutor

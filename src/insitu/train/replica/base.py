@@ -12,11 +12,18 @@ import numpy as np
 from keras.src.trainers.trainer import Trainer
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
+from insitu.train.replica.batch_losses import OF_PAIRS
 from insitu.train.replica.flat import Span, compute_spans, group_into_buckets
 from insitu.train.replica.gradient_capture import CapturedGradients, capture_gradients
-from insitu.train.replica.leaves import pack_batch
-from insitu.train.replica.loss_totals import NeedsTotals, demand_totals, divide_by_totals
+from insitu.train.replica.leaves import count_rows, map_batch, pack_batch
+from insitu.train.replica.loss_totals import (
+    BatchTotals,
+    LossCounts,
+    NeedsTotals,
+    demand_totals,
+    divide_by_totals,
+)
 from insitu.train.replica.metric_results import LogPath, Source, flatten_logs, nest_logs, read_result
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
@@ -84,18 +91,31 @@ class BaseReplica:
             with self._noting_needs(training=training):
                 (self._learn_train_logs if training else self._learn_test_logs)()
 
-    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
+    def set_totals(self, batch: BatchTotals, *, training: bool) -> None:
         """See `Replica`."""
-        self.losses[not training].totals = totals
+        self.losses[not training].batch = batch
 
-    def count_losses(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+    def count_losses(self, shard: int, data: Any, *, training: bool) -> LossCounts:
         """See `Replica`."""
-        if data is None:
-            return np.zeros_like(self._count(shard, self._structure, training=training))
-        return self._count(shard, data, training=training)
+        batch = self._structure if data is None else data
+        counts = self._count(shard, batch, training=training)
+        if counts.rows and not self.losses[not training].rows_are_checked:
+            self._check_rows(batch, counts, training=training)
+        return counts if data is not None else LossCounts(np.zeros_like(counts.totals), counts.rows)
 
-    def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+    def _count(self, shard: int, data: Any, *, training: bool) -> LossCounts:
         raise NotImplementedError
+
+    def _check_rows(self, data: Any, counts: LossCounts, *, training: bool) -> None:
+        """Raise TrainingError unless losses over the global batch get values for rows, as a batch of another
+        size shows."""
+        rows = count_rows(data)
+        other = map_batch(lambda leaf: leaf[:1] if rows > 1 else np.concatenate([leaf, leaf]), data)
+        others = self._count(0, other, training=training).rows
+        for one, another in zip(counts.rows, others, strict=True):
+            if len(one) != rows or another.shape != (count_rows(other), *one.shape[1:]):
+                raise TrainingError(OF_PAIRS)
+        self.losses[not training].rows_are_checked = True
 
     @contextmanager
     def _noting_needs(self, *, training: bool) -> Iterator[None]:
@@ -111,16 +131,16 @@ class BaseReplica:
         """Make compiled functions again that were left while they were traced."""
 
     @contextmanager
-    def _dividing(self, totals: Any, rows: Any, *, training: bool) -> Iterator[None]:
-        """While open, a step of `rows` rows divides its losses by `totals`, if those are needed."""
+    def _dividing(self, batch: Any, rows: Any, *, training: bool) -> Iterator[None]:
+        """While open, the losses of a step of `rows` rows are parts of those of `batch`, if need be."""
         losses = self.losses[not training]
         if losses.are_own:
             yield
         elif losses.needs_totals:
-            with divide_by_totals(totals, rows):
+            with divide_by_totals(self._model, batch, rows):
                 yield
         else:
-            with demand_totals():
+            with demand_totals(self._model):
                 yield
 
     def _captured_gradients(self) -> AbstractContextManager[CapturedGradients]:
@@ -250,8 +270,15 @@ class LossState:
     """Whether each replica's losses divide by what counts in its own rows."""
     needs_totals: bool = False
     """Whether some loss needs totals. Written where a step turns out to."""
-    totals: NDArray[np.float64] | None = None
-    """The totals of the step under way. Written before each step that needs them."""
+    batch: BatchTotals | None = None
+    """What losses know of the whole batch, where `start` has a number for each shard. Written before each
+    step that needs it."""
+    rows_are_checked: bool = False
+    """Whether it is known that losses over the global batch get values for rows."""
+
+    def batch_of(self, shard: int) -> BatchTotals | None:
+        """Return what losses of a shard know of the whole batch."""
+        return None if self.batch is None else self.batch._replace(start=self.batch.start[shard])
 
 
 @dataclass(frozen=True, slots=True)

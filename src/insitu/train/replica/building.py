@@ -18,7 +18,16 @@ def is_unbuilt(model: Any) -> bool:
 
 def build_to_train(model: Any, example: Any) -> None:
     """Make all variables that training and evaluation on batches like `example` need, metrics' too."""
-    model._symbolic_build(data_batch=example)
+    try:
+        model._symbolic_build(data_batch=example)
+    except RuntimeError as error:
+        if "automatically build the model" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{error}\nIf the model has all of its variables once it is made, as one with a `train_step` and "
+            "without `call`, or with a layer that computes by NumPy, set `self.built = True` at the end of "
+            "its `__init__`."
+        ) from error.__cause__
 
 
 def build_to_predict(model: Any, example: Any) -> None:

@@ -13,6 +13,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from insitu.train.replica.leaves import flatten_batch, pack_batch
 from insitu.train.replica.protocol import Logs
+from insitu.train.replica.repeated_rows import tell_repeated_rows
 from insitu.train.replica.tensorflow import batch_spec
 from insitu.train.replica.tensorflow_calls import compile_call
 
@@ -76,6 +77,7 @@ def add_up_repeated_rows(model: Any) -> Iterator[None]:
     add_up = _make_dense if model.jit_compile else _add_up
 
     def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        tell_repeated_rows(optimizer, grads, trainable_variables or optimizer._trainable_variables)
         summed = [add_up(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
         return original(optimizer, summed, trainable_variables)
 

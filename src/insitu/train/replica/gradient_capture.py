@@ -15,6 +15,7 @@ import keras
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
+from insitu.train.replica.repeated_rows import tell_repeated_rows
 from insitu.train.replica.updated_weights import UpdatedValue, find_learning_rate, make_error
 
 _OPTIMIZERS = (BaseOptimizer, LossScaleOptimizer)
@@ -65,6 +66,8 @@ def capture_gradients(
         captured.variables = list(
             optimizer._trainable_variables if trainable_variables is None else trainable_variables
         )
+        if isinstance(optimizer, _OPTIMIZERS):
+            tell_repeated_rows(optimizer, captured.gradients, captured.variables)
         if on_apply is not None:
             on_apply()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -13,14 +12,13 @@ import numpy as np
 from keras.src.trainers.trainer import Trainer
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.replica.base import BaseReplica, seed_offset
 from insitu.train.replica.batch import StepBatch
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_to_numpy
-from insitu.train.replica.loss_totals import count_losses
-from insitu.train.replica.metric_results import unique_metrics
+from insitu.train.replica.loss_totals import BatchTotals, LossCounts, count_losses
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
@@ -89,7 +87,7 @@ class JaxReplica(BaseReplica):
         leaves = flatten_to_numpy(data)
         with self._noting_needs(training=True):
             outputs = self._gradient(
-                self._values(), np.uint32(seed_offset(shard)), leaves, *self._totals(training=True)
+                self._values(), np.uint32(seed_offset(shard)), leaves, *self._totals(shard, training=True)
             )
         return outputs, len(leaves[0])
 
@@ -125,7 +123,12 @@ class JaxReplica(BaseReplica):
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         self._plan.check_test()
         leaves = flatten_to_numpy(data)
-        arguments = (self._values(), np.uint32(seed_offset(shard)), leaves, *self._totals(training=False))
+        arguments = (
+            self._values(),
+            np.uint32(seed_offset(shard)),
+            leaves,
+            *self._totals(shard, training=False),
+        )
         with self._noting_needs(training=False):
             packed, extra = self._evaluate(*arguments)
         self._fill(record, self._test_packer, packed, len(leaves[0]))
@@ -144,16 +147,18 @@ class JaxReplica(BaseReplica):
         _assign(self._state.seeds, seeds)
         return keras.tree.map_structure(np.array, outputs)
 
-    def _totals(self, *, training: bool) -> tuple[NDArray[np.float32], ...]:
+    def _totals(self, shard: int, *, training: bool) -> tuple[BatchTotals, ...]:
         """Return the further arguments of a step: its totals, where it needs them."""
-        totals = self.losses[not training].totals
-        return () if totals is None else (totals.astype(np.float32),)
+        batch = self.losses[not training].batch_of(shard)
+        if batch is None:
+            return ()
+        return (BatchTotals(batch.totals.astype(np.float32), batch.rows, np.int32(batch.start)),)
 
-    def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+    def _count(self, shard: int, data: Any, *, training: bool) -> LossCounts:
         self._plan.check_train() if training else self._plan.check_test()
         leaves = flatten_to_numpy(data)
         counts = self._counts[training](self._values(), np.uint32(seed_offset(shard)), leaves)
-        return np.array(_view(counts), np.float64)
+        return LossCounts(np.array(_view(counts.totals), np.float64), [_view(each) for each in counts.rows])
 
     @staticmethod
     def _fill(
@@ -170,22 +175,19 @@ class JaxReplica(BaseReplica):
         """Return what the losses of a step add to their totals. XLA computes nothing else."""
         trainable, others, optimizer, metrics = state
         with (
-            self._counting() as counts,
+            count_losses(self._model) as counts,
             capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)),
         ):
             begin = (trainable, self._shift_seeds(others, offset), optimizer, metrics)
             self._model.train_step(begin, self._pack(leaves))
-        return jnp.stack(counts) if counts else jnp.zeros((0,))
+        return _stacked(counts)
 
     def _trace_test_counts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
         trainable, others, _, metrics = state
-        with self._counting() as counts:
+        with count_losses(self._model) as counts:
             begin = (trainable, self._shift_seeds(others, offset), metrics)
             self._model.test_step(begin, self._pack(leaves))
-        return jnp.stack(counts) if counts else jnp.zeros((0,))
-
-    def _counting(self) -> AbstractContextManager[list[Any]]:
-        return count_losses(unique_metrics(self._model))
+        return _stacked(counts)
 
     def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays, totals: Any = None) -> Any:
         after, extra, gradients, means = self._trace_parts(state, offset, leaves, totals)
@@ -315,12 +317,12 @@ class JaxReplica(BaseReplica):
 
     def _learn_train_logs(self) -> None:
         leaves = flatten_to_numpy(self._structure)
-        totals = self._totals(training=True)
+        totals = self._totals(0, training=True)
         jax.eval_shape(self._trace_gradient, self._values(), np.uint32(0), leaves, *totals)
 
     def _learn_test_logs(self) -> None:
         leaves = flatten_to_numpy(self._structure)
-        totals = self._totals(training=False)
+        totals = self._totals(0, training=False)
         jax.eval_shape(self._trace_evaluate, self._values(), np.uint32(0), leaves, *totals)
 
     def _shift_seeds(self, others: Sequence[Any], offset: Any) -> Arrays:
@@ -486,6 +488,10 @@ def unpack_step(result: Any, parts: int) -> tuple[Any, Any]:
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable._direct_assign(value)
+
+
+def _stacked(counts: LossCounts) -> LossCounts:
+    return counts._replace(totals=jnp.stack(counts.totals) if counts.totals else jnp.zeros((0,)))
 
 
 def _view(tensor: Any) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.replica.combination import Operation
 
 
@@ -21,6 +21,8 @@ class CombinationPlan:
     """Why evaluation can't be combined."""
     unchecked: tuple[str, ...] = ()
     """What could not be found out, and why; each a sentence without its stop."""
+    effects: tuple[str, ...] = ()
+    """Attributes of the user's parts that finding out has changed, as `part.attribute`."""
     number: int = 0
     """A number below 2**32 that tells the plans of two processes apart."""
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.train.replica.flat import Span
+from insitu.train.replica.loss_totals import BatchTotals, LossCounts
 
 Logs = dict[str, float]
 
@@ -58,11 +59,13 @@ class Replica(Protocol):
     def find_out(self, *, training: bool) -> None:
         """Find out what a step does, if this replica has done none. Raises NeedsTotals as `gradient`."""
 
-    def count_losses(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
-        """Return what a shard's batch adds to the totals of a step, without its rows; zeros for no data."""
+    def count_losses(self, shard: int, data: Any, *, training: bool) -> LossCounts:
+        """Return what a shard's batch adds to the totals of a step, without its rows. For no data: zeros, and
+        rows that show their shape."""
 
-    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
-        """Take the totals of the step that comes next: see `loss_totals`."""
+    def set_totals(self, batch: BatchTotals, *, training: bool) -> None:
+        """Take what losses know of the batch in the step that comes next: see `loss_totals`. Its `start` has
+        a number for each shard."""
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """Update the model by the mean `floats` and the `records` of all shards (one row each)."""

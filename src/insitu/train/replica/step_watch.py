@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import keras
 
-from insitu.train.replica.batch_means import BatchMeans, find_batch_means
+from insitu.base.errors import TrainingError
 from insitu.train.replica.metric_results import MetricResults, find_metric_results
 
 
@@ -31,3 +32,52 @@ def watch_step(model: Any) -> Iterator[StepWatch]:
         return
     with find_batch_means() as means, find_metric_results(model) as results:
         yield StepWatch(means, results)
+
+
+# Find the means that count each batch once.
+#
+# Keras' Mean counts rows where it gets a value for each row, or their number as a weight. Where it gets one
+# number for the batch it counts the batch as one. Then a shard's number counts by its part of the rows
+
+
+class BatchMeans:
+    """`variables` are the totals and counts of means that count each batch once, by id of the variable."""
+
+    def __init__(self) -> None:
+        self.variables: set[int] = set()
+        self._others: set[int] = set()
+
+    def note(self, metric: Any, counts_batches: bool) -> None:
+        """Record an update of `metric`. Raises TrainingError where it counts rows and batches in one step."""
+        own = {id(variable) for variable in metric.variables}
+        (self.variables if counts_batches else self._others).update(own)
+        if self.variables & self._others:
+            raise TrainingError(
+                "With several replicas a mean counts rows or batches, not both. Received: the metric "
+                f"{metric.name!r}, updated in one step by values for rows and by a number for the "
+                "batch. Pass the number with sample_weight=rows, or use two metrics."
+            )
+
+
+@contextlib.contextmanager
+def find_batch_means() -> Iterator[BatchMeans]:
+    """While open, record which means count each batch once."""
+    found = BatchMeans()
+    original = keras.metrics.Mean.update_state
+
+    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+        found.note(metric, sample_weight is None and _is_scalar(values))
+        return original(metric, values, sample_weight)
+
+    keras.metrics.Mean.update_state = update_state
+    try:
+        yield found
+    finally:
+        keras.metrics.Mean.update_state = original
+
+
+def _is_scalar(values: Any) -> bool:
+    shape = getattr(values, "shape", None)
+    if shape is None:
+        shape = keras.ops.convert_to_tensor(values).shape
+    return getattr(shape, "rank", 0) is not None and len(shape) == 0

@@ -17,8 +17,7 @@ from insitu.train.replica.combination import Operation
 from insitu.train.replica.flat import Span
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_batch
-from insitu.train.replica.loss_totals import count_losses
-from insitu.train.replica.metric_results import unique_metrics
+from insitu.train.replica.loss_totals import BatchTotals, LossCounts, count_losses
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
@@ -39,13 +38,13 @@ class TensorFlowReplica(BaseReplica):
         )
         self._applied = False
         self._shard_numbers: dict[int, Any] = {}
-        #: Where traced steps read totals: of training, and of tests. Written by `_forget_traces`.
-        self._totals: dict[bool, Any] = {}
+        #: Where traced steps read totals: of training, and of tests. Written by `set_totals`.
+        self._totals: dict[bool, BatchTotals] = {}
         #: Variables whose values `gradient` returns as well. Written by `watch_weights`.
         self._watched: Sequence[Any] = ()
         self._watched_values: Sequence[Any] = ()
         #: Totals that are computed in the graph that is being traced; else None.
-        self._traced_totals: Any = None
+        self._traced_totals: BatchTotals | None = None
         self._batch_specs = [batch_spec(leaf) for leaf in flatten_batch(data)]
         self._forget_traces()
         floats = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_buckets]
@@ -132,15 +131,20 @@ class TensorFlowReplica(BaseReplica):
     def predict(self, data: Any) -> Any:
         return keras.tree.map_structure(lambda t: np.array(_view(t)), self._predict(*self._tensors(data)))
 
-    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
+    def set_totals(self, batch: BatchTotals, *, training: bool) -> None:
         """See `Replica`."""
-        if training not in self._totals:
-            self._totals[training] = tf.Variable(totals, trainable=False)
-        self._totals[training].assign(totals)
+        held, values = self._totals.get(training), tf.nest.flatten(batch)
+        if held is None or any(not v.shape.is_compatible_with(a.shape) for v, a in _pairs(held, values)):
+            if held is not None:
+                self._forget_traces()
+            self._totals[training] = held = _make_variables(batch)
+        for variable, value in _pairs(held, values):
+            variable.assign(value)
 
-    def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+    def _count(self, shard: int, data: Any, *, training: bool) -> LossCounts:
         self._plan.check_train() if training else self._plan.check_test()
-        return np.array(_view(self._counts[training](self._number(shard), *self._tensors(data))))
+        totals, *rows = self._counts[training](self._number(shard), *self._tensors(data))
+        return LossCounts(np.array(_view(totals)), [np.array(_view(each)) for each in rows])
 
     def _number(self, shard: int) -> Any:
         if shard not in self._shard_numbers:
@@ -149,13 +153,13 @@ class TensorFlowReplica(BaseReplica):
 
     # Traced functions
 
-    def _trace_counts(self, training: bool, shard: Any, *leaves: Any) -> Any:
-        """Return what the losses of a step add to their totals. A graph computes nothing else."""
+    def _trace_counts(self, training: bool, shard: Any, *leaves: Any) -> list[Any]:
+        """Return what the losses of a step add to their totals, and the rows that those over the global batch
+        get. A graph computes nothing else."""
         state, model = self._state, self._model
-        metrics = unique_metrics(model)
         with (
             _restored(state.moved if training else state.moved_in_tests),
-            count_losses(metrics) as counts,
+            count_losses(model) as counts,
             self._shifted_seeds(shard),
         ):
             if training:
@@ -163,7 +167,8 @@ class TensorFlowReplica(BaseReplica):
                     model.train_step(self._pack(leaves))
             else:
                 model.test_step(self._pack(leaves))
-        return tf.cast(tf.stack(counts), tf.float64) if counts else tf.zeros((0,), tf.float64)
+        totals = tf.cast(tf.stack(counts.totals), tf.float64) if counts.totals else tf.zeros((0,), tf.float64)
+        return [totals, *counts.rows]
 
     @contextmanager
     def _shifted_seeds(self, shard: Any) -> Iterator[None]:
@@ -175,8 +180,12 @@ class TensorFlowReplica(BaseReplica):
         for variable in self._state.seeds:
             variable.assign(variable.value - tf.cast(stride, variable.dtype))
 
-    def _totals_of(self, *, training: bool) -> Any:
-        return self._totals.get(training) if self._traced_totals is None else self._traced_totals
+    def _totals_of(self, shard: Any, *, training: bool) -> BatchTotals | None:
+        batch = self._totals.get(training) if self._traced_totals is None else self._traced_totals
+        if batch is None:
+            return None
+        totals, rows, starts = tf.nest.map_structure(tf.convert_to_tensor, batch)
+        return BatchTotals(totals, rows, tf.gather(starts, shard))
 
     def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
         state = self._state
@@ -188,7 +197,7 @@ class TensorFlowReplica(BaseReplica):
             with (
                 self._shifted_seeds(shard),
                 watch_step(self._model) as watch,
-                self._dividing(self._totals_of(training=True), rows, training=True),
+                self._dividing(self._totals_of(shard, training=True), rows, training=True),
                 self._captured_gradients() as captured,
                 refuse_use_of_updated(self._model, captured.is_applied),
             ):
@@ -241,7 +250,7 @@ class TensorFlowReplica(BaseReplica):
             with (
                 self._shifted_seeds(shard),
                 watch_step(self._model) as watch,
-                self._dividing(self._totals_of(training=False), rows, training=False),
+                self._dividing(self._totals_of(shard, training=False), rows, training=False),
             ):
                 logs = self._model.test_step(self._pack(leaves))
             extra = self._note_logs(logs, watch, training=False)
@@ -347,6 +356,17 @@ def _restored(variables: Sequence[Any]) -> Iterator[Mapping[int, Any]]:
     finally:
         for variable in variables:
             variable.assign(saved[id(variable)])
+
+
+def _make_variables(batch: BatchTotals) -> BatchTotals:
+    """Return variables for such values, with any number of rows."""
+    rows = [tf.Variable(each, trainable=False, shape=(None, *each.shape[1:])) for each in batch.rows]
+    totals, starts = (tf.Variable(each, trainable=False) for each in (batch.totals, batch.start))
+    return BatchTotals(totals, rows, starts)
+
+
+def _pairs(held: Any, values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(tf.nest.flatten(held), values, strict=True)
 
 
 def batch_spec(leaf: Any) -> Any:

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.exchange import ALIGNMENT
 from insitu.train.replica.base import BaseReplica, seed_offset
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.gradient_capture import CapturedGradients, capture_gradients
 from insitu.train.replica.leaves import flatten_batch
-from insitu.train.replica.loss_totals import count_losses
-from insitu.train.replica.metric_results import unique_metrics
+from insitu.train.replica.loss_totals import LossCounts, count_losses
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
@@ -65,7 +64,7 @@ class TorchReplica(BaseReplica):
                 self._noting_needs(training=True),
                 torch.enable_grad(),
                 watch_step(self._model) as watch,
-                self._dividing(self._totals(training=True), len(leaves[0]), training=True),
+                self._dividing(self.losses[0].batch_of(shard), len(leaves[0]), training=True),
                 self._captured_gradients() as captured,
                 self._checked_step(captured),
             ):
@@ -116,7 +115,7 @@ class TorchReplica(BaseReplica):
             with (
                 self._noting_needs(training=False),
                 watch_step(self._model) as watch,
-                self._dividing(self._totals(training=False), len(leaves[0]), training=False),
+                self._dividing(self.losses[1].batch_of(shard), len(leaves[0]), training=False),
             ):
                 logs = self._model.test_step(self._pack(leaves))
             self._shift_seeds(-offset)
@@ -138,19 +137,14 @@ class TorchReplica(BaseReplica):
 
     # Helpers
 
-    def _totals(self, *, training: bool) -> Any:
-        totals = self.losses[not training].totals
-        return None if totals is None else keras.ops.convert_to_tensor(totals, "float32")
-
-    def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+    def _count(self, shard: int, data: Any, *, training: bool) -> LossCounts:
         self._plan.check_train() if training else self._plan.check_test()
         leaves, state = as_tensors(data), self._state
-        metrics = unique_metrics(self._model)
         offset = _as_int32(seed_offset(shard))
         with (
             torch.no_grad(),
             _restored(self._moved_in_training if training else self._moved_in_tests),
-            count_losses(metrics) as counts,
+            count_losses(self._model) as counts,
         ):
             self._shift_seeds(offset)
             if training:
@@ -161,7 +155,8 @@ class TorchReplica(BaseReplica):
                     self._model.train_step(self._pack(leaves))
             else:
                 self._model.test_step(self._pack(leaves))
-            return np.array([float(count) for count in counts])
+            totals = np.array([float(count) for count in counts.totals])
+            return LossCounts(totals, [np.array(each.detach().cpu().numpy()) for each in counts.rows])
 
     def _shift_seeds(self, offset: int) -> None:
         for tensor in self._seeds:

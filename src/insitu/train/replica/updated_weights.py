@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import keras
 from keras.src.trainers.trainer import Trainer
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 
 ADVICE = (
     "Use a constraint= of the layer to clip or project weights, use_ema=True of the optimizer for averages, "

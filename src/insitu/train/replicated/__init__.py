@@ -10,11 +10,3 @@ from insitu.train.replicated.step import (
     MultiDeviceStep,
     SingleProcessStep,
 )
-
-__all__ = [
-    "DeviceReplicas",
-    "MultiDeviceReplica",
-    "MultiDeviceStep",
-    "SingleProcessStep",
-    "pin_step",
-]

@@ -24,6 +24,11 @@ class PinnedStep:
         self._step = step
         self._scope = scope
 
+    @property
+    def unpinned(self) -> StepExecutor:
+        """The executor that it runs."""
+        return self._step
+
     def train(
         self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
     ) -> Logs:

@@ -33,6 +33,12 @@ class DeviceReplicas(Protocol):
     def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, Any]:
         """See `Replica`."""
 
+    def keep_gradients(self) -> None:
+        """Keep the mean gradient of each step from now on."""
+
+    def read_gradients(self) -> dict[str, NDArray[Any]]:
+        """Return that of the last step, by the path of the variable; nothing before it."""
+
     def refresh(self, *, force: bool) -> None:
         """Copy assignments from outside of steps to all devices, if there were any or with `force`."""
 
@@ -66,6 +72,14 @@ class SingleProcessStep:
         report("step")
         self._refresh()
         return self._devices.train(parts)
+
+    def keep_gradients(self) -> None:
+        """Keep the mean gradient of each step from now on."""
+        self._devices.keep_gradients()
+
+    def read_gradients(self) -> dict[str, NDArray[Any]]:
+        """Return that of the last step, by the path of the variable; nothing before it."""
+        return self._devices.read_gradients()
 
     def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
         self._refresh()

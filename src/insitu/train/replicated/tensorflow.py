@@ -10,8 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from insitu.train.replica import (
+    GLOBAL,
+    BatchTotals,
     CombinationPlan,
     Logs,
     NeedsTotals,
@@ -19,13 +22,13 @@ from insitu.train.replica import (
     RecordLayout,
     ShardBatch,
     StepLogs,
+    find_rows,
     flatten_batch,
     is_floating,
     map_batch,
 )
 from insitu.train.replica.tensorflow import TensorFlowReplica
 from insitu.train.replica.tensorflow_calls import RelaxingCall, compile_function
-from insitu.train.replicated.mirrors import MirroredVariables, mirror_variables
 
 
 class TensorFlowMultiDeviceReplica(TensorFlowReplica):
@@ -64,11 +67,33 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         self._width = len(batch)
         signature = [tf.TensorSpec((len(devices),), tf.float64), *(batch * len(devices))]
         self._signature = signature
+        #: The mean gradient of the last step, a variable for each bucket, where it is kept. Written by
+        #: `keep_gradients`.
+        self._kept: list[Any] = []
         self._compile_steps()
         self._predict_all = self._compile_all(self._trace_predict_all, signature)
         buckets = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_buckets]
         combined = tf.TensorSpec((self.train_record_size,), tf.float64)
         self._apply_all = self._compile_all(self._trace_apply_all, [combined, *buckets])
+
+    def keep_gradients(self) -> None:
+        """Have the compiled step write the mean gradient of each step to variables of its own."""
+        if self._kept:
+            return
+        with tf.device("CPU:0"):
+            self._kept = [
+                tf.Variable(tf.zeros((p.stop - p.start,), self.floats_dtype.name), trainable=False)
+                for p in self._all_buckets
+            ]
+        self._compile_steps()
+
+    def read_gradients(self) -> dict[str, NDArray[Any]]:
+        """Return the mean gradient of the last step, by the path of the variable."""
+        if not self._kept:
+            return {}
+        flat = np.concatenate([np.asarray(kept) for kept in self._kept])
+        spans = [(variable, span) for variable, span in self.float_spans() if variable.trainable]
+        return {v.path: flat[span.start : span.stop].reshape(span.shape) for v, span in spans}
 
     def _compile_steps(self) -> None:
         """Make the functions that depend on whether losses need totals."""
@@ -96,22 +121,26 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
     def train(self, parts: Sequence[ShardBatch]) -> Logs:
         self._plan.check_train()
-        logs: Logs = self._call(lambda: self._train_all(*self._arguments(parts)), training=True)
+        logs: Logs = self._call(parts, training=True)
         return logs
 
     def test(self, parts: Sequence[ShardBatch]) -> Logs:
         self._plan.check_test()
-        logs: Logs = self._call(lambda: self._test_all(*self._arguments(parts)), training=False)
+        logs: Logs = self._call(parts, training=False)
         return logs
 
-    def _call(self, call: Callable[[], Any], *, training: bool) -> Any:
-        """Return what `call` returns. It is traced again where losses turn out to need totals, which the
-        function then adds up by itself."""
+    def _call(self, parts: Sequence[ShardBatch], *, training: bool) -> Any:
+        """Return what the step of all devices returns. It is traced again where losses turn out to need
+        totals, which the function then adds up by itself."""
+        arguments = self._arguments(parts)
         try:
             with self._noting_needs(training=training):
-                return call()
+                return (self._train_all if training else self._test_all)(*arguments)
         except NeedsTotals:
-            return call()
+            if find_rows(self._model) == GLOBAL:
+                # The function would join whatever the losses get.
+                self.count_losses(0, next(part.data for part in parts if part.rows), training=training)
+            return (self._train_all if training else self._test_all)(*arguments)
 
     def predict_parts(self, parts: Sequence[ShardBatch]) -> list[Any]:
         """Return the outputs of each part, None for one without rows."""
@@ -175,13 +204,13 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
     @contextmanager
     def _adding_up(self, rows: Any, leaves: Sequence[Any], *, training: bool) -> Iterator[None]:
-        """While open, the losses of all devices divide by their totals, where they need these."""
+        """While open, the losses of all devices know of the whole batch, where they need to."""
         if not self.needs_totals(training=training):
             yield
             return
         if not self._mirrored:
             self._mirrors.trace_copying()
-        counts = [
+        outputs = [
             self._run_on(
                 device_index, partial(self._trace_counts, training), tf.constant(shard, tf.int64), *own
             )
@@ -191,10 +220,19 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         ]
         with tf.device("CPU:0"):
             # What a device without rows has counted is of other rows.
+            counts = [output[0] for output in outputs]
             own = [
                 tf.math.multiply_no_nan(c, tf.sign(r)) for c, r in zip(counts, tf.unstack(rows), strict=True)
             ]
-            self._traced_totals = tf.concat([tf.reduce_sum(rows, keepdims=True), tf.add_n(own)], 0)
+            totals = tf.concat([tf.reduce_sum(rows, keepdims=True), tf.add_n(own)], 0)
+            sizes = tf.unstack(tf.cast(rows, tf.int32))
+            starts = tf.cumsum(rows, exclusive=True)
+        with tf.device(self._all_devices[0]):
+            joined = [
+                tf.concat([leaf[:size] for leaf, size in zip(same, sizes, strict=True)], 0)
+                for same in zip(*(output[1:] for output in outputs), strict=True)
+            ]
+        self._traced_totals = BatchTotals(totals, joined, starts)
         try:
             yield
         finally:
@@ -204,6 +242,8 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         """Update the model on each device by the mean of the `outputs` of all, and return the logs."""
         combined = self._combine(self._train_record, [output[0] for output in outputs], rows)
         means = self._mean([output[1:] for output in outputs], rows)
+        for kept, mean in zip(self._kept, means[0], strict=False):
+            kept.assign(mean)
         metrics = self._update_devices(combined, means)
         return _merge_logs(self._train_logs, metrics, combined[self._train_record.extra_start :])
 
@@ -353,3 +393,106 @@ def _only_read(model: Any) -> list[Any]:
     nothing to be read on further devices."""
     unmoved = getattr(model, "unmoved_variables", ())
     return [v for v in unmoved if getattr(v, "aggregation", None) != "sum"]
+
+
+# Copies of a model's variables on further devices, kept equal to the variables that Keras knows
+
+
+_ATTRIBUTE = "_insitu_mirrors"
+_COPIES = "_insitu_copies"
+_SCATTERS = ("update", "add", "sub", "mul", "div", "max", "min", "nd_update", "nd_add", "nd_sub")
+_ASSIGNING = (
+    *("assign", "assign_add", "assign_sub", "batch_scatter_update"),
+    *(f"scatter_{name}" for name in _SCATTERS),
+)
+_RESTORING = "_restore_from_tensors"
+"""What `tf.train.Checkpoint` calls, also while it traces a function that it calls at once."""
+
+
+class MirroredVariables:
+    """A `tf.Variable` for each Keras variable of `variables`, on each device but the first.
+
+    On the first device that is the Keras variable's own. `on(i)` puts those of device `i` into their places,
+    so that whatever is traced inside reads and writes them: any layer, any `train_step`, any optimizer.
+
+    A step leaves all devices equal. What is assigned between steps, by callbacks, `set_weights` or a metric's
+    reset, reaches the first device only; then `refresh` copies it to the others. Assignments by a compiled
+    function of the user's own aren't seen.
+    """
+
+    def __init__(self, variables: Sequence[Any], devices: Sequence[str]) -> None:
+        self.variables = tuple(variables)
+        self._devices = tuple(devices)
+        self._own = [variable._value for variable in self.variables]
+        # Others may have made copies before, and not have heard of what was assigned since.
+        self.stale = any(hasattr(own, _COPIES) for own in self._own)
+        self._copies: list[list[Any]] = [self._own]
+        self._copies += [[_copy_on(device, own) for own in self._own] for device in self._devices[1:]]
+        for own in self._own:
+            _call_on_assign(own, self._mark_stale)
+        self._copy = compile_function(self.trace_copying, autograph=False)
+
+    def _mark_stale(self) -> None:
+        self.stale = True
+
+    @contextmanager
+    def swapped_in(self, index: int) -> Iterator[None]:
+        """While open, the Keras variables use the values of device `index`."""
+        for variable, copy in zip(self.variables, self._copies[index], strict=True):
+            variable._value = copy
+        try:
+            yield
+        finally:
+            for variable, own in zip(self.variables, self._own, strict=True):
+                variable._value = own
+
+    def refresh(self) -> None:
+        """Copy the first device's values to all others."""
+        self._copy()
+        self.stale = False
+
+    def trace_copying(self) -> None:
+        values = [own.read_value() for own in self._own]
+        for device, copies in zip(self._devices[1:], self._copies[1:], strict=True):
+            with tf.device(device):
+                for copy, value in zip(copies, values, strict=True):
+                    copy.assign(value)
+
+
+def mirror_variables(model: Any, variables: Sequence[Any], devices: Sequence[str]) -> MirroredVariables:
+    """Return the mirrored variables of `model`, made once: its steps for batches of all structures share
+    them."""
+    mirrors: MirroredVariables | None = getattr(model, _ATTRIBUTE, None)
+    if mirrors is None or list(map(id, mirrors.variables)) != list(map(id, variables)):
+        mirrors = MirroredVariables(variables, devices)
+        # Around Keras' tracking: copies are no part of the model's state.
+        object.__setattr__(model, _ATTRIBUTE, mirrors)
+    return mirrors
+
+
+def _copy_on(device: str, own: Any) -> Any:
+    """Return the copy of a variable on a further device. There is one for all models and steps that use
+    it."""
+    copies = own.__dict__.setdefault(_COPIES, {})
+    if device not in copies:
+        with tf.device(device):
+            copies[device] = copy = tf.Variable(own.read_value(), trainable=own.trainable, dtype=own.dtype)
+        # Keras' optimizers find what belongs to a variable by this.
+        copy._unique_id = own._unique_id
+    return copies[device]
+
+
+def _call_on_assign(own: Any, changed: Any) -> None:
+    """Call `changed` for each assignment outside of graphs."""
+
+    def wrap(assign: Any, in_graphs: bool = False) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if in_graphs or not tf.inside_function():
+                changed()
+            return assign(*args, **kwargs)
+
+        return call
+
+    for name in _ASSIGNING:
+        setattr(own, name, wrap(getattr(own, name)))
+    setattr(own, _RESTORING, wrap(getattr(own, _RESTORING), in_graphs=True))

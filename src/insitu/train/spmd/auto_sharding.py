@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from keras.distribution import DeviceMesh, LayoutMap, TensorLayout
 from keras.src.distribution.distribution_lib import Distribution
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 Axes = tuple[str | None, ...]
 

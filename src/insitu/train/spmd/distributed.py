@@ -17,9 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from insitu.errors import TrainingError
+from insitu.base.context import GPUS_ENV
+from insitu.base.errors import TrainingError
+from insitu.base.net.unauthenticated import refuse_unauthenticated
 from insitu.train.elastic import Membership
-from insitu.unauthenticated import refuse_unauthenticated
 
 HEARTBEAT_TIMEOUT = 100.0
 """Seconds without a heartbeat after which JAX counts a task as dead: JAX' default, and the most."""
@@ -194,7 +195,9 @@ def _wrap_excepthook(report: Callable[..., Any]) -> Callable[..., Any]:
 
 def own_accelerators(workers: tuple[str, ...], index: int) -> list[int] | None:
     """Return the NVIDIA devices of this task where it shares its host with other tasks: an equal part of
-    them, since two tasks can't use one. None: all that it sees."""
+    them, since two tasks can't use one. None: all that it sees, as those that a job has given this task."""
+    if os.environ.get(GPUS_ENV):
+        return None
     host = workers[index].rpartition(":")[0]
     here = [task for task, address in enumerate(workers) if address.rpartition(":")[0] == host]
     visible = visible_accelerators()

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
 import numpy as np
 
-from insitu.errors import TrainingError
+from insitu.base.errors import PeerLost, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import squeeze_shards
 from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.fit import check_same_data
-from insitu.train.replica import Logs, ShardBatch, flatten_batch, pack_batch
+from insitu.train.replica import Logs, ShardBatch, check_global, flatten_batch, pack_batch
 from insitu.train.replica.jax import unpack_step
-from insitu.train.spmd.lost_peers import report_lost_peers
+from insitu.train.spmd.distributed import skip_shutdown
 from insitu.train.spmd.mesh_sharding import MeshSharding
-from insitu.train.spmd.rows import RowPlan, plan_rows
 from insitu.train.spmd.variables import METRICS, OTHERS, TRAINABLE, get_mesh_variables
+
+if TYPE_CHECKING:
+    from insitu.train.elastic import Membership
+    from insitu.train.fit import StepExecutor
+
 
 Leaves = list[Any]
 TraceScope = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -45,6 +51,7 @@ class MeshStep:
         trace_scope: TraceScope = contextlib.nullcontext,
     ) -> None:
         """`trace_scope` is opened whenever the model is traced."""
+        check_global(model, membership.num_shards)
         self._model = model
         self._structure = example
         self._mesh_sharding = mesh_sharding
@@ -252,3 +259,126 @@ def _arrays(data: Any) -> Leaves:
     """Return the leaves of a batch in dtypes that JAX has."""
     leaves = [np.asarray(leaf) for leaf in flatten_batch(data)]
     return [leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False) for leaf in leaves]
+
+
+# Plan where the rows of a step lie in the global arrays of a mesh. Pure.
+#
+# Each process contributes as many rows to a global array, so short parts are padded with rows of zeros. The
+# program cuts them off again before it computes anything, so that no row but the batch's ever counts
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """The rows of a global batch in the global arrays. Equal plans are the same program."""
+
+    length: int
+    """Rows that each process contributes: a multiple of its devices on the data axis."""
+    pieces: tuple[tuple[int, int], ...]
+    """Half-open intervals of the global array that hold rows, in shard order, neighbours joined."""
+    total: int
+    """All rows of the global array."""
+
+    @property
+    def rows(self) -> int:
+        """The rows of the batch."""
+        return sum(stop - start for start, stop in self.pieces)
+
+    @property
+    def whole(self) -> bool:
+        """No row of the global array is filled up, and all are in order."""
+        return self.pieces == ((0, self.total),)
+
+
+def plan_rows(counts: Sequence[int], hosts: Sequence[Sequence[int]], devices: int) -> RowPlan:
+    """Return the plan for shards with `counts` rows each. `hosts[p]` are the shards of process p, whose rows
+    follow each other in that order; `devices` is the number of one process' devices on the data axis."""
+    longest = max(sum(counts[shard] for shard in shards) for shards in hosts)
+    length = -(-longest // devices) * devices
+    intervals = {}
+    for process, shards in enumerate(hosts):
+        start = process * length
+        for shard in shards:
+            intervals[shard] = (start, start + counts[shard])
+            start += counts[shard]
+    pieces: list[tuple[int, int]] = []
+    for shard in sorted(intervals):
+        start, stop = intervals[shard]
+        if start == stop:
+            continue
+        if pieces and pieces[-1][1] == start:
+            pieces[-1] = (pieces[-1][0], stop)
+        else:
+            pieces.append((start, stop))
+    return RowPlan(length, tuple(pieces), length * len(hosts))
+
+
+# Name the lost task where a collective of XLA only says that it failed
+
+
+_COLLECTIVE_FAILED = re.compile(
+    "UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION"
+)
+"""How XLA's account of a collective that could not be done begins."""
+
+
+@contextlib.contextmanager
+def report_lost_peers(group: Group | None) -> Iterator[None]:
+    """Raise PeerLost, with the name of the lost task, where a collective of XLA fails inside. `group`, that
+    of all tasks, knows the name; None for a single task."""
+    try:
+        yield
+    except PeerLost:
+        skip_shutdown()
+        raise
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if group is None or not _COLLECTIVE_FAILED.match(str(error)):
+            raise
+        skip_shutdown()
+        group.barrier()
+        raise
+
+
+# Make the step of a model that is one program over a mesh of JAX devices
+
+
+def make_mesh_step(model: Any, example: Any, devices: Sequence[Any], membership: Membership) -> StepExecutor:
+    """Return the step of `model`, built and compiled, as one program over `devices`.
+
+    `devices` are `jax.Device`s: all of this process or, after `jax.distributed` has been set up, of all
+    tasks, each with the same number. Each device has a copy of the variables, the rows of the global batch
+    are sharded, and XLA inserts the collectives.
+
+    The results are those of one device for the same global batch, but for rounding (about 1e-5 relative):
+    BatchNorm sees the global batch, Dropout draws the same mask, a loss is the mean over the global batch.
+    The number of rows is free; each row counts once, with the same weight.
+
+    Raises TrainingError where another backend than JAX is active, or the job has several tasks and the
+    devices are of one.
+    """
+    import keras
+
+    if keras.backend.backend() != "jax":
+        raise TrainingError(
+            "A mesh of devices needs the JAX backend of Keras. Received: the "
+            f"{keras.backend.backend()!r} backend. Set KERAS_BACKEND=jax before keras is imported."
+        )
+    import numpy as np
+
+    from insitu.train.spmd.mesh_sharding import DATA_AXIS, MeshSharding
+    from insitu.train.spmd.program import MeshStep
+
+    return MeshStep(model, example, MeshSharding.from_devices(np.array(devices), (DATA_AXIS,)), membership)
+
+
+# Switch `keras.distribution` off for a while
+
+
+@contextlib.contextmanager
+def without_distribution() -> Iterator[None]:
+    """While open, no `keras.distribution` is set: Keras would shard batches too. Also a decorator."""
+    outer = keras.distribution.distribution()
+    keras.distribution.set_distribution(None)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(outer)

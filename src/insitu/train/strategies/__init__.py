@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.doors import lazy_door
+from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.train.strategies.base import Strategy
@@ -26,35 +26,4 @@ if TYPE_CHECKING:
     from insitu.train.strategies.parameter_server import ParameterServerStrategy
     from insitu.train.strategies.tpu import TPUStrategy
 
-__getattr__, __dir__ = lazy_door(
-    __name__,
-    {
-        "base": ("Strategy",),
-        "central_storage": ("CentralStorageStrategy",),
-        "communication": ("HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice"),
-        "current": ("get_strategy",),
-        "hybrid": ("HybridStrategy",),
-        "mirrored": ("MirroredStrategy",),
-        "model_parallel": ("ModelParallelStrategy",),
-        "multi_worker_mirrored": ("MultiWorkerMirroredStrategy",),
-        "one_device": ("OneDeviceStrategy",),
-        "parameter_server": ("ParameterServerStrategy",),
-        "tpu": ("TPUStrategy",),
-    },
-)
-
-__all__ = [
-    "CentralStorageStrategy",
-    "HierarchicalCopyAllReduce",
-    "HybridStrategy",
-    "MirroredStrategy",
-    "ModelParallelStrategy",
-    "MultiWorkerMirroredStrategy",
-    "NcclAllReduce",
-    "OneDeviceStrategy",
-    "ParameterServerStrategy",
-    "ReductionToOneDevice",
-    "Strategy",
-    "TPUStrategy",
-    "get_strategy",
-]
+__getattr__, __dir__ = lazy_door(__name__)

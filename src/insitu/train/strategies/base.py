@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, InsituError, TrainingError
+from insitu.base.missing_names import missing_name
 from insitu.exchange import Group
 from insitu.grid import Dataset
-from insitu.missing_names import missing_name
-from insitu.tracebacks import shorten_printed_tracebacks
 from insitu.train.collectives import gather_sizes, squeeze_shards
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
@@ -57,11 +59,11 @@ from insitu.train.fit import (
     make_feed,
     note_maker,
     register_dataset_adapter,
+    seed_unseeded,
     trainer_of,
     warn_of_own_fit,
 )
-from insitu.train.replica import CombinationPlan, count_rows
-from insitu.train.strategies.seeds import seed_unseeded
+from insitu.train.replica import CombinationPlan, check_one_optimizer, count_rows
 
 
 class Strategy:
@@ -105,6 +107,11 @@ class Strategy:
     def num_replicas_in_sync(self) -> int:
         """The number of shards: each is one replica, whichever process computes it."""
         return self._membership.num_shards
+
+    @property
+    def _runs_one_program(self) -> bool:
+        """Whether one program computes the global batch's gradient, so that none are combined."""
+        return False
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -169,8 +176,9 @@ class Strategy:
     def configure_compiled(self, model: Any) -> None:
         """Change what `compile` has chosen for `model`. Nothing is to be changed here."""
 
-    def check_callbacks(self, callbacks: Sequence[Any]) -> None:
-        """Raise TrainingError for a callback that does the wrong thing here. There is none."""
+    def adapt_callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """Return the callbacks of a fit as they are."""
+        return callbacks
 
     def check_open(self, model: Any) -> None:
         """Raise TrainingError where `model`, of this strategy, is trained in the scope of another, or in an
@@ -213,7 +221,9 @@ class Strategy:
         raise NotImplementedError
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
-        """Prepare `model` before it is built. Nothing is to be done here."""
+        """Prepare `model` before it is built. Raises TrainingError for one that can't be trained."""
+        if not self._runs_one_program:
+            check_one_optimizer(model, self.num_replicas_in_sync)
 
     def loop_aggregation(self) -> LoopAggregation:
         """Return how the gradients of a custom loop's replicas are combined."""
@@ -230,6 +240,9 @@ class Strategy:
     def count_updates(self) -> int | None:
         """Return how many updates the model has had; None where its optimizer here counts them."""
         return None
+
+    def show_updates(self) -> None:
+        """Have the optimizer here count the updates that were made elsewhere. Here none are."""
 
     def expect_saves(self) -> None:
         """Prepare for a fit with backups. Nothing is to be done here."""
@@ -340,8 +353,10 @@ class Strategy:
         if len(context.workers) <= 1 or not is_never_sharded(dataset):
             feed = make_feed(dataset, may_be_endless=True, **self._membership.feed_options)
             compares = self._compares_data and not isinstance(dataset, Dataset)
-            return self._distribute(feed, self._check_data if compares else None)
-        whole = make_feed(dataset, shards=(0,), num_shards=1)
+            made = self._distribute(feed, self._check_data if compares else None)
+            made.whole = dataset
+            return made
+        whole = make_feed(dataset, shards=(0,), num_shards=1, seed=context.seed, fit=context.index)
         cut = cut_for_replicas(count_rows(whole.source.peek()), context.num_shards, context.shards[0])
         return self._distribute(WorkerFeed([whole], context.shards, self._count_left, cut))
 
@@ -376,7 +391,12 @@ class Strategy:
         else:
             pipelines = max(1, len(context.workers))
             contexts = [InputContext(pipelines, context.index if pipelines > 1 else 0, context.num_shards)]
-        feeds = [make_feed(dataset_fn(each), shards=(0,), num_shards=1) for each in contexts]
+        feeds = [
+            make_feed(
+                dataset_fn(each), shards=(0,), num_shards=1, seed=context.seed, fit=each.input_pipeline_id
+            )
+            for each in contexts
+        ]
         return self._distribute(WorkerFeed(feeds, context.shards, self._count_left))
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
@@ -420,7 +440,13 @@ class Strategy:
 
 
 def tell_unchecked(plan: CombinationPlan, model: Any, membership: Membership) -> None:
-    """Warn, in the chief, of what the plan could not find out."""
+    """Warn, in the chief, of what the plan could not find out, and of what finding out has changed."""
+    if plan.effects and membership.context.is_chief:
+        sys.stderr.write(
+            f"[insitu] {', '.join(plan.effects)} of {model.name!r} changed before the first step: how the "
+            "model's parts combine was found out on made-up batches of 5, 2 and 3 rows. Reset them in a "
+            "callback's on_train_begin\n"
+        )
     if plan.unchecked and membership.context.is_chief:
         warnings.warn(
             f"Not everything could be checked of how {model.name!r} trains over several replicas: gradients "
@@ -440,3 +466,56 @@ def _refuse_distribution(model: Any) -> None:
             f"{model.name!r}, made in the scope of a tf.distribute.{type(distribution).__name__}. Make it "
             "outside that scope."
         )
+
+
+# Shortens tracebacks that end a script, so that they show the user's lines
+
+
+FULL_ENV = "INSITU_FULL_TRACEBACKS"
+"""The environment variable that leaves tracebacks as they are."""
+_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+
+
+def shorten_traceback(error: BaseException) -> None:
+    """Take insitu's own frames out of the tracebacks of `error` and of what it was raised from.
+
+    Of a refusal, an InsituError, all of them: its message says what is wrong, and the last line that is shown
+    is the one to change. Of any other error those before a line of the user's, as where `strategy.run` runs a
+    step: an error in insitu itself keeps what shows where.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        link.__traceback__ = _shorten(link.__traceback__, whole=isinstance(link, InsituError))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _shorten(traceback: TracebackType | None, *, whole: bool) -> TracebackType | None:
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    own = [frame.tb_frame.f_code.co_filename.startswith(_OWN) for frame in frames]
+    if all(own):
+        return frames[0] if frames else None
+    last = len(own) - 1 - own[::-1].index(False)
+    shown = [frame for index, frame in enumerate(frames) if not own[index] or (index > last and not whole)]
+    result = None
+    for frame in reversed(shown):
+        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result
+
+
+def shorten_printed_tracebacks() -> None:
+    """Have Python print shortened tracebacks at the end of a script. Done once."""
+    report: Callable[..., Any] = sys.excepthook
+    if getattr(report, "shortens", False) or os.environ.get(FULL_ENV):
+        return
+
+    def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        shorten_traceback(error)
+        report(kind, error, error.__traceback__)
+
+    excepthook.shortens = True  # type: ignore[attr-defined]
+    sys.excepthook = excepthook

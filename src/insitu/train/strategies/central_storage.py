@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from insitu.context import Context
+from insitu.base.context import Context
 from insitu.train.devices import Device, resolve, resolve_all
 from insitu.train.strategies.multi_device import MultiDeviceStrategy
 

@@ -9,18 +9,49 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from insitu.context import TF_CONFIG_ENV, Context
-from insitu.errors import InputError, TrainingError
-from insitu.missing_names import missing_name
+import keras
+
+from insitu.base.context import TF_CONFIG_ENV, Context
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.missing_names import missing_name
 from insitu.train.devices import list_devices
 
-__all__ = ["ClusterResolver", "ClusterSpec", "SimpleClusterResolver", "TFConfigClusterResolver"]
+__all__ = [
+    "ClusterResolver",
+    "ClusterSpec",
+    "SimpleClusterResolver",
+    "TFConfigClusterResolver",
+    "TPUClusterResolver",
+]
 
 
 def __getattr__(name: str) -> Any:
     raise missing_name("insitu.cluster_resolver", name)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedTPU:
+    #: Its name or address; empty for that of this machine.
+    tpu: str
+
+
+def TPUClusterResolver(tpu: str | None = None, **options: Any) -> Any:
+    """Return what TPUStrategy takes. On TensorFlow that is its own resolver, with its own options, so that
+    `tf.config.experimental_connect_to_cluster` and `tf.tpu.experimental.initialize_tpu_system` take it, too.
+    Raises InputError for options elsewhere."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.distribute.cluster_resolver.TPUClusterResolver(tpu, **options)
+    if options:
+        raise InputError(
+            f"The TPU of {keras.backend.backend()} is that of its own machine. Received: "
+            f"{', '.join(options)}. Leave them out"
+        )
+    return _NamedTPU(tpu or "")
 
 
 class ClusterSpec:

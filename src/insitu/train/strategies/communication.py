@@ -13,8 +13,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from insitu.context import Context
-from insitu.errors import GridError, InputError
+from insitu.base.context import Context
+from insitu.base.errors import GridError, InputError
 from insitu.grid import publish_file
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from insitu.doors import lazy_door
-from insitu.missing_names import missing_name
+from insitu.base.doors import lazy_door
+from insitu.base.missing_names import missing_name
 
 if TYPE_CHECKING:
     from insitu.train.custom_loop import ValueContext
@@ -22,22 +22,7 @@ if TYPE_CHECKING:
     from insitu.train.strategies.tpu import TPUStrategy
 
 _STRATEGIES = "insitu.train.strategies"
-_load, __dir__ = lazy_door(
-    __name__,
-    {
-        "insitu.train.custom_loop": ("ValueContext",),
-        "insitu.train.parameter_server": ("coordinator", "partitioners"),
-        f"{_STRATEGIES}.central_storage": ("CentralStorageStrategy",),
-        f"{_STRATEGIES}.communication": (
-            "CollectiveHints",
-            "CommunicationImplementation",
-            "CommunicationOptions",
-        ),
-        f"{_STRATEGIES}.multi_worker_mirrored": ("MultiWorkerMirroredStrategy",),
-        f"{_STRATEGIES}.parameter_server": ("ParameterServerStrategy",),
-        f"{_STRATEGIES}.tpu": ("TPUStrategy",),
-    },
-)
+_load, __dir__ = lazy_door(__name__)
 
 
 def __getattr__(name: str) -> Any:

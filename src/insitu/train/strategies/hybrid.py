@@ -8,9 +8,9 @@ from typing import Any
 import keras
 from numpy.typing import NDArray
 
-from insitu.context import Context
-from insitu.context import context as read_context
-from insitu.errors import TrainingError
+from insitu.base.context import Context
+from insitu.base.context import context as read_context
+from insitu.base.errors import TrainingError
 from insitu.exchange import Group
 from insitu.parameters import ConsistencyPolicy
 from insitu.train.collectives import barrier_token
@@ -94,6 +94,7 @@ class HybridStrategy(SynchronousStrategy):
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Attach a table with room for the rows of one batch to each Embedding."""
+        super().before_build(model, example, part_rows)
         optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
         attach_tables(model, example, part_rows, self._open_session, optimizer)
 

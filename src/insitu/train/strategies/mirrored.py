@@ -8,11 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.context import Context
-from insitu.context import context as read_context
-from insitu.parent_death import get_replica_config
+from insitu.base.context import Context
 from insitu.train.custom_loop import LoopStep, StepModel
-from insitu.train.devices import Device, can_start_replicas, join_replicas, resolve_all
+from insitu.train.devices import Device, resolve_all
 from insitu.train.fit import StepExecutor
 from insitu.train.strategies.communication import choose_reduction, publish_choice, tell
 from insitu.train.strategies.multi_device import MultiDeviceStrategy
@@ -29,13 +27,9 @@ class MirroredStrategy(MultiDeviceStrategy):
       differently (seen: the last bit of BatchNorm's averages). Collectives such as NCCL are not used, also
       not on GPUs.
     - JAX: one program over a mesh of the devices. It computes what one device would for the global batch.
-    - PyTorch: a process for each device. Outside a job this process takes the first device and starts the
-      others. They run the same script with the same arguments, up to where it ends here; their output is
-      shown only if one fails. The weights have the bits of as many shards under
-      `MultiWorkerMirroredStrategy`. Whatever else the script does, it does in each process, so write files
-      only if `insitu.context().is_chief`. A script can do this for one list of devices. In a job, at a
-      prompt, in a notebook and with a `context`, there is one process instead, with one copy of the
-      variables, which further devices copy in each step; on CPUs the replicas then run one after the other.
+    - PyTorch: one copy of the variables, which further devices copy in each step. The weights have the bits
+      of as many shards under `MultiWorkerMirroredStrategy`. On CPUs one replica runs after the other, each
+      with all threads. `insitu start --workers N` gives each replica a process of its own.
 
     In a job of several workers each worker has all its devices; insitu's exchange connects the workers.
 
@@ -62,35 +56,26 @@ class MirroredStrategy(MultiDeviceStrategy):
         kinds = {device.kind for device in chosen}
         self.reduction, note = choose_reduction(cross_device_ops, keras.backend.backend(), kinds)
         """How gradients of the devices are added up."""
-        if context is None and _uses_processes(chosen):
-            device, context = join_replicas(chosen, read_context())
-            chosen = [device]
         super().__init__(chosen, None, context)
         tell(note, is_chief=self.membership.context.is_chief)
         publish_choice(self.membership.context, type(self).__name__, self.reduction)
 
-    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
+    @property
+    def _runs_one_program(self) -> bool:
         workers = len(self.membership.context.workers)
-        if keras.backend.backend() == "jax" and len(self.devices) > 1 and workers <= 1:
+        return keras.backend.backend() == "jax" and len(self.devices) > 1 and workers <= 1
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
+        if self._runs_one_program:
             from insitu.train.spmd import make_mesh_step
 
             return make_mesh_step(model, example, [d.handle() for d in self.devices], self.membership)
         return super().make_step(model, example, first=first)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
-        workers = len(self.membership.context.workers)
-        if keras.backend.backend() == "jax" and len(self.devices) > 1 and workers <= 1:
+        if self._runs_one_program:
             from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
 
             devices = np.array([device.handle() for device in self.devices])
             return MeshLoopStep(model, example, plan_replica_axis(devices, len(devices)), self.membership)
         return super().make_loop_step(model, example)
-
-
-def _uses_processes(devices: Sequence[Device]) -> bool:
-    """Return True if each of the devices gets a process of its own, all of which run this script."""
-    if keras.backend.backend() != "torch" or len(devices) == 1 or devices[0].kind == "tpu":
-        return False
-    here = read_context()
-    outside = here.job_id is None and not here.workers
-    return outside and (get_replica_config() is not None or can_start_replicas())

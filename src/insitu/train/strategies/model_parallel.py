@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.context import Context
-from insitu.errors import InputError, TrainingError
+from insitu.base.context import Context
+from insitu.base.errors import InputError, TrainingError
 from insitu.train.custom_loop import LoopStep, RestorePlacementStep, StepModel
 from insitu.train.devices import Device, resolve, resolve_all
 from insitu.train.fit import StepExecutor
@@ -171,6 +171,10 @@ class ModelParallelStrategy(SynchronousStrategy):
         from insitu.train.spmd import without_distribution
 
         return without_distribution()
+
+    @property
+    def _runs_one_program(self) -> bool:
+        return not self._placements
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if self._placements:

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from insitu.context import Context
-from insitu.context import context as read_context
-from insitu.errors import TrainingError
+from insitu.base.context import Context
+from insitu.base.context import context as read_context
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop import (
     LoopStep,
     MultiDeviceExchangeStep,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import keras
 import numpy as np
 
-from insitu.context import Context
-from insitu.context import context as read_context
-from insitu.errors import TrainingError
+from insitu.base.context import Context
+from insitu.base.context import context as read_context
+from insitu.base.errors import TrainingError
+from insitu.base.net.unauthenticated import find_open
 from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.elastic import CHECK_EVERY
 from insitu.train.fit import StepExecutor
@@ -49,8 +51,9 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         communication_options: an `insitu.experimental.CommunicationOptions`: its implementation in place of
             `communication` (NCCL is `"xla"` on JAX with GPUs, elsewhere `"ring"`, which a line on stderr
             says), its `timeout_seconds` in place of the job's stall timeout.
-        communication: `"auto"` takes `"xla"` on JAX with accelerators and several workers, otherwise
-            `"ring"`, which is faster between CPUs, and prints its choice on stderr.
+        communication: `"auto"` takes `"xla"` on JAX with accelerators and several workers, unless they are on
+            several hosts and `--allow-unauthenticated` wasn't given. Otherwise it takes `"ring"`, which is
+            faster between CPUs. It prints its choice on stderr.
         compression: `"bfloat16"` halves what gradients take on the wire between hosts, with error feedback
             (`insitu.exchange.compression`); within one host nothing is compressed. Weights stay the same in
             each task, but are no longer the bits of one process, nor of a run without a failure. For
@@ -79,6 +82,8 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         backend, context = keras.backend.backend(), context or read_context()
         if isinstance(cluster_resolver, str):  # communication was the first argument before
             cluster_resolver, communication = None, cluster_resolver
+        if isinstance(cluster_resolver, enum.Enum):  # as TensorFlow's old strategy takes it by place
+            cluster_resolver, communication = None, cluster_resolver
         check_cluster(cluster_resolver, context)
         context = context.for_strategy()
         if isinstance(communication, enum.Enum):  # as scripts for TensorFlow's old strategy pass it
@@ -104,7 +109,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         self._membership.check_every = check_every
         several = len(self._membership.context.workers) > 1
         if communication == "auto":
-            communication, why = _choose(backend, several)
+            communication, why = _choose(backend, self._membership.context.workers)
             if several and self._membership.context.is_chief:
                 sys.stderr.write(f"[insitu] communication: {communication} ({why})\n")
         self.communication: str = communication
@@ -120,8 +125,12 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         """The workers, and which of them this is, as TF_CONFIG says."""
         return TFConfigClusterResolver()
 
+    @property
+    def _runs_one_program(self) -> bool:
+        return self.communication == "xla"
+
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        if self.communication != "xla":
+        if not self._runs_one_program:
             return super().make_step(model, example, first=first)
         from insitu.train.spmd import make_mesh_step
         from insitu.train.spmd.distributed import all_devices
@@ -160,9 +169,9 @@ def _sees_accelerators() -> bool:
     return bool(visible_accelerators())
 
 
-def _choose(backend: str, several: bool) -> tuple[Communication, str]:
-    """Return (communication, reason)."""
-    if not several:
+def _choose(backend: str, workers: Sequence[str]) -> tuple[Communication, str]:
+    """Return (communication, reason) for tasks at these addresses."""
+    if len(workers) <= 1:
         return "ring", "one process"
     if backend != "jax":
         return "ring", f"the {backend} backend"
@@ -172,4 +181,6 @@ def _choose(backend: str, several: bool) -> tuple[Communication, str]:
         return "ring", "between CPUs it is the faster one"
     if backend_started():
         return "ring", "JAX has started already; for xla make the strategy right after the imports"
+    if find_open(workers):
+        return "ring", "xla has no authentication between hosts; --allow-unauthenticated takes it"
     return "xla", "JAX with accelerators"

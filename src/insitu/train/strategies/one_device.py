@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from insitu.context import Context
-from insitu.errors import TrainingError
+from insitu.base.context import Context
+from insitu.base.errors import TrainingError
 from insitu.train.devices import Device, resolve
 from insitu.train.fit import StepExecutor
 from insitu.train.replicated import pin_step

@@ -8,13 +8,14 @@ from typing import Any
 
 import keras
 
-from insitu.context import Context
-from insitu.context import context as read_context
-from insitu.errors import TrainingError
+from insitu.base.context import Context
+from insitu.base.context import context as read_context
+from insitu.base.errors import TrainingError
 from insitu.exchange import Group, join
 from insitu.grid import Dataset
 from insitu.parameters import MIN_PIECE_BYTES, ClosureClient, ConsistencyPolicy, Mode
 from insitu.parameters.rules import check_min_piece_bytes
+from insitu.train.checkpoint import BackupAndRestore
 from insitu.train.custom_loop import (
     AnyReduceOp,
     InputContext,
@@ -27,7 +28,7 @@ from insitu.train.custom_loop import (
     reduce_values,
 )
 from insitu.train.elastic import LoopPosition
-from insitu.train.fit import EpochLengths, StepExecutor
+from insitu.train.fit import EpochLengths, StepExecutor, draw_by_worker
 from insitu.train.parameter_server import (
     AssignmentGuard,
     ClipNorms,
@@ -58,7 +59,7 @@ from insitu.train.parameter_server import (
 from insitu.train.replica import Replica, inner_optimizer, make_replica, plan_combination
 from insitu.train.strategies.base import Strategy, tell_unchecked
 from insitu.train.strategies.cluster_resolver import check_server_cluster
-from insitu.train.strategies.seeds import draw_by_worker
+from insitu.train.strategies.communication import tell
 
 
 class ParameterServerStrategy(Strategy):
@@ -167,21 +168,12 @@ class ParameterServerStrategy(Strategy):
         if self._session is not None:
             refuse_recompile()
 
-    def check_callbacks(self, callbacks: Sequence[Any]) -> None:
-        if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
-            raise TrainingError(
-                "Under a ParameterServerStrategy the servers hold the weights. Received: "
-                "keras.callbacks.BackupAndRestore, which saves a worker's. Use insitu.BackupAndRestore."
-            )
-        if any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in callbacks):
-            raise TrainingError(
-                "Under a ParameterServerStrategy the servers keep the averages of the weights. Received: "
-                "keras.callbacks.SwapEMAWeights, which takes a worker's. Leave it out: averages become the "
-                "weights when a fit ends."
-            )
+    def adapt_callbacks(self, callbacks: list[Any]) -> list[Any]:
+        return adapt_callbacks(callbacks, is_chief=self.membership.context.is_chief)
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Attach a table with room for the rows of one batch to each Embedding."""
+        super().before_build(model, example, part_rows)
         optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
         bounded = self._table_optimizer is None and self._mode != "sync"
         attach_tables(model, example, part_rows, lambda: self._session_for(model), optimizer, bounded=bounded)
@@ -417,6 +409,11 @@ class ParameterServerStrategy(Strategy):
         weights had before."""
         return self._plan.first if self._updates is None else self._updates.count
 
+    def show_updates(self) -> None:
+        """Have the optimizer here count the updates that the servers have made."""
+        if self._session is not None:
+            self._session.show_updates()
+
     def begin_fit(self, model: Any, fit_index: int, epochs: int, lengths: EpochLengths) -> tuple[int, int]:
         """Continue after the last gradient of this task's shards that the servers have."""
         if self._coordinated:
@@ -491,3 +488,28 @@ class ParameterServerStrategy(Strategy):
                 step.refresh()
         self._plan = UpdatePlan()
         self._fits.append(session.sequence)
+
+
+# Callbacks of Keras that mean something else where servers hold the weights
+
+
+def adapt_callbacks(callbacks: list[Any], *, is_chief: bool) -> list[Any]:
+    """Return the callbacks with insitu's own in place of Keras' BackupAndRestore, which would save the
+    weights of one worker. Raises TrainingError for one that can't be replaced."""
+    if any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in callbacks):
+        raise TrainingError(
+            "Under a ParameterServerStrategy the servers keep the averages of the weights. Received: "
+            "keras.callbacks.SwapEMAWeights, which takes a worker's. Leave it out: averages become the "
+            "weights when a fit ends."
+        )
+    theirs = keras.callbacks.BackupAndRestore
+    if not any(isinstance(callback, theirs) for callback in callbacks):
+        return callbacks
+    tell(
+        "keras.callbacks.BackupAndRestore: the servers hold the weights, so insitu.BackupAndRestore has them "
+        "saved, in the job's folder.",
+        is_chief=is_chief,
+    )
+    return [
+        BackupAndRestore(save_freq=each.save_freq) if isinstance(each, theirs) else each for each in callbacks
+    ]

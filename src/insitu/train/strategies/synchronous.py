@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from insitu.context import Context
-from insitu.context import context as read_context
+from insitu.base.context import Context
+from insitu.base.context import context as read_context
 from insitu.exchange import Group
 from insitu.train.collectives import barrier_token
 from insitu.train.custom_loop import (

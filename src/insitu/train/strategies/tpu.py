@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from insitu.context import Context
-from insitu.errors import TrainingError
+from insitu.base.context import Context
+from insitu.base.errors import TrainingError
 from insitu.train.devices import Device, list_devices
 from insitu.train.strategies.mirrored import MirroredStrategy
 
@@ -23,7 +23,8 @@ class TPUStrategy(MirroredStrategy):
     run on a TPU.
 
     Args:
-        tpu: the TPU's name or address as TensorFlow's resolver takes it; empty for the one of this machine.
+        tpu: the TPU's name or address as TensorFlow's resolver takes it, or a `TPUClusterResolver`; empty for
+            the one of this machine.
         context: who this process is; read from the environment by default.
 
     Raises:
@@ -32,16 +33,16 @@ class TPUStrategy(MirroredStrategy):
 
     def __init__(
         self,
-        tpu: str = "",
+        tpu: Any = "",
         *,
         context: Context | None = None,
-        find: Callable[[str], list[Device]] | None = None,
+        find: Callable[[Any], list[Device]] | None = None,
     ) -> None:
         """`find` returns the cores of a TPU. Tests replace it."""
         super().__init__((find or find_cores)(tpu), context=context)
 
 
-def find_cores(tpu: str) -> list[Device]:
+def find_cores(tpu: Any) -> list[Device]:
     """Return the cores of `tpu`, ready to be used. Raises TrainingError where there are none."""
     backend = keras.backend.backend()
     initialise = {"tensorflow": _initialise_tensorflow, "jax": _initialise_jax, "torch": _initialise_torch}
@@ -63,20 +64,21 @@ def find_cores(tpu: str) -> list[Device]:
 _NONE = "TPUStrategy needs a TPU. Elsewhere use MirroredStrategy, which takes the devices that there are."
 
 
-def _initialise_tensorflow(tpu: str) -> None:
+def _initialise_tensorflow(tpu: Any) -> None:
     import tensorflow as tf
 
-    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu) if isinstance(tpu, str) else tpu
     tf.config.experimental_connect_to_cluster(resolver)
     tf.tpu.experimental.initialize_tpu_system(resolver)
 
 
-def _initialise_jax(tpu: str) -> None:
+def _initialise_jax(tpu: Any) -> None:
+    tpu = getattr(tpu, "tpu", tpu)
     if tpu:
         raise TrainingError(f"JAX uses the TPU of its own machine: leave tpu out. Received: {tpu!r}")
 
 
-def _initialise_torch(tpu: str) -> None:
+def _initialise_torch(tpu: Any) -> None:
     del tpu
     if importlib.util.find_spec("torch_xla") is None:
         raise TrainingError(

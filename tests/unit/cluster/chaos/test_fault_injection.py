@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.chaos.fault_injection import (
+from insitu.base.errors import ClusterError
+from insitu.cluster.chaos.injector import (
     blackhole_connections,
     drop_connections,
     find_connections,
     simulate_full_disk,
 )
-from insitu.errors import ClusterError
 
 PROGRAM = """
 import socket, sys

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import ClusterError, InputError
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
 from insitu.cluster.chaos.injector import (
     Fault,
     _opened,
@@ -20,9 +23,6 @@ from insitu.cluster.chaos.injector import (
     read_results,
 )
 from insitu.cluster.decide.job_state import TaskState
-from insitu.errors import ClusterError, InputError
-from insitu.paths import Paths
-from insitu.spec import TaskId
 
 W1 = TaskId("worker", 1)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from published_models import publish_models, publish_saved_model
 
+from insitu.base.errors import InputError
+from insitu.base.paths import JobPaths
 from insitu.cluster.client.exports import copy_export, find_export
-from insitu.errors import InputError
-from insitu.paths import JobPaths
 
 
 @pytest.fixture

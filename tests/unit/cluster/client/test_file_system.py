@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
+import stat
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +16,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from insitu.cluster.client import file_system
+from insitu.base.disk import access
+from insitu.base.errors import ClusterError, GridError, InputError
+from insitu.base.paths import Paths
+from insitu.cluster.client import open_files
 from insitu.cluster.client.file_system import InsituFileSystem
-from insitu.errors import ClusterError, GridError, InputError
 from insitu.grid import bring_up, list_local_nodes, set_file_memory, take_down
-from insitu.grid.shared_files import BLOCK_BYTES
-from insitu.paths import Paths
+from insitu.grid.shared_files import BLOCK_BYTES, blocks, open_local_names
 
 
 @pytest.fixture
@@ -55,14 +59,32 @@ def test_fsspec_finds_it_and_files_come_back(system: InsituFileSystem) -> None:
     assert abs(system.modified("v/text").timestamp() - system.info("v/text")["mtime"]) < 0.001
 
 
+def test_a_path_is_not_called_away_because_nobody_could_tell(
+    system: InsituFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system.pipe_file("v/folder/a", b"1")
+    asked = (system.exists, system.isdir, system.isfile)
+    assert [ask("v/folder/a") for ask in asked] == [True, False, True]
+    assert [ask("v/folder") for ask in asked] == [True, True, False]
+    assert [ask("v/none") for ask in asked] == [False, False, False]
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "no node answers")
+
+    monkeypatch.setattr(system.client, "look", fail)
+    for ask in asked:
+        with pytest.raises(OSError, match="no node answers"):
+            ask("v/folder/a")
+
+
 @pytest.mark.parametrize("mode", ["wb", "w", "xb", "ab"])
 def test_nobody_sees_half_a_file(
     system: InsituFileSystem, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "v/new" if mode == "xb" else "v/x"
     system.pipe("v/x", b"before")
-    held = sum(map(os.path.getsize, list_blocks()))
-    monkeypatch.setattr(file_system, "BLOCK_BYTES", 100)
+    held = set(list_blocks())
+    monkeypatch.setattr(open_files, "BLOCK_BYTES", 100)
     with pytest.raises(ZeroDivisionError), system.open(name, mode) as file:
         file.write(b"y" * 1000 if "b" in mode else "y" * 1000)
         assert system.cat("v/x") == b"before"
@@ -71,16 +93,19 @@ def test_nobody_sees_half_a_file(
     forgotten.write(b"half")
     del forgotten
     assert system.cat("v/x") == b"before" and system.find("v") == ["v/x"]
-    assert sum(map(os.path.getsize, list_blocks())) == held
+    later = SimpleNamespace(time=lambda: time.time() + 4000, monotonic=lambda: time.monotonic() + 4000)
+    monkeypatch.setattr(blocks, "time", later)
+    system.repair("v")  # removes what nobody has published for an hour
+    assert set(list_blocks()) == held
 
 
 def test_a_file_that_is_written_for_long_is_kept_or_refused(
     system: InsituFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an hour its first blocks were removed, and closing it published what couldn't be read."""
-    monkeypatch.setattr(file_system, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(open_files, "BLOCK_BYTES", 100)
     now = [0.0]
-    monkeypatch.setattr(file_system, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(open_files, "time", SimpleNamespace(monotonic=lambda: now[0]))
     system.pipe("v/x", b"before")
     with system.open("v/x", "wb") as file:
         for _ in range(8):
@@ -109,7 +134,7 @@ def list_blocks() -> list[str]:
 def test_what_is_appended_is_seen_when_it_is_flushed_and_two_writers_lose_nothing(
     system: InsituFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_system, "SMALL_BYTES", 50)
+    monkeypatch.setattr(open_files, "SMALL_BYTES", 50)
     with system.open("v/log", "ab") as one, system.open("v/log", "ab") as two:
         one.write(b"hidden")
         assert not system.exists("v/log")
@@ -183,6 +208,8 @@ def test_the_loss_of_a_store_loses_nothing_and_a_full_memory_neither(
     shutil.rmtree(paths.node("node-2"))
     shutil.rmtree(paths.file_memory("node-2"), ignore_errors=True)
     assert {path: found.cat(path) for path in found.find("v")} == data
+    for node in ("node-1", "node-2"):  # whose folders aren't there to be cleaned up
+        shutil.rmtree(paths.file_memory(node), ignore_errors=True)
 
 
 def test_nodes_with_files_are_taken_down_by_force_alone_and_memory_is_given_back(
@@ -195,6 +222,18 @@ def test_nodes_with_files_are_taken_down_by_force_alone_and_memory_is_given_back
         take_down(paths)
     take_down(paths, force=True)
     assert not any(folder.exists() for folder in memory)
+    bring_up(paths, 2)
+    again = InsituFileSystem(skip_instance_cache=True)  # in the same process
+    assert again.ls("") == []
+    again.pipe("v/x", b"2")
+    assert again.cat("v/x") == b"2"
+    take_down(paths, force=True)
+
+
+def test_all_who_share_a_home_may_change_names(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "is_shared", lambda home: True)
+    open_local_names(Paths(home)).range("files/")
+    assert {stat.S_IMODE(each.stat().st_mode) for each in home.glob("files.sqlite*")} == {0o660}
 
 
 def test_a_cluster_that_cant_be_reached_is_named(paths: Paths, tmp_path: Path) -> None:

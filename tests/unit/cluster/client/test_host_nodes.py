@@ -6,7 +6,19 @@ from pathlib import Path
 import pytest
 from agent_facts import LOAD, facts
 
-from insitu.cluster.agents.records import HeadRecord
+from insitu.base.errors import ClusterError, JobSpecError, PlacementError
+from insitu.base.paths import Paths
+from insitu.base.spec import (
+    CacheSpec,
+    Column,
+    NodeId,
+    PartitionInfo,
+    Placement,
+    ShardMap,
+    TaskId,
+    TaskSpec,
+    Topology,
+)
 from insitu.cluster.client import host_nodes
 from insitu.cluster.client.host_nodes import (
     HostNodes,
@@ -20,19 +32,7 @@ from insitu.cluster.client.host_nodes import (
     prefer_live_owners,
 )
 from insitu.cluster.decide import Member
-from insitu.errors import ClusterError, JobSpecError, PlacementError
-from insitu.paths import Paths
-from insitu.spec import (
-    CacheSpec,
-    Column,
-    NodeId,
-    PartitionInfo,
-    Placement,
-    ShardMap,
-    TaskId,
-    TaskSpec,
-    Topology,
-)
+from insitu.cluster.wire.records import HeadRecord
 
 A, B, C = map(NodeId, "abc")
 
@@ -86,7 +86,7 @@ def test_a_cache_says_where_its_tasks_run(paths: Paths, monkeypatch: pytest.Monk
     let_be(monkeypatch, member("a"), member("b", "lost"))
     assert find_host_nodes(paths, "", cache((NodeId("node-0"),))) is None  # of this machine
     assert find_host_nodes(paths, "", cache((A, B), (B, A))) is not None
-    with pytest.raises(PlacementError, match=r"1 partition\(s\) lie on b \(lost\) alone"):
+    with pytest.raises(PlacementError, match=r"1 partition lies on b \(lost\) alone"):
         find_host_nodes(paths, "", cache((A, B), (B,)))
 
 
@@ -134,14 +134,14 @@ def test_nodes_with_too_few_gpus_or_too_little_memory_are_named(
     found = find_host_nodes(paths, "", None)
     assert found is not None and found.gpus == {A: 1, B: 1, C: 1}
     check_gpus(placement, 1, {A: 2, B: 1})
-    with pytest.raises(PlacementError, match=r"and a can give 1 to 2 task\(s\)\. Start fewer"):
+    with pytest.raises(PlacementError, match=r"and a can give 1 to 2 tasks\. Start fewer"):
         check_gpus(placement, 1, found.gpus)
     check_memory(placement, 10, {A: 20 << 20, B: 10 << 20})
-    with pytest.raises(PlacementError, match=r"10, in MiB, and a has 19 MiB free for 2 task\(s\); b has 0"):
+    with pytest.raises(PlacementError, match=r"10, in MiB, and a has 19 MiB free for 2 tasks; b has 0"):
         check_memory(placement, 10, {A: (20 << 20) - 1, C: 1 << 40})
     assert found.memory == {A: 1, B: 1, C: 1}
     check_cores(placement, 2, {A: 4, B: 2})
-    with pytest.raises(PlacementError, match=r"--cores-per-worker 2, and a has 3 for 2 task\(s\); b has 0"):
+    with pytest.raises(PlacementError, match=r"--cores-per-worker 2, and a has 3 for 2 tasks; b has 0"):
         check_cores(placement, 2, {A: 3})
 
 
@@ -149,7 +149,7 @@ def test_a_job_may_be_bound_to_nodes_that_hold_all_of_its_cache() -> None:
     here = Topology((A, B, C))
     data = cache((A, B), (B, A), (B,))
     assert choose_nodes(here, ["b", "a"], data) == Topology((A, B)) == choose_nodes(here, ["a", "b"], None)
-    with pytest.raises(PlacementError, match=r"1 of 3 partition\(s\) of data lie on b alone"):
+    with pytest.raises(PlacementError, match=r"1 of 3 partitions of data lies on b alone"):
         choose_nodes(here, ["a"], data)
     with pytest.raises(JobSpecError, match=r"that are up: a, b, c\. Received: d"):
         choose_nodes(here, ["a", "d"], data)

@@ -12,22 +12,28 @@ from typing import Any
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, submit
-from insitu.cluster.agents import job_copying
-from insitu.cluster.agents.job_copy_folder import JobCopyFolder, describe_copies, drop_old_copies, list_copies
-from insitu.cluster.agents.job_copy_reading import CopyReader
-from insitu.cluster.agents.job_copy_serving import answer_about_copies
-from insitu.cluster.agents.job_copying import JobCopying
-from insitu.cluster.agents.job_terms import read_term
-from insitu.cluster.agents.records import change_head
+from insitu.base.errors import ClusterError, GridError, InputError, UnknownJob
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.spec import NodeId
+from insitu.cluster import submit
 from insitu.cluster.client import job_bringing, submission
 from insitu.cluster.client.job_bringing import find_or_bring_job, list_copied_jobs
 from insitu.cluster.decide import SubmittedEvent, advance
 from insitu.cluster.files import View
+from insitu.cluster.job_backup import job_copying
+from insitu.cluster.job_backup.job_copy_folder import (
+    JobCopyFolder,
+    describe_copies,
+    drop_old_copies,
+    list_copies,
+)
+from insitu.cluster.job_backup.job_copy_reading import CopyReader
+from insitu.cluster.job_backup.job_copying import JobCopying
 from insitu.cluster.job_files import Journal, read_environment
-from insitu.errors import ClusterError, GridError, InputError, UnknownJob
-from insitu.paths import JobPaths, Paths
-from insitu.spec import NodeId
+from insitu.cluster.leases.job_terms import read_term
+from insitu.cluster.nodes.agent import answer_about_copies
+from insitu.cluster.wire.records import change_head
+from insitu.options import JobOptions
 
 
 class Link:
@@ -78,7 +84,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
     insitu.script("print('hello')")
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
     monkeypatch.setattr(job_copying, "LOOK_SECONDS", 0.0)
-    found = insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1)))
+    found = insitu.job(
+        submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=1))
+    )
     write(found.checkpoints / "fit-00000" / "state.json", "1")
     write(found.ledger / "epoch-00000.shard-00000.json", "{}")
     return found
@@ -118,12 +126,6 @@ def test_a_copy_follows_the_job_and_has_neither_the_secret_of_its_tasks_nor_its_
     first, second, third = (link.paths.job_copy(job.root.name) for link in links)
     assert describe_copies(links[0].paths) == [[job.root.name, 0, 1]]
     assert not third.root.exists()  # two are enough
-    found = {link.node: link for link in links}
-    assert copying.find_strays(found) == []
-    links[0].is_lost, links[1].heard = True, -1e9  # type: ignore[misc]
-    assert copying.find_strays(found) == ["a", "b"]
-    links[0].is_lost, links[1].heard = False, 1e9  # type: ignore[misc]
-    assert copying.find_strays({}) == ["a", "b"]
     begin(job)
     write(job.checkpoints / "fit-00000" / "state.json", "22")
     (job.ledger / "epoch-00000.shard-00000.json").unlink()
@@ -251,6 +253,24 @@ def test_a_job_is_brought_from_the_newest_copy_in_a_new_term_with_another_secret
     assert term.number == 1 and term.instance
     assert list_copied_jobs(head) == [] and not brought.code_archive.exists()
     assert find_or_bring_job(head, job.root.name) == brought  # it is here now
+
+
+def test_a_job_that_has_gone_on_elsewhere_is_brought_again(
+    job: JobPaths, copying: JobCopying, tmp_path: Path, head: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder here is that of a supervisor before."""
+    link = Link("a", tmp_path / "a", job.root.name)
+    use(monkeypatch, link)
+    send(copying, link)
+    stale = find_or_bring_job(head, job.root.name)
+    (stale.root / "stale").touch()
+    (head.home / "metadata.json").touch()  # the metadata is in etcd
+    begin(job)
+    send(copying, link)
+    monkeypatch.setattr(job_bringing, "is_outdated", lambda job: True)
+    brought = find_or_bring_job(head, job.root.name)
+    assert Journal(brought.journal).state() == Journal(job.journal).state()
+    assert brought == stale and not (stale.root / "stale").exists()
 
 
 def test_what_no_host_has_is_an_unknown_job(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import JobSpecError, StorageFull
 from insitu.cluster.client import job_code as code
 from insitu.cluster.client.job_code import copy_code, pack_code
-from insitu.errors import JobSpecError, StorageFull
 
 
 @pytest.fixture

@@ -17,15 +17,16 @@ from typing import Any
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, Shell, end_job, read_status, resume_job, scale_job, stop_job, submit
+from insitu.base.errors import ClusterError, InputError, JobEnded, JobRunning, JobSpecError, StoreUnavailable
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.process.processes import ProcessIdentity, identify_process, read_host
+from insitu.cluster import Shell, end_job, read_status, resume_job, scale_job, stop_job, submit
 from insitu.cluster.client import job_requests, submission
 from insitu.cluster.decide import ControllerLostEvent, advance
 from insitu.cluster.job_files import Journal, read_environment, write_environment
 from insitu.cluster.job_files.lock import take_lock
 from insitu.cluster.job_files.request_socket import listen_for_requests
-from insitu.errors import ClusterError, InputError, JobEnded, JobRunning, JobSpecError
-from insitu.paths import JobPaths
-from insitu.processes import ProcessIdentity, identify_process, read_host
+from insitu.options import JobOptions
 
 PATIENCE = 60.0
 
@@ -35,7 +36,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
     insitu = Insitu(tmp_path)
     insitu.script("")
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    return insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=2)))
+    return insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=2)))
 
 
 class Lock:
@@ -203,7 +204,7 @@ def test_a_job_that_is_resumed_is_about_to_run_and_says_what_differs(
     ended: JobPaths, started: list[Mapping[str, str]]
 ) -> None:
     said: list[str] = []
-    shell = Shell({"RATE": "9.75", "A_TOKEN": "geheim"})
+    shell = Shell({"RATE": "rate-1", "A_TOKEN": "geheim"})
     with pytest.raises(JobSpecError, match="without A_TOKEN"):
         resume_job(ended, Shell({}))
     assert read_status(ended).state.phase == "failed" and not started
@@ -212,8 +213,50 @@ def test_a_job_that_is_resumed_is_about_to_run_and_says_what_differs(
     assert [line.partition(": ")[2] for line in said] == ["A_TOKEN", "RATE. --env NAME takes one"]
     assert all(line in ended.output.read_text() for line in said)
     for file in (path for path in ended.root.rglob("*") if path.is_file()):
-        assert b"geheim" not in file.read_bytes() and b"9.75" not in file.read_bytes(), file
+        assert b"geheim" not in file.read_bytes() and b"rate-1" not in file.read_bytes(), file
     assert ended.environment.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_head_has_no_job_go_on_that_has_ended_or_lacks_what_it_needs(
+    ended: JobPaths, job: JobPaths, started: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(JobEnded, match="has failed: there is nothing to go on with"):
+        resume_job(ended, Shell({"A_TOKEN": ""}), revision=5)
+    resume_job(ended, Shell({"A_TOKEN": ""}))  # a user does
+    with pytest.raises(JobSpecError, match="without A_TOKEN"):
+        resume_job(job, Shell({}), revision=5)
+    assert Journal(job.journal).state().phase == "pending"  # so it is tried again
+    claimed: list[int | None] = []
+    monkeypatch.setattr(job_requests, "claim_job", lambda job, revision: claimed.append(revision))
+    resume_job(job, Shell({"A_TOKEN": ""}), revision=5)
+    assert claimed == [5] and len(started) == 2
+
+
+def test_what_is_stopped_is_not_started_again(job: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its supervisor is lost, and the head would have started another one."""
+    forgotten: list[str] = []
+
+    def forget(paths: Paths, job_id: str) -> bool:
+        forgotten.append(job_id)
+        return True
+
+    monkeypatch.setattr(job_requests, "forget_job", forget)
+    stop_job(job)
+    assert forgotten == [job.root.name]
+    assert "it was stopped before another supervisor was started" in read_status(job).state.reason
+
+
+def test_a_job_is_stopped_though_etcd_is_silent(
+    job: JobPaths, lock: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget(paths: Paths, job_id: str) -> bool:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(job_requests, "forget_job", forget)
+    said: list[str] = []
+    with Controller(job, reply(text="stopping every task")):
+        stop_job(job, said.append)
+    assert said == ["Another supervisor may be started when etcd answers. Stop the job again then: no answer"]
 
 
 def test_what_the_user_names_becomes_the_job_s_own(ended: JobPaths, started: list[Mapping[str, str]]) -> None:

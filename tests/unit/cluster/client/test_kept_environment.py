@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from insitu.base.errors import JobSpecError
 from insitu.cluster.client.kept_environment import (
     change_variables,
     choose_variables,
@@ -12,7 +13,6 @@ from insitu.cluster.client.kept_environment import (
     name_differences,
 )
 from insitu.cluster.job_files import JobEnvironment
-from insitu.errors import JobSpecError
 
 SHELL = {
     "PATH": "/bin",

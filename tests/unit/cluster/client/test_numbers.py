@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from insitu.base.measure.task_samples import Sample
 from insitu.cluster.client.numbers import (
     compute_rates,
     find_newest,
@@ -16,7 +17,6 @@ from insitu.cluster.client.numbers import (
     make_curve,
     summarize_metrics,
 )
-from insitu.task_samples import Sample
 
 
 def sample(at: float, steps: int, attempt: int = 1, **more: object) -> Sample:

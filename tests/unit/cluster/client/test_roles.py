@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, read_spec, submit
+from insitu.base.errors import PlacementError
+from insitu.base.spec import JobSpec
+from insitu.cluster import read_spec, submit
 from insitu.cluster.client import submission
-from insitu.cluster.client.roles import SCORING_GRACE, imports_insitu
+from insitu.cluster.client.submission import SCORING_GRACE, imports_insitu
 from insitu.cluster.decide import EVALUATOR_GRACE
 from insitu.cluster.job_files.records import read_placement
 from insitu.cluster.task import resolve_command
-from insitu.errors import PlacementError
-from insitu.spec import JobSpec
+from insitu.options import JobOptions
 
 
 def knows(folder: Path, *command: str) -> bool:
@@ -68,7 +69,7 @@ def make(root: Path, script: str, monkeypatch: pytest.MonkeyPatch, **options: ob
     monkeypatch.setattr(submission.os, "sched_getaffinity", lambda _: set(range(12)))
     insitu = Insitu(root)
     insitu.script(script)
-    request = Request("data/train", insitu.folder, ("train.py",), **options)  # type: ignore[arg-type]
+    request = JobOptions("data/train", insitu.folder, ("train.py",), **options)  # type: ignore[arg-type]
     job = insitu.job(submit(insitu.paths, request))
     placement, _ = read_placement(job)
     return read_spec(job), [(str(t.task), t.shards) for t in placement.tasks]

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import JobSpecError
+from insitu.base.paths import JobPaths
 from insitu.cluster.client import start_conditions
 from insitu.cluster.client.start_conditions import find_changes, read_keras_settings
 from insitu.cluster.job_files import JobEnvironment
-from insitu.paths import JobPaths
 
 DEFAULTS = {
     "backend": "tensorflow",
@@ -54,3 +56,16 @@ def test_what_has_changed_since_the_start_is_named(tmp_path: Path, monkeypatch: 
         "backend tensorflow, here torch",
     ]
     assert found[2].endswith(f"differs from: {theirs}/inner/a.py")
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(None, False), (16 << 20, False), (12 << 10, True)])
+def test_files_must_be_allowed_to_become_as_large_as_those_of_a_job(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None, refused: bool
+) -> None:
+    monkeypatch.setattr(start_conditions, "read_file_size_limit", lambda: limit)
+    with (
+        pytest.raises(JobSpecError, match=r"limit of 12 KiB a file.*ulimit -f 16384")
+        if refused
+        else contextlib.nullcontext()
+    ):
+        start_conditions.check_file_size_limit()

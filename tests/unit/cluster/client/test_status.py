@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from foreign_user import needs_root, open_folder, run_as
 
+from insitu.base.errors import UnknownJob
+from insitu.base.paths import Paths
+from insitu.base.progress import ProgressWriter
+from insitu.base.spec import JobSpec, NodeId, TaskId, TaskSpec
 from insitu.cluster.client.status import BrokenJob, find_job, list_job_ids, list_jobs, read_status
 from insitu.cluster.decide.job import new_job
 from insitu.cluster.job_files.journal import Journal
-from insitu.errors import UnknownJob
-from insitu.paths import Paths
-from insitu.progress import ProgressWriter
-from insitu.spec import JobSpec, NodeId, TaskId, TaskSpec
 
 W0 = TaskId("worker", 0)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.paths import JobPaths
+from insitu.base.progress import Progress, ProgressWriter
+from insitu.base.spec import TaskId
 from insitu.cluster.client import straggler_watch
 from insitu.cluster.client.straggler_watch import watch_stragglers
-from insitu.paths import JobPaths
-from insitu.progress import Progress, ProgressWriter
-from insitu.spec import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 

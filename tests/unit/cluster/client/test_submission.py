@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, read_spec, submit
+from insitu.base.config import DeviceSettings
+from insitu.base.errors import ClusterError, InputError, JobSpecError, StorageFull
+from insitu.base.paths import JobPaths
+from insitu.base.spec import CacheSpec
+from insitu.cluster import read_spec, submit
 from insitu.cluster.client import submission
 from insitu.cluster.job_files.journal import Journal
-from insitu.config import DeviceSettings
-from insitu.errors import ClusterError, InputError, JobSpecError, StorageFull
 from insitu.grid import Catalog
-from insitu.paths import JobPaths
+from insitu.options import JobOptions
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def unstarted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(insitu: Insitu, **options: object) -> JobPaths:
-    request = Request("data/train", insitu.folder, ("train.py",), **options)  # type: ignore[arg-type]
+    request = JobOptions("data/train", insitu.folder, ("train.py",), **options)  # type: ignore[arg-type]
     return insitu.job(submit(insitu.paths, request))
 
 
@@ -56,8 +58,24 @@ def test_what_was_not_asked_for_follows_from_the_rest(
     spec = read_spec(make(insitu))
     assert (spec.workers, spec.shards, spec.threads, spec.ps) == (1, 1, 8, 0)
     spec = read_spec(make(insitu, workers=2, ps=None))
-    assert (spec.shards, spec.threads, spec.ps, spec.name) == (2, 4, 1, "train")
+    assert (spec.shards, spec.threads, spec.ps, spec.name) == (2, 4, 1, "data-train")
     assert read_spec(make(insitu, shards=3, workers=None)).workers == 1
+
+
+@pytest.mark.parametrize(
+    ("cache", "name"),
+    [
+        ("digits", "digits"),
+        ("digits/train", "digits-train"),
+        ("a/digits/test", "digits-test"),
+        ("a/digits", "digits"),
+        ("train", "train"),
+    ],
+)
+def test_a_job_is_named_after_its_cache_and_not_only_after_a_split(cache: str, name: str) -> None:
+    spec = CacheSpec(cache, 1, (), (), 0, None, 0.0)
+    request = JobOptions(cache, Path("job"), ("train.py",))
+    assert submission._choose_name(request, spec) == name
 
 
 @pytest.mark.parametrize(
@@ -68,18 +86,17 @@ def test_what_was_not_asked_for_follows_from_the_rest(
         ({"workers": 9}, "9"),
         (
             {"workers": 2, "gpus_per_worker": 1},
-            r"this machine, of whose 0 GPU\(s\) 0 are taken, can give 0 to 2 task",
+            r"this machine, of whose 0 GPUs 0 are taken, can give 0 to 2 task",
         ),
         ({"gpus_per_worker": -1}, "--gpus-per-worker must be at least 0"),
         (
             {"workers": 2, "memory_per_worker": 51},
-            r"--memory-per-worker 51, in MiB, and this machine has 100 MiB free for 2 task\(s\)",
+            r"--memory-per-worker 51, in MiB, and this machine has 100 MiB free for 2 tasks",
         ),
         (
             {"workers": 2, "cores_per_worker": 3},
-            r"--cores-per-worker 3, and this machine has 5 for 2 task\(s\)",
+            r"--cores-per-worker 3, and this machine has 5 for 2 tasks",
         ),
-        ({"on_take_over": "resume"}, "is for jobs on hosts.*Received: a job whose engine is local"),
         ({"env": ("NOT_SET",)}, "--env names a variable of this shell. Received: NOT_SET, which isn't set"),
     ],
 )
@@ -124,7 +141,7 @@ def test_a_start_that_fails_leaves_nothing(
 
     monkeypatch.setattr(submission, step, fail)
     with pytest.raises(expected):
-        submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
+        submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=1))
     assert called == [step] and nothing_is_left(insitu)
 
 
@@ -185,7 +202,8 @@ def test_settings_of_the_shell_become_the_jobs(insitu: Insitu, monkeypatch: pyte
         "INSITU_ALLOW_UNAUTHENTICATED": "1",
     }
     given = DeviceSettings(virtual_devices=("cpu", 2))
-    assert read_spec(make(insitu, settings=given)).settings["INSITU_VIRTUAL_DEVICES"] == "cpu:2"
+    job = make(insitu, virtual_devices=given.virtual_devices)
+    assert read_spec(job).settings["INSITU_VIRTUAL_DEVICES"] == "cpu:2"
     assert "INSITU_VIRTUAL_DEVICES" not in submission.find_inherited_settings(given)
     monkeypatch.setenv("INSITU_VIRTUAL_DEVICES", "many")
     with pytest.raises(InputError, match="many"):

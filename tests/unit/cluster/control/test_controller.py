@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, submit
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
+from insitu.base.progress import ProgressWriter, read_progress
+from insitu.base.roster import Roster, read_roster
+from insitu.base.spec import NodeId, TaskId, TaskSpec
+from insitu.cluster import submit
 from insitu.cluster.client import submission
 from insitu.cluster.control import controller
 from insitu.cluster.control.controller import Controller
@@ -24,12 +29,9 @@ from insitu.cluster.decide.job import advance
 from insitu.cluster.engines.channel import Message
 from insitu.cluster.engines.engine import Command, NodeState, ProcessState, SignalName
 from insitu.cluster.engines.task_files import TaskFiles
+from insitu.cluster.job_files import journal
 from insitu.cluster.job_files.journal import Journal
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
-from insitu.progress import ProgressWriter, read_progress
-from insitu.roster import Roster, read_roster
-from insitu.spec import NodeId, TaskId, TaskSpec
+from insitu.options import JobOptions
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
@@ -119,7 +121,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
     insitu = Insitu(tmp_path)
     insitu.script("")
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    request = Request("data/train", insitu.folder, ("train.py",), workers=2, max_restarts=0)
+    request = JobOptions("data/train", insitu.folder, ("train.py",), workers=2, max_restarts=0)
     return insitu.job(submit(insitu.paths, request))
 
 
@@ -314,6 +316,17 @@ def test_a_disk_that_stays_full_is_an_error_in_the_end(
     monkeypatch.setattr(controller, "JOURNAL_TIMEOUT", 0.01)
     made = Controller(job, ScriptedTasks(job, [TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)]), inbox)
     monkeypatch.setattr(made._journal, "record", FullDisk(made._journal, float("inf")))
+    with pytest.raises(ClusterError, match="disk is full"):
+        made.run()
+
+
+def test_a_journal_that_may_not_grow_is_not_waited_for(
+    job: JobPaths, inbox: ScriptedInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Controller(job, ScriptedTasks(job, [TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)]), inbox)
+    monkeypatch.setattr(made._journal, "record", FullDisk(made._journal, float("inf")))
+    monkeypatch.setattr(journal, "read_file_size_limit", lambda: job.journal.stat().st_size)
+    monkeypatch.setattr(made._tasks, "beat", lambda: pytest.fail("it waits"), raising=False)
     with pytest.raises(ClusterError, match="disk is full"):
         made.run()
 

@@ -10,8 +10,9 @@ import pytest
 from foreign_user import needs_root, open_folder, run_as
 from job_runs import Insitu
 
-from insitu.cluster import Request, read_status, submit
+from insitu.cluster import read_status, submit
 from insitu.cluster.client import submission
+from insitu.cluster.control import job_cleanup
 from insitu.cluster.control.job_cleanup import clean_up, finalize_job, staged_folder
 from insitu.cluster.decide.events import (
     SubmittedEvent,
@@ -20,6 +21,18 @@ from insitu.cluster.decide.job import advance
 from insitu.cluster.job_files.journal import Journal
 from insitu.cluster.job_files.lock import take_lock
 from insitu.grid import Catalog
+from insitu.options import JobOptions
+
+
+def test_what_a_job_of_another_home_uses_is_kept_where_etcd_has_the_catalogue(insitu: Insitu) -> None:
+    catalog = Catalog(insitu.paths)
+    catalog.pin("data/train", 1, "job-of-another-head")
+    insitu.paths.metadata_settings.touch()
+    clean_up(insitu.paths, "data/train")
+    assert catalog.pinned_by("data/train") == ["job-of-another-head"]
+    insitu.paths.metadata_settings.unlink()
+    clean_up(insitu.paths, "data/train")
+    assert catalog.pinned_by("data/train") == []
 
 
 @pytest.fixture
@@ -32,7 +45,7 @@ def insitu(tmp_path: Path) -> Insitu:
 def make_job(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> str:
     """A job whose controller never came to life."""
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    return submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
+    return submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=1))
 
 
 def test_a_job_that_died_with_its_machine_is_finalized(
@@ -64,6 +77,17 @@ def test_the_reason_why_a_job_ended_is_recorded(insitu: Insitu, monkeypatch: pyt
     finalize_job(job, "nor can it the second time")  # a resume that fails before it begins
     assert read_status(job).state.reason == "its socket can't be made"
     assert job.output.read_text().endswith("[insitu] nor can it the second time\n")
+
+
+def test_a_job_whose_supervisor_is_lost_is_left_to_the_head(
+    insitu: Insitu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = insitu.job(make_job(insitu, monkeypatch))
+    job.lease.write_text("[1, 2, 3.0]")
+    monkeypatch.setattr(job_cleanup, "is_in_etcd", lambda paths: True)
+    clean_up(insitu.paths, "data/train")
+    assert Journal(job.journal).state().phase == "pending"
+    assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
 
 
 def test_a_job_that_runs_is_left_alone(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from readiness import wait_readable
 
+from insitu.base.paths import JobPaths
+from insitu.base.spec import TaskId
 from insitu.cluster.control import request_inbox
 from insitu.cluster.control.request_inbox import MAX_CONNECTIONS, JobRequest, RequestInbox, send_signal
 from insitu.cluster.engines import SignalName
 from insitu.cluster.engines.wakeup import Wakeup
 from insitu.cluster.job_files.request_socket import connect_for_requests, listen_for_requests
-from insitu.paths import JobPaths
-from insitu.spec import TaskId
 from tests.support.descriptors import find_new_descriptors, list_descriptors
 
 PATIENCE = 60.0

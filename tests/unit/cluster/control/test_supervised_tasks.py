@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from insitu.base.errors import ClusterError
+from insitu.base.roster import Roster
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.control.supervised_tasks import SupervisedTasks, SupervisorLost, TaskExit
 from insitu.cluster.engines.channel import Channel, open_channel_pair
 from insitu.cluster.engines.engine import Command
 from insitu.cluster.engines.messages import reply_to_call
 from insitu.cluster.engines.wakeup import Wakeup
-from insitu.errors import ClusterError
-from insitu.roster import Roster
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 COMMAND = Command(("python", "train.py"), {"A": "1"})

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.control import supervisor
 from insitu.cluster.control.supervised_tasks import SupervisedTasks
 from insitu.cluster.engines.channel import Channel
 from insitu.cluster.engines.engine import Command
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 
 def test_a_socket_that_cannot_be_made_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

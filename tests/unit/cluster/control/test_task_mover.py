@@ -10,15 +10,10 @@ from typing import Any
 import pytest
 from agent_facts import LOAD, WALL, facts
 
-from insitu.cluster.control.task_mover import AWAY_SECONDS, STEADY_SECONDS, TaskMover
-from insitu.cluster.decide import DataMovedEvent, JobState, LeaveEvent, Member, MoveEvent, new_job
-from insitu.cluster.decide.events import SubmittedEvent
-from insitu.cluster.decide.job import advance
-from insitu.durable import seal
-from insitu.errors import ClusterError
-from insitu.grid import Catalog
-from insitu.paths import JobPaths, Paths
-from insitu.spec import (
+from insitu.base.disk.durable import seal
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.spec import (
     CacheSpec,
     JobSpec,
     NodeId,
@@ -29,6 +24,11 @@ from insitu.spec import (
     TaskId,
     TaskSpec,
 )
+from insitu.cluster.control.task_mover import AWAY_SECONDS, STEADY_SECONDS, TaskMover
+from insitu.cluster.decide import DataMovedEvent, JobState, LeaveEvent, Member, MoveEvent, new_job
+from insitu.cluster.decide.events import SubmittedEvent
+from insitu.cluster.decide.job import advance
+from insitu.grid import Catalog
 
 A, B, C = map(NodeId, "abc")
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)

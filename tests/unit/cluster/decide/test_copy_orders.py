@@ -10,6 +10,7 @@ from agent_facts import LOAD, VERSIONS, WALL, facts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from insitu.base.spec import NodeId
 from insitu.cluster.decide import Membership
 from insitu.cluster.decide.copy_orders import (
     LOOK_SECONDS,
@@ -20,7 +21,6 @@ from insitu.cluster.decide.copy_orders import (
     find_departed,
 )
 from insitu.cluster.decide.membership import Member
-from insitu.spec import NodeId
 
 A, B, C = map(NodeId, "abc")
 ORDER = CopyOrder((A,), (), (), (B,))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from insitu.base.spec import NodeId
 from insitu.cluster.decide.drain_notices import NO_DEADLINE_SECONDS, DrainNode, KeepNode, plan_drains
-from insitu.spec import NodeId
 
 A, B = NodeId("a"), NodeId("b")
 JOINED = {"ray-1": A, "ray-2": B}

@@ -6,13 +6,13 @@ import dataclasses
 import json
 from pathlib import Path
 
+from insitu.base.context import GPUS_ENV, read_context
+from insitu.base.roster import Member, Roster
+from insitu.base.spec import JobSpec, NodeId, TaskId
 from insitu.cluster.decide.environment import THREAD_SETTINGS, build_task_environment, build_tf_config
 from insitu.cluster.decide.job_state import (
     TaskState,
 )
-from insitu.context import GPUS_ENV, read_context
-from insitu.roster import Member, Roster
-from insitu.spec import JobSpec, NodeId, TaskId
 
 NODE = NodeId("node-1")
 TASKS = tuple(
@@ -40,6 +40,7 @@ JOB = JobSpec(
     seed=7,
     threads=2,
     stall_timeout=9.5,
+    on_loss="restart",
     settings={"INSITU_VIRTUAL_DEVICES": "cpu:2"},
 )
 
@@ -53,7 +54,7 @@ def test_a_task_reads_what_the_job_says() -> None:
     assert (context.job_id, context.cache, str(context.task)) == ("d-1", "d/train", "worker:0")
     assert (context.shards, context.num_shards, context.node) == ((0, 1), 3, "node-1")
     assert (context.seed, context.incarnation, context.stall_timeout) == (7, 2, 9.5)
-    assert context.generation == 4
+    assert (context.generation, context.on_loss) == (4, "restart")
     assert context.workers == ("127.0.0.1:1001", "127.0.0.1:1002") and context.has_chief
     assert context.paths.home == Path("/home/i") and not context.is_chief
     assert read_context(environment(0)).is_chief

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from insitu.base.measure.task_samples import Sample
+from insitu.base.measure.time_account import ACTIVITIES
 from insitu.cluster.decide.goodput import (
     JOB_ACTIVITIES,
     Life,
     account_for_tasks,
     average,
+    find_absences,
     find_lives,
-    find_resumes,
     validate,
 )
-from insitu.task_samples import Sample
-from insitu.time_account import ACTIVITIES
 
 W0, W1 = "worker:0", "worker:1"
 
@@ -57,10 +57,10 @@ def test_the_journal_tells_when_processes_lived() -> None:
         launched(21.0, W0),
     ]
     assert find_lives(entries) == {
-        W0: [Life(1.0, 9.0, 0, 1), Life(21.0)],
-        W1: [Life(1.0, 5.0, -9, 1), Life(6.0, 12.0)],
+        W0: [Life(1.0, 9.0, 0, 1), Life(21.0, incarnation=2)],
+        W1: [Life(1.0, 5.0, -9, 1), Life(6.0, 12.0, incarnation=2)],
     }
-    assert find_resumes(entries) == [20.0]
+    assert find_absences(entries) == [(12.0, 20.0)]
 
 
 def test_samples_say_what_a_process_did() -> None:
@@ -74,7 +74,7 @@ def test_samples_say_what_a_process_did() -> None:
 
 
 def test_a_replacement_costs_what_passes_until_its_first_step() -> None:
-    lives = {W0: [Life(0.0)], W1: [Life(0.0, 5.0, -9, 1), Life(6.0)]}
+    lives = {W0: [Life(0.0)], W1: [Life(0.0, 5.0, -9, 1), Life(6.0, incarnation=2)]}
     samples = {
         W0: [sample(4.0, 40, gradient=4.0), sample(10.0, 60, gradient=7.0, recovery=3.0)],
         W1: [
@@ -129,15 +129,15 @@ def test_steps_of_a_fit_that_was_not_reached_before_are_not_done_again() -> None
     assert account.seconds == pytest.approx({"gradient": 14.0, "recovery": 2.0, "redone": 4.0})
 
 
-def test_a_job_that_had_ended_is_idle_until_it_is_resumed() -> None:
-    lives = {W0: [Life(0.0, 5.0, 1, 1), Life(31.0)]}
-    (account,) = account_for_tasks(0.0, 32.0, lives, {W0: []}, [30.0])
-    assert account.seconds == pytest.approx({"import": 5.0, "idle": 25.0, "recovery": 2.0})
+def test_a_job_that_had_ended_is_away_until_it_is_resumed() -> None:
+    lives = {W0: [Life(0.0, 5.0, 1, 1), Life(31.0, incarnation=2)]}
+    (account,) = account_for_tasks(0.0, 32.0, lives, {W0: []}, [(6.0, 30.0)])
+    assert account.seconds == pytest.approx({"import": 5.0, "idle": 1.0, "away": 24.0, "recovery": 2.0})
 
 
 def test_before_any_process_a_job_queues_and_a_task_that_joins_later_was_idle() -> None:
     none, late = account_for_tasks(0.0, 8.0, {W1: [Life(2.0)]}, {W0: [], W1: []})
-    assert none.seconds == {"queueing": 8.0}
+    assert none.seconds == {"queueing": 2.0, "idle": 6.0}
     assert late.seconds == {"queueing": 2.0, "import": 6.0}
     accounts = account_for_tasks(0.0, 8.0, {W0: [Life(1.0)], W1: [Life(5.0)]}, {W1: []})
     assert accounts[0].seconds == {"queueing": 1.0, "idle": 4.0, "import": 3.0}
@@ -199,7 +199,7 @@ def test_accounts_add_up_to_the_wall_time(
 ) -> None:
     entries, samples, wall = history
     lives = find_lives(entries)
-    accounts = account_for_tasks(created, created + wall, lives, samples, find_resumes(entries))
+    accounts = account_for_tasks(created, created + wall, lives, samples, find_absences(entries))
     assert [account.task for account in accounts] == [W0, W1]
     for account in accounts:
         validate(account, wall)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from insitu.base.spec import NodeId
 from insitu.cluster.decide.host_loss import (
     ROUND_TRIPS,
     SILENT_SECONDS,
@@ -14,7 +15,6 @@ from insitu.cluster.decide.host_loss import (
     HostSigns,
     HostWatch,
 )
-from insitu.spec import NodeId
 
 A, B, C = map(NodeId, "abc")
 FINE = HostSigns(0.0, 0.2)

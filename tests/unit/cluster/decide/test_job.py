@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from job_machine import (
     signals,
 )
 
+from insitu.base.spec import NodeId, TaskId
 from insitu.cluster.decide import job as machine
 from insitu.cluster.decide.events import (
     ControllerLostEvent,
@@ -56,7 +58,6 @@ from insitu.cluster.decide.job_state import (
     JobState,
     OnLoss,
 )
-from insitu.spec import NodeId, TaskId
 
 
 def test_a_job_whose_workers_end_well_is_finished() -> None:
@@ -130,6 +131,15 @@ def test_the_same_traceback_without_progress_is_not_tried_again() -> None:
     assert actions[-1] == Finish(1) and "same traceback twice" in run.state.reason
 
 
+@pytest.mark.parametrize(
+    ("message", "end"), [("Leave it out.", "Leave it out"), ("ignite://...", "ignite://...")]
+)
+def test_a_message_with_a_full_stop_does_not_end_the_sentence(message: str, end: str) -> None:
+    run = running(W0)
+    run.exits(W0, 1, Failure("InputError", message, "f00", final=True))
+    assert f"InputError: {end}; it would" in run.state.reason
+
+
 def test_the_same_exit_chosen_by_the_script_is_not_tried_again() -> None:
     run = running(W0)
     chosen = Failure("SystemExit", "", "3e7")
@@ -137,6 +147,26 @@ def test_the_same_exit_chosen_by_the_script_is_not_tried_again() -> None:
     run.tick()
     assert run.exits(W0, 3, chosen)[-1] == Finish(3)
     assert "SystemExit; the same exit twice" in run.state.reason
+
+
+def test_a_mistake_before_the_first_step_is_told_once_for_all_tasks() -> None:
+    run = running(W0, W1, W2)
+    mistake = replace(BUG, mistake=True)
+    assert logged(run.exits(W1, 1, mistake)) == "worker:1 ended with exit code 1: ValueError"
+    run.exits(W0, 1, mistake)
+    assert run.exits(W2, 1, mistake, progress=(0, 0))[-1] == Finish(1)
+    assert run.state.reason.startswith("worker:1 and 2 others ended with exit code 1: ValueError: no; ")
+    assert "it would end the same way again" in run.state.reason
+
+
+@pytest.mark.parametrize("why", ["it has trained", "it has failed before"])
+def test_what_looks_like_a_mistake_may_come_of_something_else_later(why: str) -> None:
+    run = running(W0)
+    if why == "it has failed before":
+        run.exits(W0, -signal.SIGKILL)
+        run.tick()
+    run.exits(W0, 1, replace(BUG, mistake=True), progress=(0, 1) if why == "it has trained" else None)
+    assert run.state.phase == "restarting"
 
 
 @pytest.mark.parametrize(

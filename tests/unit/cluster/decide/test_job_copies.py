@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from insitu.base.spec import NodeId
 from insitu.cluster.decide import CopyVersion, choose_copy_holders, choose_newest_copy
-from insitu.spec import NodeId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 

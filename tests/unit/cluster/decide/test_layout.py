@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from insitu.base.spec import CacheSpec, NodeId, PartitionInfo, ShardMap, TaskId
 from insitu.cluster.decide.layout import (
     assign_contiguous_shards,
     choose_node,
@@ -12,7 +13,6 @@ from insitu.cluster.decide.layout import (
     find_successors,
     reassign,
 )
-from insitu.spec import CacheSpec, NodeId, PartitionInfo, ShardMap, TaskId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 W = [TaskId("worker", i) for i in range(6)]

@@ -11,6 +11,7 @@ from agent_facts import LOAD, VERSIONS, WALL, facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from insitu.base.spec import NodeId
 from insitu.cluster.decide import Membership
 from insitu.cluster.decide.membership import (
     LOST_SECONDS,
@@ -35,7 +36,6 @@ from insitu.cluster.decide.membership import (
     resume_membership,
     validate_membership,
 )
-from insitu.spec import NodeId
 
 EMPTY = Membership(VERSIONS)
 

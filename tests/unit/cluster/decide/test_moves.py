@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_machine import PS, W0, W1, W2, JobRun, logged, running, signals
 
+from insitu.base.progress import Progress
+from insitu.base.roster import RECOVERING
+from insitu.base.spec import CacheSpec, NodeId, PartitionInfo, ShardMap, TaskId
 from insitu.cluster.decide.events import (
     DataMovedEvent,
     Launch,
@@ -23,9 +26,6 @@ from insitu.cluster.decide.events import (
 )
 from insitu.cluster.decide.moves import MOVE_GRACE, Ownership, find_ownership, plan_moves
 from insitu.cluster.decide.recovery_progress import find_disconnected
-from insitu.progress import Progress
-from insitu.roster import RECOVERING
-from insitu.spec import CacheSpec, NodeId, PartitionInfo, ShardMap, TaskId
 
 A, B, C, D = map(NodeId, "abcd")
 TERM = -signal.SIGTERM

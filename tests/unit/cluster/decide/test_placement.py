@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from insitu.base.errors import JobSpecError, PlacementError
+from insitu.base.spec import NO_CACHE, CacheSpec, Column, JobSpec, NodeId, PartitionInfo, TaskId, Topology
 from insitu.cluster.decide.placement import (
     apportion,
     choose_home_nodes,
@@ -17,8 +19,6 @@ from insitu.cluster.decide.placement import (
     place_tasks,
     stand_in_for_cache,
 )
-from insitu.errors import JobSpecError, PlacementError
-from insitu.spec import NO_CACHE, CacheSpec, Column, JobSpec, NodeId, PartitionInfo, TaskId, Topology
 
 NODES = tuple(NodeId(f"node-{i}") for i in range(3))
 TOPOLOGY = Topology(NODES)

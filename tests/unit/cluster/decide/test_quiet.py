@@ -7,9 +7,9 @@ import signal
 import pytest
 from job_machine import CHIEF, EVALUATOR, PS, W0, W1, W2, logged, running, signals
 
+from insitu.base.progress import Progress
 from insitu.cluster.decide.events import Finish, LeftAloneEvent, TickEvent
 from insitu.cluster.decide.quiet import QuietWatch, find_left_alone
-from insitu.progress import Progress
 
 
 def test_only_workers_that_never_report_are_left_alone_by_the_first() -> None:

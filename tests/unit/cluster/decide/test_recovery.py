@@ -22,6 +22,7 @@ from job_machine import (
     signals,
 )
 
+from insitu.base.spec import NodeId, TaskId
 from insitu.cluster.decide import job as machine
 from insitu.cluster.decide import recovery
 from insitu.cluster.decide.events import (
@@ -40,7 +41,6 @@ from insitu.cluster.decide.events import (
     SubmittedEvent,
     TickEvent,
 )
-from insitu.spec import NodeId, TaskId
 
 KILLED = -signal.SIGKILL
 PS1 = TaskId("ps", 1)
@@ -328,6 +328,7 @@ def test_a_failed_job_goes_on_when_it_is_resumed_and_a_finished_one_does_not() -
     assert run.state.phase == "failed"
     assert run.feed(ResumedEvent()) == []
     assert (run.state.phase, run.state.exit_code, run.state.reason) == ("pending", None, "")
+    assert run.state.task(W0).code is None  # that of the attempt before would be shown
     assert run.feed(SubmittedEvent())[-2:] == [Publish(2), Launch((W0,))]
     run.exits(W0)
     assert run.feed(ResumedEvent()) == [] and run.state.phase == "finished"

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from job_machine import W0, W1, W2, running
 
+from insitu.base.progress import IDLE, LEAVING, Progress
+from insitu.base.roster import CONNECTING, JOINING, RECOVERING
 from insitu.cluster.decide.job_state import JobState
 from insitu.cluster.decide.recovery_progress import (
     find_disconnected,
@@ -14,8 +16,6 @@ from insitu.cluster.decide.recovery_progress import (
     find_waiting_for_ended,
     has_recovered,
 )
-from insitu.progress import IDLE, LEAVING, Progress
-from insitu.roster import CONNECTING, JOINING, RECOVERING
 
 
 def replaced() -> JobState:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from insitu.base.progress import IDLE, Progress
+from insitu.base.roster import RECOVERING
+from insitu.base.spec import TaskId
 from insitu.cluster.decide.stall import Stall, StallWatch
-from insitu.progress import IDLE, Progress
-from insitu.roster import RECOVERING
-from insitu.spec import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from insitu.base.progress import Progress
+from insitu.base.spec import TaskId
 from insitu.cluster.decide.stragglers import find_stragglers
-from insitu.progress import Progress
-from insitu.spec import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.context import GPU_NUMBERS_ENV, GPUS_ENV
+from insitu.base.errors import ClusterError
+from insitu.base.paths import Paths
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.engines import gpu_leases
 from insitu.cluster.engines.engine import Command, Ended, Output
 from insitu.cluster.engines.gpu_leases import (
@@ -20,10 +24,6 @@ from insitu.cluster.engines.gpu_leases import (
     lock_device,
 )
 from insitu.cluster.engines.local import LocalEngine
-from insitu.context import GPU_NUMBERS_ENV, GPUS_ENV
-from insitu.errors import ClusterError
-from insitu.paths import Paths
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
@@ -64,7 +64,7 @@ def test_each_device_is_given_once_and_given_back(driver: Path) -> None:
     one, other = GpuLeases(), GpuLeases()  # of two jobs
     assert visible(one, W0, 2) == "0,1" and count_free_gpus() == (1, 3)
     assert one.equip(W1, command(1)).environment[ORDER_ENV] == "PCI_BUS_ID"
-    with pytest.raises(ClusterError, match=r"worker:0 needs 1 GPU\(s\).*Received: 0 of the 3"):
+    with pytest.raises(ClusterError, match=r"worker:0 needs 1 GPU.*Received: 0 of the 3"):
         other.equip(W0, command(1))
     one.give_back(W0)
     with pytest.raises(ClusterError, match="Received: 2 of the 3"):
@@ -134,6 +134,6 @@ def test_a_task_gets_its_gpus_out_of_those_that_are_named(driver: Path) -> None:
     given = Command((sys.executable,), {GPUS_ENV: "1", GPU_NUMBERS_ENV: "2,1"})
     assert leases.equip(W0, given).environment[VISIBLE_ENV] == "1"
     assert leases.equip(W1, given).environment[VISIBLE_ENV] == "2"
-    with pytest.raises(ClusterError, match=r"needs 1 GPU\(s\).*0 of the 2 that may be used here"):
+    with pytest.raises(ClusterError, match=r"needs 1 GPU.*0 of the 2 that may be used here"):
         leases.equip(TaskId("worker", 2), given)
     leases.close()

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 from ipv6 import needs_ipv6
 
-from insitu import ports
+from insitu.base.net import ports
+from insitu.base.net.ports import LISTENER_ENV
+from insitu.base.spec import TaskId
 from insitu.cluster.engines.engine import Command
-from insitu.cluster.engines.listeners import TaskListeners, with_listener
+from insitu.cluster.engines.local import TaskListeners, with_listener
 from insitu.exchange import parse_address
-from insitu.ports import LISTENER_ENV
-from insitu.spec import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.paths import Paths
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.engines import local
 from insitu.cluster.engines.engine import Command, Ended
 from insitu.cluster.engines.local import LocalEngine
-from insitu.paths import Paths
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 NODE, LOST = NodeId("node-0"), NodeId("node-1")
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from insitu.base.errors import ClusterError
+from insitu.base.progress import Progress
+from insitu.base.roster import Member, Roster
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.decide.job_state import Failure
 from insitu.cluster.engines.channel import Message
 from insitu.cluster.engines.engine import Command, NodeState, ProcessState
 from insitu.cluster.engines.messages import EngineCalls, decode_command, encode_command, reply_to_call
-from insitu.errors import ClusterError
-from insitu.progress import Progress
-from insitu.roster import Member, Roster
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0, PS1 = TaskId("worker", 0), TaskId("ps", 1)
 NODE = NodeId("node-0")

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from insitu.base.errors import ClusterError
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.engines.channel import Channel
 from insitu.cluster.engines.engine import Command, Ended, Output
 from insitu.cluster.engines.remote import RemoteEngine
-from insitu.errors import ClusterError
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 NODE = NodeId("node-0")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
 from insitu.cluster.engines.selection import open_engine
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
 
 
 def test_another_name_is_refused(tmp_path: Path):

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 from readiness import wait_readable
 
+from insitu.base.spec import TaskId
 from insitu.cluster.engines.channel import Channel, ChannelClosed, open_channel_pair
 from insitu.cluster.engines.engine import Ended, Output
 from insitu.cluster.engines.server import MAX_UNSENT_BYTES, EngineServer
 from insitu.cluster.engines.wakeup import Wakeup
-from insitu.spec import TaskId
 
 W0 = TaskId("worker", 0)
 PATIENCE = 60.0

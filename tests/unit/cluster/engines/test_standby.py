@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.engines.engine import Command, Ended, Output
 from insitu.cluster.engines.local import LocalEngine
-from insitu.paths import JobPaths, Paths
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0 = TaskSpec(TaskId("worker", 0), NodeId("node-0"))
 SCRIPT = """
@@ -124,7 +124,7 @@ def test_one_that_dies_is_forgotten(engine: LocalEngine, command: Command) -> No
 
 LISTENS = """
 import os, socket
-from insitu import ports
+from insitu.base.net import ports
 host, port = os.environ["INSITU_LISTENER"].lstrip(":").split(":")
 with ports.take_inherited(host, int(port)) as listener:
     listener.listen()

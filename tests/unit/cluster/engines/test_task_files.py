@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
+from insitu.base.progress import ProgressWriter
+from insitu.base.roster import Member, Roster, read_roster
+from insitu.base.spec import TaskId
 from insitu.cluster.decide.job_state import Failure
 from insitu.cluster.engines.task_files import TaskFiles
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
-from insitu.progress import ProgressWriter
-from insitu.roster import Member, Roster, read_roster
-from insitu.spec import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 ROSTER = Roster(3, (Member(W0, 2, "127.0.0.1:20000", (0, 1)),))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from insitu.base.paths import JobPaths
 from insitu.cluster.job_files import append_copy, read_copies
-from insitu.paths import JobPaths
 
 
 def test_times_are_read_back_without_what_was_cut_off(tmp_path: Path) -> None:

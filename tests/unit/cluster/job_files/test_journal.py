@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import ClusterError
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.decide.events import (
     SubmittedEvent,
     TaskExitedEvent,
 )
 from insitu.cluster.decide.job import advance, new_job
 from insitu.cluster.job_files.journal import Journal
-from insitu.errors import ClusterError
-from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0 = TaskId("worker", 0)
 

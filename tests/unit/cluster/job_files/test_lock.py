@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import ClusterError, JobRunning
+from insitu.base.spec import TaskId
 from insitu.cluster.job_files.lock import (
     find_other_host,
     is_locked,
@@ -20,8 +22,6 @@ from insitu.cluster.job_files.lock import (
     take_lock,
     write_controller_pid,
 )
-from insitu.errors import ClusterError, JobRunning
-from insitu.spec import TaskId
 
 W0 = TaskId("worker", 0)
 

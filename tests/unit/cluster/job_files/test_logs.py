@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from insitu.base.paths import JobPaths
+from insitu.base.spec import TaskId
 from insitu.cluster.job_files import logs as module
-from insitu.cluster.job_files.logs import JobLogs, MergedLog
-from insitu.cluster.job_files.tail import rotated_path
-from insitu.paths import JobPaths
-from insitu.spec import TaskId
+from insitu.cluster.job_files.logs import JobLogs, MergedLog, rotated_path
 
 W0 = TaskId("worker", 0)
 
@@ -43,11 +47,11 @@ def test_output_lost_to_a_full_disk_is_told_once_there_is_room(tmp_path: Path) -
     job = JobPaths(tmp_path)
     logs = JobLogs(job)
     logs.open(W0, 1)
-    whole = logs._merged
+    whole = logs._merged._log
     with open("/dev/full", "ab", buffering=0) as full:
-        logs._merged = full
+        logs._merged._log = full
         logs.write(W0, b"lost\n", 0.0)
-    logs._merged = whole
+    logs._merged._log = whole
     logs.write(W0, b"kept\n", 0.0)
     logs.finish()
     first, second = job.output.read_bytes().splitlines()
@@ -123,8 +127,87 @@ def test_a_disk_that_refuses_a_new_log_costs_lines_only(
             logs.write(W0, b"lost\n", 0.0)
     logs.write(W0, b"kept\n", 0.0)
     logs.finish()
-    assert read_rotated(job.task_log(W0, 1)) == b"x" * 100 + b"\nkept\n"
-    assert b"bytes of output could not be written" in job.output.read_bytes()
+    note = b"[insitu] 15 bytes of output could not be written: no room was left\n"
+    assert read_rotated(job.task_log(W0, 1)) == b"x" * 100 + b"\n" + note + b"kept\n"
+    assert b"48 bytes of output could not be written" in job.output.read_bytes()
+
+
+class Disk:
+    """A disk on which so much is free, for tasks and the user's other files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = 0
+        monkeypatch.setattr(module.os, "statvfs", self)
+
+    def __call__(self, path: Any) -> Any:
+        return SimpleNamespace(f_bavail=self.free, f_blocks=1 << 30, f_frsize=1)
+
+
+def test_output_leaves_room_for_the_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    job = JobPaths(tmp_path)
+    logs = JobLogs(job)
+    logs.open(W0, 1)
+    for free in (2 << 20, 1 << 20, 0, 2 << 20, 1 << 20):
+        disk.free = free
+        logs.write(W0, f"{free:8}\n".encode(), 0.0)
+    logs.finish()
+    MergedLog(job).log("job finished")
+    # A line has 20 bytes, with the name of its task.
+    assert job.output.read_text().splitlines() == [
+        f"[worker:0] {2 << 20:8}",
+        "[insitu] 40 bytes of output could not be written: no room was left",
+        f"[worker:0] {2 << 20:8}",
+        "[insitu] 20 bytes of output could not be written: no room was left",
+        "[insitu] job finished",
+    ]
+
+
+class Narrow:
+    """A log on a disk that takes so many bytes more."""
+
+    def __init__(self, log: Any, room: int) -> None:
+        self.log, self.room = log, room
+
+    def write(self, data: memoryview) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = self.log.write(data[: self.room])
+        self.room -= taken
+        return int(taken)
+
+    def close(self) -> None:
+        self.log.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 120), st.integers(1, 60)), max_size=12))
+def test_the_number_of_lost_bytes_is_true(steps: list[tuple[int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "output.log")
+        log = module._OutputLog(path)
+        log._log = narrow = Narrow(log._log, 0)
+        for room, length in steps:
+            narrow.room = room
+            log.write(b"x" * length)
+        narrow.room = 1 << 20
+        log.close()
+        text = path.read_bytes()
+        notes = re.findall(
+            rb"\[insitu\] (\d+) bytes of output could not be written: no room was left\n", text
+        )
+        assert text.count(b"x") + sum(map(int, notes)) == sum(length for _, length in steps)
+
+
+def test_a_log_that_may_not_grow_is_put_aside_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_file_size_limit", lambda: 400)
+    job = JobPaths(tmp_path)
+    logs = JobLogs(job)
+    logs.open(W0, 1)
+    for number in range(40):
+        logs.write(W0, f"line {number:2}\n".encode(), 0.0)
+        assert max(path.stat().st_size for path in tmp_path.rglob("*.log*")) < 400
+    logs.finish()
+    assert job.output.read_text().splitlines()[-1] == "[worker:0] line 39"
 
 
 def test_a_disk_that_fails_when_a_log_is_closed_is_no_error(tmp_path: Path) -> None:
@@ -138,5 +221,5 @@ def test_a_disk_that_fails_when_a_log_is_closed_is_no_error(tmp_path: Path) -> N
     logs = JobLogs(JobPaths(tmp_path))
     logs.open(W0, 1)
     logs._tasks[W0][0].close()
-    logs._tasks[W0][0]._file = Failing()  # type: ignore[attr-defined]
+    logs._tasks[W0][0]._log._file = Failing()  # type: ignore[attr-defined]
     logs.finish()

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.cluster.job_files.output import MAX_LINE_BYTES, LineAssembler, format_merged, split_prefix
+from insitu.cluster.job_files.logs import MAX_LINE_BYTES, LineAssembler, format_merged, split_prefix
 
 
 def lines_of(*pieces: tuple[bytes, float] | bytes) -> list[bytes]:

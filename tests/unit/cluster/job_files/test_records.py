@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, submit
+from insitu.base.errors import ClusterError
+from insitu.base.paths import JobPaths
+from insitu.base.process.processes import read_host
+from insitu.base.spec import NodeId, TaskId
+from insitu.cluster import submit
 from insitu.cluster.client import submission
 from insitu.cluster.job_files.records import has_checkpoint, read_environment, read_placement, read_spec
-from insitu.errors import ClusterError
-from insitu.paths import JobPaths
-from insitu.processes import read_host
-from insitu.spec import NodeId, TaskId
+from insitu.options import JobOptions
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
     insitu = Insitu(tmp_path)
     insitu.script("")
-    return insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=2)))
+    return insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=2)))
 
 
 def test_what_start_wrote_is_read_back(job: JobPaths) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.paths import JobPaths
 from insitu.cluster.job_files.request_socket import (
     connect_for_requests,
     is_from_owner,
     listen_for_requests,
 )
-from insitu.paths import JobPaths
 
 
 def make_job(folder: Path) -> JobPaths:

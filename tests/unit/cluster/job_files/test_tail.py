@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.spec import TaskId
 from insitu.cluster.job_files import logs
-from insitu.cluster.job_files.tail import follow, rotated_path
-from insitu.spec import TaskId
+from insitu.cluster.job_files.logs import follow, rotated_path
 
 W0 = TaskId("worker", 0)
 

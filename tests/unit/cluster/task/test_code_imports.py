@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import InputError
 from insitu.cluster.task.code_imports import find_insitu_import, refuse_open_grpc
-from insitu.errors import InputError
 
 FAR = ["10.0.0.1:2222", "10.0.0.2:2222"]
 NEAR = ["127.0.0.1:2222", "127.0.0.1:2223"]

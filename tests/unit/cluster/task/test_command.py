@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from insitu.cluster.task.command import ResolvedCommand, resolve_command
-from insitu.errors import JobSpecError
+from insitu.base.errors import JobSpecError
+from insitu.cluster.task.command import ResolvedCommand, fill_placeholders, resolve_command
 
 
 @pytest.fixture
@@ -64,3 +65,16 @@ def test_what_cannot_be_run_is_refused(folder: Path, command: tuple[str, ...], m
 def test_an_empty_folder_is_called_empty(tmp_path: Path) -> None:
     with pytest.raises(JobSpecError, match="It is empty"):
         resolve_command(tmp_path, ("train.py",), "/py")
+
+
+def test_a_classic_script_gets_its_flags() -> None:
+    cluster = {"worker": ["h:1", "h:2"], "ps": ["h:3", "g:4"]}
+    given = ("train.py", "--job_name={job_name}", "--task_index", "{task_index}", "--ps_hosts={ps_hosts}")
+    given += ("--worker_hosts={worker_hosts}", "--chief={chief_hosts}", '{"a": {b}}', "{job_names}")
+    environ = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 1}})}
+    assert fill_placeholders(given, environ) == (
+        *("train.py", "--job_name=ps", "--task_index", "1", "--ps_hosts=h:3,g:4"),
+        *("--worker_hosts=h:1,h:2", "--chief=", '{"a": {b}}', "{job_names}"),
+    )
+    # One worker has no cluster.
+    assert fill_placeholders(("{job_name}:{task_index}{ps_hosts}",), {}) == ("worker:0",)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
 from insitu.cluster.task.failure import read_failure
-from insitu.paths import Paths
-from insitu.spec import TaskId
 
 
 def run(tmp_path: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,6 +65,23 @@ def test_the_way_a_script_ends_is_recorded(
     assert (found and (found.type, found.message)) == failure
     if failure and failure[0] == "ValueError":
         assert "in main" in done.stderr and "insitu" not in done.stderr
+
+
+@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(0)", "raise SystemExit"])
+def test_what_is_to_be_done_behind_a_script_may_fail_its_task(tmp_path: Path, ending: str) -> None:
+    begin = """
+from insitu.base.errors import Unpublished
+from insitu.base.process.script_end import call_at_script_end, runs_script
+def fail():
+    raise Unpublished("files wait")
+assert runs_script()
+call_at_script_end(fail)
+"""
+    done = run(tmp_path, begin + ending)
+    assert done.returncode == 1 and "files wait" in done.stderr
+    found = read_failure(Paths(tmp_path).job("j-1").failure(TaskId("worker", 0)))
+    assert found is not None and (found.type, found.final) == ("Unpublished", True)
+    assert run(tmp_path, begin + "import sys; sys.exit(3)").returncode == 3
 
 
 def test_a_script_that_cannot_be_read_shows_its_line_alone(tmp_path: Path) -> None:

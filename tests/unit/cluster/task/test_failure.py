@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from insitu.base.errors import PeerLost, StorageFull, UnknownCache
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
 from insitu.cluster.task.failure import compute_fingerprint, describe_failure, read_failure, write_failure
-from insitu.errors import PeerLost
-from insitu.paths import Paths
-from insitu.spec import TaskId
 
 
 def fails(message: str) -> None:
@@ -58,6 +59,30 @@ def test_an_exit_that_the_script_chose_is_known_by_its_place_and_code() -> None:
 def test_a_lost_peer_is_known_however_it_is_wrapped() -> None:
     assert describe_failure(caught(loses_a_peer)).peer_lost
     assert not describe_failure(caught(fails)).peer_lost
+
+
+def chained(error: Exception, origin: Exception) -> Exception:
+    error.__cause__ = origin
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (UnknownCache("no"), True),
+        (AttributeError("no"), True),
+        (ModuleNotFoundError("no"), True),
+        (chained(ValueError("no"), KeyError("no")), True),
+        (SystemExit(2), True),
+        (SystemExit(1), False),
+        (RuntimeError("no"), False),
+        (StorageFull("no"), False),
+        (chained(ValueError("no"), ConnectionError("no")), False),
+        (json.JSONDecodeError("no", "", 0), False),
+    ],
+)
+def test_a_mistake_is_an_error_that_comes_again(error: BaseException, expected: bool) -> None:
+    assert describe_failure(error).mistake is expected
 
 
 def test_the_account_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

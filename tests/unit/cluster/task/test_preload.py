@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu import preload_hooks
+from insitu.base.process import preload_hooks
 from insitu.cluster.task.preload import Import, Setting, find_preload_actions, preload_script
 
 

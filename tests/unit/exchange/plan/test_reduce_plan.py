@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import ExchangeError
+from insitu.base.errors import ExchangeError
 from insitu.exchange.native import choose_piece_bytes
 from insitu.exchange.plan.reduce_plan import SCRATCH_BYTES, ReducePlan
 from insitu.exchange.plan.transport import Members, Reduction

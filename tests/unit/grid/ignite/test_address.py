@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from insitu.certificates import make_certificate
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
+from insitu.base.net.certificates import make_certificate
 from insitu.grid.ignite.address import Address, is_ignite_address, parse_address, read_settings
 
 

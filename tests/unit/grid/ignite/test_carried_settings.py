@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from insitu.certificates import make_certificate
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.net.certificates import make_certificate
 from insitu.grid.ignite.carried_settings import carry_settings, take_settings
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.grid.ignite.client_configuration import MOST_BYTES, address_by_configuration, find_servers
 
 NODE = """<?xml version="1.0" encoding="UTF-8"?>

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from ignite_recording import PAGE_ROWS, RECORDED
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.spec import Column
 from insitu.grid.ignite import encoding
 from insitu.grid.ignite.encoding import Piece, encode_column, join, lay_out
 from insitu.grid.ignite.fields import FieldOptions, decode_rows, find_fields
 from insitu.grid.ignite.protocol import CacheConfiguration, decode_page, decode_type
 from insitu.grid.ignite.rows import find_rows
 from insitu.grid.sources import SourceOptions
-from insitu.spec import Column
 
 CONFIGURATION = CacheConfiguration("CACHE", "PARTITIONED", 0, "", "", frozenset())
 WIDENED = {"uint8": "int16", "uint16": "int32", "uint32": "int64", "float16": "float32"}

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ignite_wire import NULL, array, binary_object, binary_type, number
 
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
+from insitu.base.spec import Column
 from insitu.grid.ignite import objects, rows
 from insitu.grid.ignite.fields import FieldOptions, decode_rows, find_fields, parse_field_options
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration
 from insitu.grid.ignite.rows import find_rows
 from insitu.grid.ignite.wire import Malformed, pack_byte_array, pack_int, pack_string
 from insitu.grid.sources import SourceOptions
-from insitu.spec import Column
 
 CONFIGURATION = CacheConfiguration("CACHE", "PARTITIONED", 0, "", "", frozenset())
 
@@ -370,7 +370,7 @@ def test_all_that_cant_be_a_column_is_named_with_the_way_out():
     with pytest.raises(SourceError) as caught:
         read([binary_object(kind, fields)], [kind])
     text = str(caught.value)
-    assert "3 part(s)" in text and "--without list" in text and "names is String[]" in text
+    assert "3 parts" in text and "--without list" in text and "names is String[]" in text
     assert "gone is null in all of the first 1 rows" in text
     _, found = read(
         [binary_object(kind, fields)], [kind], FieldOptions(without=frozenset(["list", "names", "gone"]))

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from insitu.base.spec import NodeId
 from insitu.grid.ignite.address import parse_address
 from insitu.grid.ignite.placing import (
     HostAddresses,
@@ -17,7 +18,6 @@ from insitu.grid.ignite.placing import (
     find_ways,
 )
 from insitu.grid.ignite.protocol import Endpoint
-from insitu.spec import NodeId
 
 PRIMARIES = st.lists(st.integers(0, 6), min_size=1, max_size=40)
 

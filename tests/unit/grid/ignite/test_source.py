@@ -27,9 +27,11 @@ from ignite_wire import (
     number,
 )
 
-from insitu.certificates import make_certificate
-from insitu.context import Context
-from insitu.errors import InputError, InsituError, SourceError
+from insitu.base.context import Context
+from insitu.base.errors import InputError, InsituError, SourceError
+from insitu.base.net.certificates import make_certificate
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec
 from insitu.grid import Catalog, dataset, import_cache
 from insitu.grid.ignite import FieldOptions, connection, describe_ignite
 from insitu.grid.ignite import cluster as cluster_module
@@ -40,8 +42,6 @@ from insitu.grid.ignite.protocol import GET_ENDPOINTS, GET_NAMES, GET_TYPE, NEXT
 from insitu.grid.ignite.source import TypeBook, open_ignite
 from insitu.grid.ignite.wire import pack_int, pack_string
 from insitu.grid.sources import SourceOptions
-from insitu.paths import Paths
-from insitu.spec import CacheSpec
 
 HANDSHAKE = 1
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
 from insitu.grid.ignite.wire import (
     Malformed,
     Reader,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.spec import NodeId, PartitionInfo, Topology
 from insitu.grid.layout.affinity import (
     check_split,
     hash_integers,
@@ -21,7 +22,6 @@ from insitu.grid.layout.affinity import (
     split_of_rows,
     splitmix64,
 )
-from insitu.spec import NodeId, PartitionInfo, Topology
 
 
 def topology(nodes: int) -> Topology:

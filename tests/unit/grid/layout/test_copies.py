@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from insitu.base.spec import NodeId, PlacedCopy
 from insitu.grid.layout import flip_copies, reconcile_copies
-from insitu.spec import NodeId, PlacedCopy
 
 A, B, C = (NodeId(name) for name in "abc")
 

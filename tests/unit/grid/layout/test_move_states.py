@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from insitu.base.spec import NodeId, PlacedCopy
 from insitu.grid.layout import flip_copies, plan_rebalancing
 from insitu.grid.layout.move_states import (
     MAX_ATTEMPTS,
@@ -24,7 +25,6 @@ from insitu.grid.layout.move_states import (
     begin_rebalancing,
     validate,
 )
-from insitu.spec import NodeId, PlacedCopy
 
 A, B, C, D = (NodeId(name) for name in "abcd")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.grid.layout import order as module
 from insitu.grid.layout.order import (
     BatchPlan,

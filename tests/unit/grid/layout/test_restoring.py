@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from insitu.base.spec import NodeId, PlacedCopy
 from insitu.grid.layout import plan_restoring
 from insitu.grid.layout.restoring import _list_given_up
-from insitu.spec import NodeId, PlacedCopy
 
 A, B, C, D = NODES = tuple(map(NodeId, "abcd"))
 

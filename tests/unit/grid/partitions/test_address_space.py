@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from partition_rows import make_rows, write_rows
 
-from insitu.errors import GridError
+from insitu.base.errors import GridError
+from insitu.base.spec import Column
 from insitu.grid.partitions import Partition, address_space
 from insitu.grid.partitions.address_space import AddressSpace
-from insitu.spec import Column
 
 
 def make_files(folder: Path, sizes: list[int]) -> list[Path]:

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from partition_rows import columns, make_rows, write_rows
 
-from insitu.errors import CorruptPartition
+from insitu.base.errors import CorruptPartition
+from insitu.base.spec import Column
 from insitu.grid.partitions import DIRECT_ALIGNMENT, TEXT, BlockReader, Partition, row_bytes
 from insitu.grid.partitions import block_reader as module
-from insitu.spec import Column
 from tests.support.descriptors import find_new_descriptors, list_descriptors
 
 ANY = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

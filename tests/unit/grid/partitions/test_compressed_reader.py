@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from partition_rows import CODECS, columns, make_rows, write_blocks, write_rows
 
-from insitu.errors import CorruptPartition
+from insitu.base.errors import CorruptPartition
+from insitu.base.spec import Column
 from insitu.grid.partitions import (
     TEXT,
     BlockReader,
@@ -20,7 +21,6 @@ from insitu.grid.partitions import (
     row_bytes,
 )
 from insitu.grid.partitions import compressed_reader as module
-from insitu.spec import Column
 
 ANY = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from partition_rows import CODECS, columns, make_rows, write_blocks, write_rows
 
-from insitu.errors import CorruptPartition, GridError
+from insitu.base.errors import CorruptPartition, GridError
+from insitu.base.spec import Column
 from insitu.grid.partitions import RAGGED, TEXT, Partition, PartitionWriter, file_checksum
 from insitu.grid.partitions import compression as module
 from insitu.grid.partitions.compression import decompress
 from insitu.grid.partitions.format import file_order
-from insitu.spec import Column
 
 ANY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

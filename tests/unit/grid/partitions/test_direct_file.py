@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu import durable
-from insitu.errors import GridError
+from insitu.base.disk import durable
+from insitu.base.errors import GridError
+from insitu.base.spec import Column
 from insitu.grid.partitions import PartitionWriter, direct_file, make_room
 from insitu.grid.partitions.direct_file import ROOM_BYTES, DirectFile
-from insitu.spec import Column
 
 COLUMNS = (Column("x", "uint8", (1000,)), Column("y", "int64"))
 ROWS = 300

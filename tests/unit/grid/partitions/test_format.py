@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from insitu.base.spec import Column
 from insitu.grid.partitions import rows_per_block
 from insitu.grid.partitions.format import BlockMark, body_alignment, find_mark, make_mark
-from insitu.spec import Column
 
 
 @pytest.mark.parametrize(

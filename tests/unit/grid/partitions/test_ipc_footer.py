@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.grid.partitions.ipc_footer import PLACE, TAIL_BYTES, footer_bytes, read_places
+from insitu.grid.partitions.ipc_message import PLACE, TAIL_BYTES, footer_bytes, read_places
 
 
 def make_file(lengths: list[int]) -> bytes:

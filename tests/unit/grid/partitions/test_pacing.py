@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from insitu.grid.partitions import pacing
-from insitu.grid.partitions.pacing import WritePacing
+from insitu.grid.partitions import writer
+from insitu.grid.partitions.writer import WritePacing
 
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_what_is_far_behind_is_waited_for_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop: bool
 ) -> None:
-    monkeypatch.setattr(pacing, "_BEHIND_BYTES", 3000)
+    monkeypatch.setattr(writer, "_BEHIND_BYTES", 3000)
     dropped: list[tuple[int, int]] = []
 
     def advise(_: int, offset: int, size: int, advice: int) -> None:
@@ -36,7 +36,7 @@ def test_what_is_far_behind_is_waited_for_in_order(
 
 
 def test_a_file_that_is_gone_is_passed_over(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pacing, "_BEHIND_BYTES", 0)
+    monkeypatch.setattr(writer, "_BEHIND_BYTES", 0)
     path = tmp_path / "file"
     with path.open("wb") as file:
         path.unlink()

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from partition_rows import columns, make_rows, write_rows
 
-from insitu.errors import CorruptPartition
+from insitu.base.errors import CorruptPartition
+from insitu.base.spec import Column
 from insitu.grid.partitions import TEXT, Partition
-from insitu.spec import Column
 
 ANY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

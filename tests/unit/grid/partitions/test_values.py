@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from insitu.base.spec import Column
 from insitu.grid.partitions.address_space import AddressSpace
 from insitu.grid.partitions.values import BlockedValues, TextValues, count_shared, split_range
-from insitu.spec import Column
 
 COLUMN = Column("x", "int16", (3,))
 SIZE = 6

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from partition_rows import columns, make_rows, write_rows
 
-from insitu.errors import GridError
+from insitu.base.errors import GridError
+from insitu.base.spec import Column
 from insitu.grid.partitions import TEXT, Partition, PartitionWriter, file_checksum
 from insitu.grid.partitions import writer as writer_module
 from insitu.grid.partitions.format import body_alignment, column_offsets, find_mark
-from insitu.spec import Column
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

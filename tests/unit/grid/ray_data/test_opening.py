@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
 from insitu.grid.ray_data.opening import FileGroup, RayReader, RaySource, open_ray_sources
 from insitu.grid.ray_data.readers import ReaderRequest
 from insitu.grid.sources import SourceOptions
@@ -140,7 +140,7 @@ def test_rows_that_the_footer_does_not_count_are_refused(session: FakeSession, t
     session.read_tables = read_tables  # type: ignore[method-assign]
     (source,) = open_csv(session, tmp_path, "parquet")
     assert source.expected_rows == 3
-    with pytest.raises(SourceError, match=r"a.parquet must have 3 row\(s\) for Ray's reader. Received: 2"):
+    with pytest.raises(SourceError, match=r"a.parquet must have 3 rows for Ray's reader. Received: 2"):
         numbers(source)
 
 
@@ -150,7 +150,7 @@ def test_small_files_are_sources_together(session: FakeSession, tmp_path: Path) 
     sources = open_csv(session, tmp_path, "images")
     assert [source.expected_rows for source in sources] == [64, 6]
     group = sources[0].path
-    assert isinstance(group, FileGroup) and str(group).endswith("00.png and the 63 file(s) behind it")
+    assert isinstance(group, FileGroup) and str(group).endswith("00.png and the 63 files behind it")
     before = group.stat()
     (tmp_path / "63.png").write_text("changed")
     after = group.stat()

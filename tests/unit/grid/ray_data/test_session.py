@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.grid.ray_data import session
 from insitu.grid.ray_data.readers import ReaderRequest
-from insitu.grid.ray_data.session import RaySession, describe_failure
+from insitu.grid.ray_data.session import RaySession, describe_failure, find_damaged_picture
 
 CSV = ReaderRequest("csv")
 
@@ -51,8 +53,28 @@ def test_nodes_read_only_in_a_cluster(monkeypatch: pytest.MonkeyPatch, address: 
         RaySession(CSV).connect(to_cluster=True)
 
 
+def test_the_first_error_of_a_trace_says_why() -> None:
+    error = RuntimeError(
+        "ray::ReadImage() (pid=1)\n  File 'x', line 1\n    else: Image.open(x)\n"
+        "OSError: image file is truncated\n\n"
+        "The above exception was the direct cause of the following exception:\n\n  File 'y', line 2\n"
+        "RuntimeError: Failed to read.\nTo change retry attempts, backoff and so on, set them in DataContext"
+    )
+    assert describe_failure(error) == "OSError: image file is truncated"
+    assert describe_failure(ValueError("all\nis lost")) == "is lost"
+
+
 def test_the_last_line_of_a_trace_says_why() -> None:
     error = ValueError("ray::ReadCSV() (pid=1)\n  File 'x', line 1\nArrowInvalid: CSV parse error")
     assert describe_failure(error) == "ArrowInvalid: CSV parse error"
     assert describe_failure(ValueError()) == "ValueError"
     assert len(describe_failure(ValueError("x" * 1000))) == 300
+
+
+def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
+    good, cut = tmp_path / "good.png", tmp_path / "cut.png"
+    Image.effect_noise((40, 40), 9).save(good)
+    cut.write_bytes(good.read_bytes()[:-400])
+    found = find_damaged_picture([str(good), str(cut)])
+    assert found.startswith(f"{cut}: ") and "truncated" in found
+    assert find_damaged_picture([str(good)]) == find_damaged_picture(["s3://a/b.png"]) == ""

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from insitu.errors import SourceError
-from insitu.grid.ray_data.tables import arrange, cut_by_file, make_plain_batches
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
+from insitu.grid.ray_data.opening import arrange, cut_by_file, make_plain_batches
 from insitu.grid.sources import columns_of_batch, values_of_batch
-from insitu.spec import Column
 
 
 class RayTensor(pa.ExtensionType):

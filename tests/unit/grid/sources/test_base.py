@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources.base import (
     DTYPES,
     check_column,
@@ -17,7 +18,6 @@ from insitu.grid.sources.base import (
     raw_bytes,
     rows_per_block,
 )
-from insitu.spec import Column
 
 PATH = Path("a.npy")
 

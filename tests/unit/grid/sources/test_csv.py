@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.csv import CsvSource
-from insitu.spec import Column
 
 TEXT = "a,b,c,d\n1,1.5,true,2020-01-01\n2,,false,é\n"
 COLUMNS = (Column("a", "int64"), Column("b", "float64"), Column("c", "bool"), Column("d", "str"))
@@ -48,12 +48,40 @@ def test_a_column_may_be_asked_for_as_float64(tmp_path: Path):
         (b"\0\1\2\n", "Received: binary data"),
         (b"a,a\n1,2\n", "each column needs a name of its own"),
         (b"a,b\n", "no rows below its header"),
+        (b"a\n1\n2,3\n", "Row #3: Expected 1 columns, got 2"),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, data: bytes, message: str):
     (tmp_path / "a.csv").write_bytes(data)
     with pytest.raises(SourceError, match=message):
         CsvSource(tmp_path / "a.csv", SourceOptions())
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "names"),
+    [
+        ("a;b", "1;2", ["a", "b"]),
+        ("\ufeffa\tb", "1\t2", ["a", "b"]),
+        ('"a,1";b', '1;"2"', ["a,1", "b"]),
+        ("a;1,b", "1,2", ["a;1", "b"]),  # a comma wins
+        ('"a;b"', "1", ["a;b"]),  # quoted: a name
+        ("a", "1", ["a"]),
+    ],
+)
+def test_the_header_tells_what_separates_fields(
+    tmp_path: Path, header: str, row: str, names: list[str]
+) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n{row}\n")
+    assert read(tmp_path / "a.csv", 1 << 20) == [dict(zip(names, (1, 2), strict=False))]
+
+
+def test_rows_may_begin_behind_what_types_follow_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("insitu.grid.sources.csv._BLOCK_BYTES", 8)
+    text = "a" * 30
+    (tmp_path / "a.csv").write_text(f"t,n\n{text},1\n")
+    assert read(tmp_path / "a.csv", 1 << 20) == [{"t": text, "n": 1}]
 
 
 def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path):
@@ -79,19 +107,20 @@ def read(path: Path, block_bytes: int, start: int = 0) -> list[dict[str, object]
     texts=st.lists(
         st.one_of(
             st.sampled_from(['a"b', 'x,"y', "two\nlines", 'a "quoted\r\n" line', "", '"', "\n\n", "plain"]),
-            st.text('ab",\n\r', max_size=8),
+            st.text('ab",;\t\n\r', max_size=8),
         ),
         min_size=1,
         max_size=30,
     ),
     end=st.sampled_from(["\n", "\r\n"]),
+    by=st.sampled_from([",", ";", "\t"]),
     chunk=st.integers(1, 60),
 )
-def test_chunks_end_where_rows_do(tmp_path: Path, texts: list[str], end: str, chunk: int) -> None:
+def test_chunks_end_where_rows_do(tmp_path: Path, texts: list[str], end: str, by: str, chunk: int) -> None:
     """Any text that a writer quotes comes back, wherever the file is cut."""
     texts = ["text", *texts]
     with (tmp_path / "a.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator=end, quoting=csv.QUOTE_NONNUMERIC)
+        writer = csv.writer(file, delimiter=by, lineterminator=end, quoting=csv.QUOTE_NONNUMERIC)
         writer.writerow(["n", "t"])
         writer.writerows([[number, text] for number, text in enumerate(texts)])
     expected = [{"n": number, "t": text} for number, text in enumerate(texts)]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.ipc import IpcSource
-from insitu.spec import Column
 
 SCHEMA = pa.schema([("x", pa.int64())])
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
+from insitu.base.paths import Paths
+from insitu.base.spec import Column
 from insitu.grid import import_cache
 from insitu.grid.sources import open_sources
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.drawings import Strokes, render
 from insitu.grid.sources.ndjson import NdjsonSource
-from insitu.paths import Paths
-from insitu.spec import Column
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -191,3 +191,14 @@ def test_brackets_in_texts_are_not_counted(tmp_path: Path):
     path = tmp_path / "a.ndjson"
     path.write_text('{"x": "[[ \\" {{", "y": 1}\n' * 100 + '{"x": "]] \\\\", "y": 1}\n' * 100)
     assert [column.name for column in NdjsonSource(path, SourceOptions()).columns] == ["x", "y"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_byte_order_mark_is_passed_over(name: str, tmp_path: Path) -> None:
+    data = b"\xef\xbb\xbf" + b"".join(b'{"i": %d}\n' % i for i in range(100))
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    for block_bytes in (1, 50, 1 << 20):
+        assert read(tmp_path / name, block_bytes) == {"i": list(range(100))}
+    source = NdjsonSource(tmp_path / name, SourceOptions())
+    first = next(source.blocks(50))
+    assert read(tmp_path / name, 50, first.next_start)["i"] == list(range(first.rows, 100))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import io
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.npy import NpySource, array_blocks, read_header
-from insitu.spec import Column
 
 VALUES = np.arange(60, dtype=">i2").reshape(10, 3, 2)
 
@@ -82,3 +86,26 @@ def test_a_row_has_at_most_as_many_values_as_arrow_counts(
     monkeypatch.setattr("insitu.grid.sources.base.MOST_ROW_VALUES", 19)
     with pytest.raises(SourceError, match=r"at most 19 values. Received: column 'x' with rows of shape"):
         NpySource(tmp_path / "a.npy", SourceOptions())
+
+
+def test_threads_read_headers_side_by_side(tmp_path: Path) -> None:
+    # A collection that calls Python, as JAX has it, lets another thread run in the middle of a parse. The
+    # interpreter takes that for a broken syntax tree.
+    np.save(tmp_path / "a.npy", np.zeros((16, 3), np.float32))
+    held = (tmp_path / "a.npy").read_bytes()
+    before = gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(_run_python)
+    gc.set_threshold(3)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: read_header(io.BytesIO(held), "a.npy").shape, range(400)))
+    finally:
+        gc.callbacks.remove(_run_python)
+        gc.set_threshold(*before[0])
+        sys.setswitchinterval(before[1])
+    assert found == [(16, 3)] * 400
+
+
+def _run_python(phase: str, info: dict[str, int]) -> None:
+    sum(range(20))

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.npz import NpzSource
-from insitu.spec import Column
 
 
 def test_each_array_is_a_column(tmp_path: Path):
@@ -24,6 +24,15 @@ def test_each_array_is_a_column(tmp_path: Path):
     assert len(blocks) > 1 and sum(rows for rows, *_ in blocks) == 10
     np.testing.assert_array_equal(np.concatenate([values for _, values, _ in blocks]), x)
     assert [name for *_, names in blocks for name in names] == ["é", "b"] * 5
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_two_arrays_are_read_side_by_side(tmp_path: Path, save: Callable[..., None]):
+    x, y = np.arange(100_000.0).reshape(-1, 2), np.arange(50_000)
+    save(tmp_path / "a.npz", x=x, y=y)
+    blocks = list(NpzSource(tmp_path / "a.npz", SourceOptions()).blocks(10_000))
+    np.testing.assert_array_equal(np.concatenate([block.columns["x"] for block in blocks]), x)
+    np.testing.assert_array_equal(np.concatenate([block.columns["y"] for block in blocks]), y)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
+from insitu.base.spec import Column
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.parquet import ParquetSource
-from insitu.spec import Column
 
 
 def test_rows_of_all_row_groups_come_in_order(tmp_path: Path):

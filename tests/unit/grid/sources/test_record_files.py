@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_writer import frame, write_records
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
 from insitu.grid.sources.record_files import check_records, is_packed, mask_checksum, read_chunks
 
 

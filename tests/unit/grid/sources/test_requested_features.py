@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.errors import InputError
-from insitu.grid.sources.requested_features import RequestedFeature, check_reading, parse_features
-from insitu.spec import Column
+from insitu.base.errors import InputError
+from insitu.base.spec import Column
+from insitu.grid.sources.tfrecord import RequestedFeature, check_reading, parse_features
 
 
 def test_columns_are_named_with_their_features():

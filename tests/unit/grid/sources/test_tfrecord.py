@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_writer import encode_example, encode_sequence, image_records, write_records
 
-from insitu.errors import InputError, SourceError
+from insitu.base.errors import InputError, SourceError
+from insitu.base.paths import Paths
+from insitu.base.spec import Column
 from insitu.grid import import_cache
 from insitu.grid.partitions import ragged_rows
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.tfrecord import TfrecordSource
-from insitu.paths import Paths
-from insitu.spec import Column
 
 IMAGES = "image:uint8[4,4]=image_raw,label:int64"
 
@@ -143,7 +144,7 @@ GOOD = {
         ),
         ("n:float32", "it is a int64_list of 1 value. Ask for such as n:int64"),
         ("f:int64[2]", "Ask for such as f:float32"),
-        ("f:float32", "has 1 values; it is a float_list of 2 values"),
+        ("f:float32", "has 1 value; it is a float_list of 2 values"),
         ("n:str", "a text is one value of bytes"),
         ("b:str", r"text is in UTF-8: invalid start byte. Ask for b:uint8\[\*\]"),
         ("b:uint8[3]", "has 3 bytes; it has 2"),
@@ -164,6 +165,31 @@ def test_a_number_beyond_its_dtype_names_its_record(tmp_path: Path):
     write_records(tmp_path / "a.tfrecord", records)
     with pytest.raises(SourceError, match=r"'n' of record 2 at byte .*in \[-128, 127\]; one is 128"):
         read(tmp_path / "a.tfrecord", "n:int8")
+
+
+@pytest.mark.parametrize(("asked", "advice"), [("n:int64", "n:int64[*]=n"), ("t:str", "t:uint8[*]=t")])
+def test_what_helps_if_some_records_lack_a_feature_is_named(tmp_path: Path, asked: str, advice: str):
+    write_records(tmp_path / "a.tfrecord", [encode_example(GOOD), encode_example({"f": GOOD["f"]})])
+    with pytest.raises(SourceError, match=rf"record 1 .*If records differ, ask for {re.escape(advice)}\."):
+        read(tmp_path / "a.tfrecord", asked)
+    assert read(tmp_path / "a.tfrecord", advice)[advice[0]][1] == []
+
+
+def test_suggested_features_fit_later_records(tmp_path: Path):
+    early = {"image": ("bytes", [b"\xff" * 3000]), "score": ("float", [1.0]), "t": ("bytes", [b"a"]), **GOOD}
+    records = [encode_example(early)] * 40
+    records.append(
+        encode_example({"image": ("bytes", [b"\xff"]), "f": ("float", [1.0]), "late": ("int64", [1])})
+    )
+    write_records(tmp_path / "a.tfrecord", records)
+    with pytest.raises(SourceError, match="fits its first 41 records") as caught:
+        TfrecordSource(tmp_path / "a.tfrecord", SourceOptions())
+    suggested = str(caught.value).partition("--features '")[2].partition("'")[0]
+    assert suggested == (
+        "b:uint8[*],f:float32[*],image:uint8[*],late:int64[*],n:int64[*],score:float32[*],t:uint8[*]"
+    )
+    found = read(tmp_path / "a.tfrecord", suggested)
+    assert found["score"] == [[1.0]] * 40 + [[]] and found["late"] == [[]] * 40 + [[1]]
 
 
 def test_without_features_some_that_fit_are_named(tmp_path: Path):

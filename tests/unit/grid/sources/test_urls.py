@@ -11,7 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from insitu.errors import SourceError
+from insitu.base.errors import SourceError
 from insitu.grid.sources import SourceOptions, find_sources, open_sources, urls
 from insitu.grid.sources.urls import UrlFile, arrow_input, is_url, lies_behind_url
 

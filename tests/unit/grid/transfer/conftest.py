@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from partition_servers import SECRET, certificate
 
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId
 from insitu.grid import bring_up, import_cache
-from insitu.grid.transfer import PartitionServer
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId
+from insitu.grid.serving import PartitionServer
 
 
 @pytest.fixture

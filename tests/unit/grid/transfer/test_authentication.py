@@ -8,9 +8,10 @@ import pyarrow.flight as flight
 import pytest
 from partition_servers import SECRET
 
-from insitu.certificates import make_certificate
-from insitu.errors import InputError, TransferError
-from insitu.grid.transfer import PartitionClient, PartitionServer, ServerAddress
+from insitu.base.errors import InputError, TransferError
+from insitu.base.net.certificates import make_certificate
+from insitu.grid.serving import PartitionServer
+from insitu.grid.transfer import PartitionClient, ServerAddress
 from insitu.grid.transfer import client as client_module
 from insitu.grid.transfer.authentication import TokenCheck, derive_credentials, derive_token
 from insitu.grid.transfer.client import format_location

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from insitu.errors import GridError
+from insitu.base.errors import GridError
 from insitu.grid.transfer import background
 from insitu.grid.transfer.background import AT_ONCE, Task, Tasks
 

@@ -7,12 +7,13 @@ from free_ports import free_addresses
 from ipv6 import needs_ipv6
 from partition_servers import SECRET, certificate
 
-from insitu.errors import TransferError
-from insitu.grid.transfer import PartitionClient, PartitionServer, ServerAddress
+from insitu.base.errors import TransferError
+from insitu.base.paths import Paths
+from insitu.base.spec import NodeId
+from insitu.grid.serving import PartitionServer
+from insitu.grid.transfer import PartitionClient, ServerAddress
 from insitu.grid.transfer.client import format_location
 from insitu.grid.transfer.requests import ReadRequest
-from insitu.paths import Paths
-from insitu.spec import NodeId
 
 
 def test_numbers_of_ipv6_have_brackets():

@@ -13,14 +13,15 @@ import pytest
 from free_ports import free_addresses
 from partition_servers import SECRET, certificate
 
-from insitu.errors import CacheBusy, CorruptPartition, StorageFull, TransferError
+from insitu.base.errors import CacheBusy, CorruptPartition, StorageFull, TransferError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId
 from insitu.grid import verify_copies
-from insitu.grid.manifests import read_manifest
-from insitu.grid.transfer import PartitionServer, RateLimit, ServerAddress, fetch_partition, fetching
+from insitu.grid.catalog.manifests import read_manifest
+from insitu.grid.partitions.verification import verify_file
+from insitu.grid.serving import PartitionServer
+from insitu.grid.transfer import RateLimit, ServerAddress, fetch_partition, fetching
 from insitu.grid.transfer.requests import ReadRequest, make_chunk
-from insitu.grid.verification import verify_file
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId
 
 HERE = NodeId("node-2")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.grid.transfer.rate_limit import MIN_LENGTH, RateLimit, first_length, next_length
 from insitu.grid.transfer.requests import CHUNK_BYTES, MAX_LENGTH
 

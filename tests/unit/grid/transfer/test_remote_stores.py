@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 from store_hosts import StoreHosts
 
-from insitu.errors import TransferError
-from insitu.grid import Catalog, import_cache, scrub_cache, store_tidying, tidy_store
-from insitu.grid.manifests import read_manifest
-from insitu.grid.transfer import remote_stores, store_actions
+from insitu.base.errors import TransferError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId
+from insitu.grid import Catalog, import_cache, scrub_cache, tidy_store
+from insitu.grid.catalog import store_tidying
+from insitu.grid.catalog.manifests import read_manifest
+from insitu.grid.serving import store_actions
+from insitu.grid.transfer import remote_stores
 from insitu.grid.transfer.client import PartitionClient
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
 from insitu.grid.transfer.requests import (
     MAX_LENGTH,
     ReadRequest,
@@ -22,7 +23,6 @@ from insitu.grid.transfer.requests import (
     encode_request,
     make_chunk,
 )
-from insitu.paths import Paths
 
 READ = ReadRequest("a/b", 3, 7, 0, 10)
 ROWS = RowsRequest("0123-7-ab", 7, 100, False)

@@ -11,13 +11,14 @@ import pyarrow.flight as flight
 import pytest
 from partition_servers import SECRET, certificate
 
-from insitu.errors import TransferError
-from insitu.grid.transfer import PartitionClient, PartitionServer
+from insitu.base.errors import TransferError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId
+from insitu.grid.serving import PartitionServer
+from insitu.grid.transfer import PartitionClient
 from insitu.grid.transfer.authentication import derive_credentials, make_headers
 from insitu.grid.transfer.client import format_location
 from insitu.grid.transfer.requests import SCHEMA, ReadRequest
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId
 
 
 def test_every_part_of_a_file_is_given(server: PartitionServer, paths: Paths, cache: CacheSpec):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from partition_servers import SECRET
 
-from insitu.errors import InputError, InsituError, TransferError
-from insitu.grid.transfer import PartitionClient, PartitionServer
+from insitu.base.errors import InputError, InsituError, TransferError
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId
+from insitu.grid.serving import PartitionServer, store_actions
+from insitu.grid.serving.store_actions import MAX_BODY_BYTES, StoreActions
+from insitu.grid.transfer import PartitionClient
 from insitu.grid.transfer import client as client_module
 from insitu.grid.transfer.authentication import derive_credentials
-from insitu.grid.transfer.store_actions import MAX_BODY_BYTES, StoreActions
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId
 
 
 @pytest.fixture
@@ -121,3 +124,28 @@ def test_a_stranger_has_nothing_done(server: PartitionServer, monkeypatch: pytes
         assert client.act("manifests", {}) == [["a/b", 1]]
         with pytest.raises(TransferError, match=r"refuses: A server knows .* survey.*'x'$"):
             client.act("x", {})
+
+
+def test_what_is_remembered_of_imports_and_fetches_is_bounded(
+    actions: StoreActions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_actions, "_MOST_ENDED", 3)
+    for number in range(5):
+        actions.end_import("people", f"token-{number}", published=False)
+    assert list(actions._ended) == [("people", f"token-{n}") for n in (2, 3, 4)]
+    inside, most, guard = [0], [0], threading.Lock()
+
+    def fetch() -> None:
+        with actions._fetch_alone(("people", 1, 0)):
+            with guard:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+            with guard:
+                inside[0] -= 1
+
+    with ThreadPoolExecutor(8) as threads:
+        for each in [threads.submit(fetch) for _ in range(200)]:
+            each.result()
+    with pytest.raises(ZeroDivisionError), actions._fetch_alone(("people", 1, 0)):
+        raise ZeroDivisionError
+    assert most[0] == 1 and not actions._fetching

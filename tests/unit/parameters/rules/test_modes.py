@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.parameters.rules import modes
 from insitu.parameters.rules.modes import (
     Apply,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.parameters.rules import sharding_plan
 from insitu.parameters.rules.sharding_plan import Variable, plan_sharding
 

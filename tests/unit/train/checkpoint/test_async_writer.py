@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from insitu.errors import CheckpointError
+from insitu.base.errors import CheckpointError
 from insitu.train.checkpoint import async_writer
 from insitu.train.checkpoint import store as module
 from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter
@@ -90,6 +91,22 @@ def test_what_training_changes_afterwards_is_not_written(tmp_path: Path, monkeyp
     loaded = store.load_latest()
     assert loaded.values["trainable/0"].tolist() == [1, 1, 1, 1]
     assert loaded.more[0] == 1 and loaded.more[1].tolist() == [0, 1, 2] and len(loaded.more) == 2
+
+
+def test_nothing_is_left_of_a_writer_that_has_written(tmp_path: Path):
+    """Neither a thread nor its buffers, each as large as the model, outlive the fit."""
+    before = set(threading.enumerate())
+    writer = AsyncCheckpointWriter(CheckpointStore(tmp_path, fit=0))
+    for epoch in (1, 2):
+        writer.submit(a_checkpoint(epoch, 0))
+        writer.finish()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(30)
+        assert not set(threading.enumerate()) - before
+    assert writer.written == 2 and writer.store.load_latest().epoch == 2
+    known = weakref.ref(writer)
+    del writer
+    assert known() is None
 
 
 def test_a_storage_that_never_answers_ends_the_wait(

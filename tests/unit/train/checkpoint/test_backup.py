@@ -11,7 +11,7 @@ import keras
 import pytest
 from models import image_model, image_rows, in_shards, same_bits, weights
 
-from insitu.errors import CheckpointError, TrainingError
+from insitu.base.errors import CheckpointError, TrainingError
 from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
 from insitu.train.checkpoint import store
 from insitu.train.fit.trainer import trainer_of
@@ -63,8 +63,10 @@ def undisturbed() -> tuple[Any, Any]:
     return weights(model), history
 
 
-@pytest.mark.parametrize("save_freq", ["epoch", 2, 1])
-@pytest.mark.parametrize("fail_at", [(0, 1), (1, 4), (2, 0)])
+@pytest.mark.parametrize(
+    ("save_freq", "fail_at"),
+    [("epoch", (0, 1)), ("epoch", (1, 4)), (2, (1, 4)), (2, (2, 0)), (1, (0, 1)), (1, (2, 0))],
+)
 def test_a_second_run_ends_like_an_undisturbed_one(
     rows, strategy_over, tmp_path, undisturbed, save_freq, fail_at
 ):

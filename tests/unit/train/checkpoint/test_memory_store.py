@@ -12,11 +12,11 @@ import pytest
 from exchange_ranks import in_threads
 
 import insitu.exchange
-from insitu import paths as paths_module
-from insitu.context import Context, read_context
-from insitu.paths import Paths
-from insitu.spec import TaskId
-from insitu.train.checkpoint.memory_store import broadcast_newest, memory_store
+from insitu.base import paths as paths_module
+from insitu.base.context import Context, read_context
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
+from insitu.train.checkpoint.backup import broadcast_newest, memory_store
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
 

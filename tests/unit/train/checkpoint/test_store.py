@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from insitu.errors import CheckpointError, StorageFull
-from insitu.signatures import sign
+from insitu.base.disk import checkpoints as base
+from insitu.base.disk.signatures import sign
+from insitu.base.errors import CheckpointError, ClusterError, StorageFull
 from insitu.train.checkpoint import store as module
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
@@ -112,6 +113,16 @@ def test_damaged_ones_are_not_kept_in_the_place_of_fresh_ones(tmp_path: Path):
     store.save(a_checkpoint(1, 0))
     assert [p.name for p in (tmp_path / "fit-00000").iterdir()] == ["epoch-00001.step-00000000"]
     assert store.load_latest().epoch == 1
+
+
+def test_one_of_another_version_is_passed_over_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as newer:
+        newer.setattr(module, "FORMAT", module.FORMAT + 1)
+        CheckpointStore(tmp_path, fit=0).save(a_checkpoint(40, 0))
+    store = CheckpointStore(tmp_path, fit=0)
+    assert store.load_latest() is None
+    store.save(a_checkpoint(1, 0))
+    assert store.positions() == [(1, 0), (40, 0)]
 
 
 def test_a_full_disk_leaves_the_last_one_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -284,7 +295,7 @@ ERRORS = [
 def test_a_storage_that_fails_for_a_moment_is_read_again(
     tmp_path: Path, call: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(module, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(base, "PAUSES", (0.0, 0.0))
     store = CheckpointStore(tmp_path, fit=0)
     for epoch in (40, 41):
         store.save(a_checkpoint(epoch, 0))
@@ -299,7 +310,7 @@ def test_a_storage_that_fails_for_a_moment_is_read_again(
 def test_a_storage_that_goes_on_failing_is_an_error_and_loses_nothing(
     tmp_path: Path, call: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(module, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(base, "PAUSES", (0.0, 0.0))
     store = CheckpointStore(tmp_path, fit=0)
     for epoch in (40, 41):
         store.save(a_checkpoint(epoch, 0))
@@ -352,7 +363,7 @@ def test_an_empty_folder_is_not_taken_for_a_beginning_once_something_was_publish
 def test_an_object_store_that_fails_is_not_taken_for_an_empty_one(call: str, monkeypatch: pytest.MonkeyPatch):
     import fsspec
 
-    monkeypatch.setattr(module, "_PAUSES", (0.0,))
+    monkeypatch.setattr(base, "PAUSES", (0.0,))
     store = CheckpointStore("memory://flaky/run", fit=0)
     store.save(a_checkpoint(40, 0))
     system = fsspec.core.url_to_fs("memory://flaky")[0]
@@ -361,3 +372,22 @@ def test_an_object_store_that_fails_is_not_taken_for_an_empty_one(call: str, mon
     with pytest.raises(CheckpointError, match=r"unreachable.*Nothing was removed"):
         store.load_latest()
     assert flaky.failed == 2 and store.load_latest().epoch == 40
+
+
+def test_files_whose_head_is_away_are_waited_for(monkeypatch: pytest.MonkeyPatch, caplog):
+    monkeypatch.setattr(base, "PAUSES", (0.0,))
+    store = CheckpointStore("memory://away/run", fit=0)
+    store.save(a_checkpoint(40, 0))
+    flaky = Flaky(store._folder.names, 20, ClusterError("the head was heard 9 s ago"))
+    monkeypatch.setattr(store._folder, "names", flaky)
+    assert store.load_latest().epoch == 40
+    assert flaky.failed == 20 and caplog.text.count("the head was heard 9 s ago") == 1
+    monkeypatch.setattr(base, "AWAY_SECONDS", 0.0)
+    flaky.left = 20
+    with pytest.raises(CheckpointError, match=r"the head was heard.*Nothing was removed"):
+        store.load_latest()
+    # What is removed is what this process has published.
+    store.save(a_checkpoint(41, 0))
+    store.save(a_checkpoint(42, 0))
+    flaky.left = 0
+    assert store.positions() == [(41, 0), (42, 0)]

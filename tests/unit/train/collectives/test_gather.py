@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import insitu.exchange
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.collectives.gather import (
     barrier_token,
     gather_bytes,

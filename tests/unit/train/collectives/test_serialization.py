@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import ml_dtypes
@@ -33,7 +34,7 @@ def test_values_survive_the_way_to_other_tasks():
 
 
 def test_what_is_not_serializable_is_refused() -> None:
-    for value in (object(), {"f": open}, np.array([object()]), b"bytes"):
+    for value in (object(), {"f": open}, np.array([object()]), defaultdict(object)):
         with pytest.raises(NotSerializable):
             encode(value)
     endless: list[Any] = []
@@ -52,6 +53,61 @@ def test_a_structure_comes_back_with_its_types() -> None:
     assert found["a"] == [1, (2.5, None)] and type(found["a"][1]) is tuple
     assert found[0, "b"] == np.float32(0.1) and type(found[0, "b"]) is np.float32
     np.testing.assert_array_equal(found["c"], VALUE["c"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {3, "b", ("c", 1.5)},
+        frozenset("ab"),
+        b"\x00\xff",
+        deque([1, [2]], maxlen=3),
+        Counter("abca"),
+        OrderedDict(b=1, a=[2]),
+        defaultdict(list, a=[1]),
+        defaultdict(int),
+    ],
+)
+def test_pythons_own_containers_come_back_with_their_kind(value: Any) -> None:
+    found = from_bytes(to_bytes([value]))[0]
+    assert found == value and type(found) is type(value)
+    assert getattr(found, "maxlen", 0) == getattr(value, "maxlen", 0)
+    assert getattr(found, "default_factory", 0) == getattr(value, "default_factory", 0)
+    assert list(found) == list(value) or isinstance(value, (set, frozenset))
+
+
+def test_what_grows_with_each_epoch_leaves_the_structure_as_short_as_it_was() -> None:
+    """As the History of a fit, which is in each checkpoint."""
+
+    def make(epochs: int) -> dict[str, Any]:
+        losses = [1 / (1 + epoch) for epoch in range(epochs)]
+        return {"epoch": list(range(epochs)), "history": {"loss": losses, "val_loss": losses[::-1]}}
+
+    few, many = encode(make(100)), encode(make(5000))
+    assert few.tree == many.tree and len(json.dumps(many.tree)) < 200
+    found = decode(json.loads(json.dumps(many.tree)), many.arrays)
+    assert found == make(5000)
+    assert {type(value) for value in found["epoch"]} == {int}
+    assert {type(value) for value in found["history"]["loss"]} == {float}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [0.1, float("inf"), -0.0] * 9,
+        [2**63 - 1, -(2**63)] * 9,
+        [2**63] * 20,
+        [True] * 20,
+        [1, 1.0] * 9,
+        [1.0] * 15,
+        (1.0,) * 20,
+        [[1.0] * 20] * 20,
+    ],
+    ids=str,
+)
+def test_lists_of_numbers_stay_what_they_are(value: Any) -> None:
+    for found in (from_bytes(to_bytes(value)), copy_value(value)):
+        assert repr(found) == repr(value)
 
 
 def test_a_copy_shares_nothing() -> None:

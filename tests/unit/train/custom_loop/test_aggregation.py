@@ -10,7 +10,7 @@ import numpy as np
 from exchange_ranks import in_threads
 
 import insitu.exchange
-from insitu.train.custom_loop.aggregation import ExchangeAggregation
+from insitu.train.custom_loop.reduction import ExchangeAggregation
 
 SHARDS = ((0, 1), (2,))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 
 
 def test_average_loss_weighs_rows_and_a_regularization_loss_counts_once(strategy_over):

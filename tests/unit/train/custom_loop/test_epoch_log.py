@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,10 @@ from typing import Any
 import keras
 import pytest
 
-from insitu.context import Context
-from insitu.errors import UnknownPosition
+from insitu.base.context import Context
+from insitu.base.errors import UnknownPosition
+from insitu.base.paths import Paths
 from insitu.grid import DataPosition
-from insitu.paths import Paths
 from insitu.train.custom_loop import EpochLog
 
 
@@ -200,3 +201,17 @@ def test_lines_that_were_cut_off_are_left_out(tmp_path: Path) -> None:
     restarted = Attempt(tmp_path, 2, weight=7.0)
     restarted.restore(weights[1], 4)
     assert restarted.begin() == 2
+
+
+def test_a_storage_that_fails_does_not_begin_a_loop_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Attempt(tmp_path, 0)
+    first.begin()
+
+    def fail(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    with pytest.raises(OSError, match="the disk fails"):
+        Attempt(tmp_path, 1)

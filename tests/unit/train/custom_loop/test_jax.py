@@ -15,7 +15,7 @@ def test_a_step_is_traced_without_being_computed() -> None:
 
     seen: list[Any] = []
 
-    def trace(arrays: Any) -> Any:
+    def trace(arrays: Any, outside: Any) -> Any:
         seen.extend((isinstance(array, jax.core.Tracer), array.shape, array.dtype.name) for array in arrays)
         return arrays
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop.per_replica import PerReplica, local_values, merge_per_replica
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from torch_tree import use_torch_tree
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop.per_replica import PerReplica
 
 

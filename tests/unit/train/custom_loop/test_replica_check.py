@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import Diverged
+from insitu.base.errors import Diverged
 from insitu.train.custom_loop.replica_check import check_weights
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from models import image_model, same_bits, weights
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
@@ -315,6 +315,36 @@ def test_a_number_that_a_step_reads_is_that_of_now(strategy_over):
         settings["beta"] = beta
         results.append(float(strategy.run(step, (np.float32(2),))))
     assert results == [1.0, 1.5, 1.0]
+
+
+@pytest.mark.parametrize("of_layer", [True, False])
+def test_what_is_frozen_between_steps_stays(batches, strategy_over, of_layer):
+    loop = Loop(strategy_over(2))
+    loop.train(batches, epochs=1)
+    layer = loop.model.layers[0]
+    frozen = layer if of_layer else layer.kernel
+    frozen.trainable = False
+    before, others = layer.kernel.numpy(), loop.model.layers[-1].kernel.numpy()
+    loop.train(batches, epochs=1)
+    np.testing.assert_array_equal(layer.kernel.numpy(), before)
+    assert not np.array_equal(loop.model.layers[-1].kernel.numpy(), others)
+    frozen.trainable = True
+    loop.train(batches, epochs=1)
+    assert not np.array_equal(layer.kernel.numpy(), before)
+
+
+def test_a_metric_may_make_its_variables_in_a_step(strategy_over):
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(size=(15, 3)).astype("float32"), np.eye(3, dtype="float32")[np.arange(15) % 3]
+    strategy = strategy_over(2)
+    with strategy.scope():
+        score = keras.metrics.F1Score(average="macro")
+    expected = keras.metrics.F1Score(average="macro")
+    for _ in range(2):
+        for batch in strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).batch(8)):
+            strategy.run(lambda p, t: score.update_state(t, p), args=batch)
+        expected.update_state(y, x)
+    assert float(score.result()) == pytest.approx(float(expected.result()))
 
 
 def test_regularization_losses_of_a_model_enter_a_step(strategy_over):

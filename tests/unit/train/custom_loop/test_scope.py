@@ -7,7 +7,7 @@ import gc
 import keras
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop.scope import CreationTracker
 
 

@@ -16,7 +16,7 @@ def test_a_step_is_traced_in_a_graph_for_any_number_of_rows() -> None:
 
     seen: list[Any] = []
 
-    def trace(arrays: Any) -> list[Any]:
+    def trace(arrays: Any, outside: Any) -> list[Any]:
         seen.extend((tf.inside_function(), array.shape.as_list(), array.dtype.name) for array in arrays)
         return list(arrays)
 

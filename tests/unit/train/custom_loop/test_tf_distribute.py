@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 
 LOSSES = np.arange(5, dtype="float32")
 

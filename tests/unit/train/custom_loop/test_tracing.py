@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.custom_loop.tracing import DeferredUpdates, VariableTracer, defer_apply
 
 

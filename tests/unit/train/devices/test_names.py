@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from insitu import config
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.devices.names import list_devices, parse_name, resolve, resolve_all
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from insitu import config
-from insitu.train.devices.placement_log import log_variables
+from insitu.train.devices.setup import log_variables
 
 
 def test_variables_are_printed_only_if_asked_for(monkeypatch, capsys):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from insitu.config import DeviceSettings
-from insitu.errors import InputError
+from insitu.base.config import DeviceSettings
+from insitu.base.errors import InputError
 from insitu.train.devices import setup
 
 

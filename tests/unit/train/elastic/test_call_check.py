@@ -7,9 +7,9 @@ import contextlib
 import numpy as np
 import pytest
 
-from insitu.errors import CollectiveMismatch
+from insitu.base.errors import CollectiveMismatch
 from insitu.exchange.plan import mismatch_error
-from insitu.train.elastic.call_check import (
+from insitu.train.elastic.lockstep import (
     CallRecord,
     check_same_call,
     find_place,

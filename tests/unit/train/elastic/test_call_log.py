@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from models import image_model, same_bits
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.elastic import call_log
 from insitu.train.elastic.call_log import CallLog
 from insitu.train.elastic.lockstep import ResumePoint

@@ -7,7 +7,7 @@ import pytest
 from exchange_ranks import in_threads
 
 import insitu.exchange
-from insitu.errors import Diverged
+from insitu.base.errors import Diverged
 from insitu.train.elastic.divergence import Fingerprint, check_equal
 
 

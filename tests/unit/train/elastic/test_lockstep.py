@@ -11,7 +11,7 @@ import pytest
 from free_ports import free_addresses
 
 import insitu.exchange
-from insitu.errors import CollectiveMismatch, ExchangeError, PeerLost, StaleGeneration, TrainingError
+from insitu.base.errors import CollectiveMismatch, ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives.gather import squeeze_shards
 from insitu.train.elastic.divergence import Fingerprint

@@ -13,9 +13,9 @@ from free_ports import free_addresses
 from models import in_shards
 
 import insitu.exchange
-from insitu.errors import CollectiveMismatch, TrainingError
+from insitu.base.errors import CollectiveMismatch, TrainingError
+from insitu.base.spec import TaskId
 from insitu.exchange import Group
-from insitu.spec import TaskId
 from insitu.train.elastic.membership import AUTO, BAR, LINES, SILENT, SynchronousMembership
 from insitu.train.replica import ModelState
 

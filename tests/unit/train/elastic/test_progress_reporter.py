@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from insitu.context import Context
-from insitu.paths import Paths
-from insitu.progress import IDLE, Progress, read_progress
-from insitu.spec import TaskId
+from insitu.base.context import Context
+from insitu.base.paths import Paths
+from insitu.base.progress import IDLE, Progress, read_progress
+from insitu.base.spec import TaskId
 from insitu.train.elastic.position import EPOCH, TEST, TRAIN, Kind, LoopPosition
 from insitu.train.elastic.progress_reporter import ProgressReporter
 

@@ -6,17 +6,16 @@ import gc
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from insitu.context import Context
-from insitu.errors import ExchangeError, TrainingError
-from insitu.paths import Paths
-from insitu.progress import read_progress
-from insitu.roster import RECOVERING, Member, Roster, write_roster
-from insitu.spec import TaskId
-from insitu.train.devices import ReplicaMonitor
+from insitu.base.context import Context
+from insitu.base.errors import ExchangeError, TrainingError
+from insitu.base.paths import Paths
+from insitu.base.progress import read_progress
+from insitu.base.roster import RECOVERING, Member, Roster, write_roster
+from insitu.base.spec import TaskId
 from insitu.train.elastic import roster_rendezvous
 from insitu.train.elastic.lockstep import GenerationChanged
 from insitu.train.elastic.progress_reporter import ProgressReporter
@@ -57,7 +56,7 @@ def test_a_generation_that_failed_is_reported(tmp_path: Path) -> None:
     job.task(W0).mkdir(parents=True)
     reporter = ProgressReporter(context)
     reporter.open()
-    rendezvous = RosterRendezvous(context, reporter, ReplicaMonitor(), "auto", "none")
+    rendezvous = RosterRendezvous(context, reporter, "auto", "none")
     reported: list[tuple[str, int]] = []
 
     def at_the_loss() -> None:
@@ -83,7 +82,7 @@ def rendezvous_in(root: Path) -> RosterRendezvous:
     context = Context(Paths(root), "j-1", W0, "c", (0,), 2, stall_timeout=30.0, incarnation=1)
     assert context.job is not None
     context.job.task(W0).mkdir(parents=True)
-    return RosterRendezvous(context, ProgressReporter(context), ReplicaMonitor(), "auto", "none")
+    return RosterRendezvous(context, ProgressReporter(context), "auto", "none")
 
 
 def test_a_task_takes_over_the_shards_that_the_roster_gives_it(tmp_path: Path) -> None:
@@ -149,7 +148,7 @@ def test_a_group_is_freed_with_its_strategy(tmp_path: Path, monkeypatch: Any) ->
     at_exit: list[Any] = []
     monkeypatch.setattr(roster_rendezvous.atexit, "register", lambda *call: at_exit.append(call))
     context = Context(Paths(tmp_path), "", W0, "c", (0,), 1, stall_timeout=30.0)
-    group = RosterRendezvous(context, ProgressReporter(context), ReplicaMonitor(), "auto", "none").join()
+    group = RosterRendezvous(context, ProgressReporter(context), "auto", "none").join()
     freed = weakref.ref(group)
     del group
     gc.collect()
@@ -161,6 +160,7 @@ def test_a_group_is_freed_with_its_strategy(tmp_path: Path, monkeypatch: Any) ->
 def test_a_second_strategy_joins_once_the_first_is_freed(tmp_path: Path, monkeypatch: Any) -> None:
     class Joined:
         generation = 1
+        stats: ClassVar[dict[str, Any]] = {}
 
     made: list[Any] = []
     monkeypatch.setattr(roster_rendezvous.insitu.exchange, "join", lambda *_, **__: Joined())
@@ -176,7 +176,7 @@ def test_a_second_strategy_joins_once_the_first_is_freed(tmp_path: Path, monkeyp
     monkeypatch.setattr(Context, "secret", lambda _: b"secret")
 
     def join() -> Any:
-        return RosterRendezvous(context, ProgressReporter(context), ReplicaMonitor(), "auto", "none").join()
+        return RosterRendezvous(context, ProgressReporter(context), "auto", "none").join()
 
     first = join()
     first.cycle = first

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from insitu.context import Context
-from insitu.paths import Paths
-from insitu.spec import TaskId
-from insitu.task_samples import read_samples
-from insitu.time_account import TimeAccount
+from insitu.base.context import Context
+from insitu.base.measure.task_samples import read_samples
+from insitu.base.measure.time_account import TimeAccount
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
 from insitu.train.elastic import SideSampler, side_sampler
 
 

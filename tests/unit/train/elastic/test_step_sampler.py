@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from insitu import time_account
-from insitu.context import Context
-from insitu.paths import Paths
-from insitu.spec import TaskId
-from insitu.task_samples import Sample, read_samples
-from insitu.time_account import EVALUATION, TimeAccount
-from insitu.train.elastic import step_sampler
+from insitu.base.context import Context
+from insitu.base.measure import time_account
+from insitu.base.measure.task_samples import Sample, read_samples
+from insitu.base.measure.time_account import EVALUATION, TimeAccount
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
+from insitu.train.elastic import progress_reporter
 from insitu.train.elastic.position import TRAIN, LoopPosition
-from insitu.train.elastic.step_sampler import StepSampler
+from insitu.train.elastic.progress_reporter import StepSampler
 
 TASK = TaskId("worker", 1)
 
@@ -54,9 +55,9 @@ class Group:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(step_sampler, "time", made)
+    monkeypatch.setattr(progress_reporter, "time", made)
     monkeypatch.setattr(time_account, "time", made)
-    monkeypatch.setattr(step_sampler, "ACCOUNT", TimeAccount(made.now))
+    monkeypatch.setattr(progress_reporter, "ACCOUNT", TimeAccount(made.now))
     return made
 
 
@@ -78,9 +79,19 @@ def written(context: Context) -> list[Sample]:
     return read_samples(context.job.samples(TASK))
 
 
-def do_step(sampler: StepSampler, clock: Clock, step: int, seconds: float = 0.2, **logs: Any) -> None:
+def do_step(
+    sampler: StepSampler,
+    clock: Clock,
+    step: int,
+    seconds: float = 0.2,
+    wait: Callable[[], None] = lambda: None,
+    **logs: Any,
+) -> None:
+    """Do a step, in whose exchange `wait` is called."""
     for place in ("gradient", "exchange", "update"):
         sampler.report_place(place)
+        if place == "exchange":
+            wait()
         clock.now += seconds / 3
     sampler.count_step(LoopPosition(4, TRAIN, 1, epoch=2, step=step), 64 * step, logs)
 
@@ -127,15 +138,46 @@ def test_waits_for_others_are_taken_out_of_the_exchange(
 ) -> None:
     group = Group()
     sampler.watch(group)  # type: ignore[arg-type]
-    group.wait(0.15, 0.05, last=0)
-    do_step(sampler, clock, 1, 0.6)
-    group.wait(0.1, 0.1, last=0)
-    do_step(sampler, clock, 2, 0.6)
+    do_step(sampler, clock, 1, 0.6, lambda: group.wait(0.15, 0.05, last=0))
+    do_step(sampler, clock, 2, 0.6, lambda: group.wait(0.1, 0.1, last=0))
     last = written(context)[-1]
     assert {n: last.seconds[n] for n in ("exchange", "wait")} == pytest.approx(
         {"exchange": 0.15, "wait": 0.25}
     )
     assert last.last == {"worker:0": 2}
+
+
+def test_waits_between_steps_are_taken_out_of_no_step(
+    sampler: StepSampler, context: Context, clock: Clock
+) -> None:
+    """As for a chief that saves at the end of an epoch, which isn't slow in its steps."""
+    group = Group()
+    sampler.watch(group)  # type: ignore[arg-type]
+    do_step(sampler, clock, 1, 0.6)
+    clock.now += 0.25
+    group.wait(3.0, 0.5, last=0)
+    clock.now += 3.5
+    do_step(sampler, clock, 2, 0.6)
+    last = written(context)[-1]
+    assert last.seconds == pytest.approx(
+        {"gradient": 0.4, "exchange": 0.9, "update": 0.4, "callbacks": 0.25, "wait": 3.0}
+    )
+    assert last.last == {}
+
+
+def test_an_evaluation_is_written_as_it_begins_and_goes_on(
+    sampler: StepSampler, context: Context, clock: Clock
+) -> None:
+    do_step(sampler, clock, 1, 0.6)
+    clock.now += 0.2
+    with sampler.hold(EVALUATION):
+        for _ in range(4):
+            clock.now += 0.3
+            sampler.report_place("evaluation")
+        first, begun, *others = written(context)
+    assert (first.activity, begun.activity) == ("callbacks", "evaluation")
+    assert begun.seconds["callbacks"] == pytest.approx(0.2)
+    assert [each.seconds["evaluation"] for each in others] == pytest.approx([0.6, 1.2])
 
 
 def test_waits_in_an_evaluation_belong_to_it(sampler: StepSampler, context: Context, clock: Clock) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import pytest
 
-from insitu.context import ALLOW_MIXED_ENV
-from insitu.errors import MixedProcessors
-from insitu.train.elastic import sums_probe
-from insitu.train.elastic.sums_probe import check_same_sums, describe_sums, probe_sums
+from insitu.base.context import ALLOW_MIXED_ENV
+from insitu.base.errors import MixedProcessors
+from insitu.train.elastic import lockstep
+from insitu.train.elastic.lockstep import check_same_sums, describe_sums, probe_sums
 
 TWO = ("10.0.0.1:20000", "10.0.0.2:20000")
-PROGRAM = "from insitu.train.elastic.sums_probe import probe_sums; print(probe_sums())"
+PROGRAM = "from insitu.train.elastic.lockstep import probe_sums; print(probe_sums())"
 
 
 def test_another_process_of_this_host_gives_the_same_hash() -> None:
@@ -41,7 +41,7 @@ def test_nothing_is_computed_on_one_host_or_where_hosts_may_differ(monkeypatch: 
     def fail() -> str:
         raise AssertionError
 
-    monkeypatch.setattr(sums_probe, "probe_sums", fail)
+    monkeypatch.setattr(lockstep, "probe_sums", fail)
     assert describe_sums(("10.0.0.1:20000", "10.0.0.1:20001"), "a") == describe_sums((), "a") == {}
     monkeypatch.setenv(ALLOW_MIXED_ENV, "1")
     assert describe_sums(TWO, "a") == {}

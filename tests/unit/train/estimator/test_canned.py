@@ -16,9 +16,9 @@ from models import in_shards
 import insitu
 from insitu import estimator as est
 from insitu import feature_column as fc
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy
 from insitu.train.exports import load_export
 
@@ -167,7 +167,7 @@ def test_wide_and_deep_is_the_sum_of_its_parts_each_with_its_optimizer(tmp_path:
         config=config(tmp_path, shards),
     )
     target = RNG.normal(size=ROWS).astype("float32")
-    model._prepare(lambda: Batches(target))
+    model._prepare(lambda: Batches(target), est.ModeKeys.TRAIN)
     start = {name: model.get_variable_value(name) for name in model.get_variable_names()}
     model.train(lambda: Batches(target), max_steps=3)
     for name, value in by_hand(start, target).items():

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import image_model, image_rows
 
-from insitu.errors import InputError
-from insitu.evaluations import Evaluation
+from insitu.base.errors import InputError
+from insitu.base.evaluations import Evaluation
 from insitu.train import OneDeviceStrategy
 from insitu.train.estimator import (
     EvalSpec,
@@ -85,8 +85,8 @@ def test_an_estimator_is_no_name_of_a_metric() -> None:
         (lambda: stop_if_higher_hook("loss", 0.0, min_steps=3), 6),
         (lambda: stop_if_higher_hook("loss", 1e9), 9),
         (lambda: stop_if_lower_hook("loss", 1e9), 4),
-        (lambda: stop_if_no_increase_hook("constant", 4), 7),
-        (lambda: stop_if_no_decrease_hook("constant", 4), 7),
+        (lambda: stop_if_no_increase_hook("constant", 4), 8),
+        (lambda: stop_if_no_decrease_hook("constant", 4), 8),
     ],
 )
 def test_a_training_ends_at_the_checkpoint_behind_a_score(tmp_path: Path, hook: Any, steps: int) -> None:

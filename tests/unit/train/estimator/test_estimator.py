@@ -15,10 +15,11 @@ from keras import layers, ops
 from models import image_rows, in_shards, weights
 
 from insitu import estimator as est
-from insitu.context import Context
-from insitu.errors import InputError, TrainingError
-from insitu.paths import Paths
+from insitu.base.context import Context
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy
+from insitu.train.fit import trainer_of
 
 # Keras, as it saves
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -175,7 +176,7 @@ def test_train_and_evaluate_scores_and_exports(tmp_path: Path) -> None:
     )
     scores, exports = est.train_and_evaluate(model, est.TrainSpec(Batches, 14), held_out)
     expected = model.evaluate(held_out.input_fn)
-    assert scores == pytest.approx({name: expected[name] for name in ("loss", "accuracy")}, rel=1e-6)
+    assert scores == pytest.approx(expected, rel=1e-6)
     loaded = keras.models.load_model(exports[0])
     found = loaded.predict({"image": X}, verbose=0)
     np.testing.assert_allclose(found["probability"], predict(model), atol=1e-6)
@@ -248,12 +249,12 @@ def test_warm_start_takes_weights_and_no_steps(tmp_path: Path) -> None:
     exported = trained.export(tmp_path / "served")
     settings = est.WarmStartSettings(exported, "conv2d/.*")
     warm = make(tmp_path / "c", warm_start_from=settings)
-    warm._prepare(Batches)
+    warm._prepare(Batches, est.ModeKeys.TRAIN)
     name = "conv2d/kernel"
     np.testing.assert_array_equal(warm.get_variable_value(name), trained.get_variable_value(name))
     settings = est.WarmStartSettings(exported, "other/.*")
     with pytest.raises(InputError, match="no such variable"):
-        make(tmp_path / "d", warm_start_from=settings, model_fn=other)._prepare(Batches)
+        make(tmp_path / "d", warm_start_from=settings, model_fn=other)._prepare(Batches, est.ModeKeys.TRAIN)
 
 
 def other(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
@@ -371,3 +372,71 @@ def test_metrics_of_rows_of_one_number_are_means_over_rows(tmp_path: Path) -> No
         assert scores["mae"] == pytest.approx(x.mean(), rel=1e-5)
         assert scores["mse"] == pytest.approx(np.average(x**2, weights=weights), rel=1e-5)
         assert scores["same"] == 1
+
+
+class Heard(est.SessionRunHook):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def begin(self) -> None:
+        self.heard.append("begin")
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.heard.append(f"step {self.global_step}")
+
+    def end(self) -> None:
+        self.heard.append("end")
+
+
+class HeardTests(keras.callbacks.Callback):
+    batches = 0
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+
+
+def test_hooks_of_model_fn_are_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hook, of_chief, tests = Heard(), Heard(), HeardTests()
+    seen: list[tuple[str, Any]] = []
+
+    def input_fn(mode: str, params: Any, config: Any) -> Any:
+        seen.append((mode, (params["learning_rate"], config.save_checkpoints_steps)))
+        return Batches()
+
+    def with_hooks(features: Any, labels: Any, mode: str, params: Any) -> est.EstimatorSpec:
+        spec = model_fn(features, labels, mode, params)
+        logged = est.LoggingTensorHook({"lost": spec.loss}, every_n_iter=2)
+        if mode == est.ModeKeys.TRAIN:
+            return replace(spec, training_hooks=[hook, logged], training_chief_hooks=[of_chief])
+        return replace(spec, evaluation_hooks=[tests]) if mode == est.ModeKeys.EVAL else spec
+
+    made = make(tmp_path, model_fn=with_hooks)
+    made.train(input_fn, max_steps=3)
+    assert hook.heard == of_chief.heard == ["begin", "step 1", "step 2", "step 3", "end"]
+    assert "step 2: lost = " in capsys.readouterr().out
+    made.evaluate(input_fn, name="holdout")
+    assert tests.batches == 7
+    next(made.predict(input_fn))
+    assert {mode for mode, _ in seen} == {"train", "eval", "infer"}
+    assert {given for _, given in seen} == {(0.01, 5)}
+    spec = est.EvalSpec(input_fn, name="holdout", start_delay_secs=0, throttle_secs=0)
+    scores, _ = est.train_and_evaluate(made, est.TrainSpec(input_fn, 6), spec)
+    assert scores is not None and scores["global_step"] == 6
+    assert "evaluation of holdout, step 6" in capsys.readouterr().out
+
+
+def test_hooks_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match=r"training_hooks are hooks of insitu.estimator .* Received: str"):
+        est.EstimatorSpec("train", training_hooks=["hook"])
+    with pytest.raises(InputError, match=r"Received: Heard in EstimatorSpec.evaluation_hooks"):
+        est.EstimatorSpec("eval", evaluation_hooks=[Heard()])
+
+
+def test_estimators_without_a_strategy_share_one(tmp_path: Path) -> None:
+    """A task of a job has one address."""
+    pair = [est.Estimator(model_fn, tmp_path / name, params={"learning_rate": 0.01}) for name in "ab"]
+    for each in pair:
+        each.train(Batches, max_steps=1)
+    first, second = (trainer_of(each.model).strategy for each in pair)
+    assert first is second

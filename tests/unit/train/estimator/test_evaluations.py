@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.context import Context
-from insitu.errors import InputError, TrainingError
-from insitu.evaluations import Training, note_training, read_evaluations
-from insitu.paths import Paths
-from insitu.roster import Roster, write_roster
-from insitu.spec import TaskId
+from insitu.base.context import Context
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.evaluations import Training, note_training, read_evaluations
+from insitu.base.paths import Paths
+from insitu.base.roster import Roster, write_roster
+from insitu.base.spec import TaskId
 from insitu.train.estimator.evaluations import (
     InTurnEvaluator,
     Pace,

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train.estimator.exporters import (
     BestExporter,
     Exporter,

@@ -11,7 +11,7 @@ import pytest
 from models import image_model, image_rows, in_shards, same_bits, weights
 
 from insitu import estimator as est
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train import MultiWorkerMirroredStrategy, OneDeviceStrategy
 
 # Keras, as it makes arrays

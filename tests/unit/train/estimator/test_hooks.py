@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from models import in_shards
+from models import image_model, in_shards
 
-from insitu.errors import InputError, TrainingError
-from insitu.train import MultiWorkerMirroredStrategy
+from insitu.base.errors import InputError, TrainingError
+from insitu.train import MultiWorkerMirroredStrategy, OneDeviceStrategy
 from insitu.train.estimator import hooks
 from insitu.train.estimator.hooks import (
     LoggingTensorHook,
@@ -170,3 +170,14 @@ def test_what_has_no_steps_to_count_is_refused() -> None:
             fit(NanTensorHook(), steps_per_execution=2)
     with pytest.raises(TrainingError, match="Compile it with an optimizer"):
         hooks.read_global_step(keras.Sequential([keras.layers.Dense(1)]))
+
+
+def test_a_task_that_enters_behind_a_steps_beginning_asks_for_its_values() -> None:
+    """It takes the place of one that was lost while its hooks heard of the step's end."""
+    hook = NanTensorHook()
+    with OneDeviceStrategy().scope():
+        hook.set_model(image_model())
+    hook.on_train_begin()
+    hook.on_train_batch_end(0, {"loss": 1.0})
+    with pytest.raises(NanLossDuringTrainingError):
+        hook.on_train_batch_end(1, {"loss": float("nan")})

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.estimator.exporters import FinalExporter
 from insitu.train.estimator.hooks import NanTensorHook
-from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_data
+from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, bind_input, check_data
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,8 @@ from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec, check_d
         (lambda: EvalSpec(lambda: 0, start_delay_secs=float("nan")), "start_delay_secs"),
         (lambda: EvalSpec(lambda: 0, hooks=[NanTensorHook()]), "Received: NanTensorHook in EvalSpec.hooks"),
         (lambda: EvalSpec(lambda: 0, 100, hooks="name"), "Received: str in EvalSpec.hooks"),
+        (lambda: EvalSpec(lambda: 0, 100, "a/b"), "EvalSpec.name is the name of a folder"),
+        (lambda: TrainSpec(lambda features: 0), r"needs 'features'. Write `lambda: input_fn\(features\)`"),
         (lambda: RunConfig(save_checkpoints_steps=0), "save_checkpoints_steps"),
         (lambda: RunConfig(keep_checkpoint_max=True), "keep_checkpoint_max"),
     ],
@@ -48,3 +51,23 @@ def test_one_exporter_may_stand_alone() -> None:
 
 def test_none_stands_for_no_hooks() -> None:
     assert TrainSpec(lambda: 0, hooks=None).hooks == EvalSpec(lambda: 0, hooks=None).hooks == ()  # type: ignore[arg-type]
+
+
+def test_an_input_fn_gets_by_name_what_it_has() -> None:
+    def bound(function: Any) -> Any:
+        return bind_input(function, "train", {"batch_size": 8}, config)()
+
+    class Data:
+        def read(self, params: Any, *, mode: str) -> Any:
+            return mode, params
+
+    config = RunConfig("m")
+    assert bound(lambda: 1) == 1 and bound(lambda features=3: features) == 3
+    assert bound(lambda mode, params, config: (mode, params, config)) == ("train", {"batch_size": 8}, config)
+    assert bound(Data().read) == ("train", {"batch_size": 8})
+    assert bound(functools.partial(lambda mode, params: (mode, params), mode="mine"))[0] == "mine"
+    # Data is of global batches, which insitu divides.
+    context = bound(lambda input_context=None: input_context)
+    assert (context.num_input_pipelines, context.input_pipeline_id) == (1, 0)
+    assert context.get_per_replica_batch_size(64) == 64
+    assert bound(lambda **kwargs: kwargs) == {}

@@ -11,9 +11,9 @@ from models import in_shards
 
 from insitu import estimator as est
 from insitu import feature_column as fc
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.estimator.tf_data import map_batches
+from insitu.train.estimator.canned import map_batches
 
 tf = pytest.importorskip("tensorflow")
 RNG = np.random.default_rng(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 from models import image_model, image_rows, in_shards, same_bits, weights
 
-from insitu.errors import TrainingError
-from insitu.paths import Paths
-from insitu.roster import Member, Roster, write_roster
-from insitu.spec import TaskId
+from insitu.base.errors import TrainingError
+from insitu.base.paths import Paths
+from insitu.base.roster import Member, Roster, write_roster
+from insitu.base.spec import TaskId
 from insitu.train import MultiWorkerMirroredStrategy, OneDeviceStrategy
 from insitu.train.estimator import (
     BestExporter,
@@ -24,8 +25,10 @@ from insitu.train.estimator import (
     NanTensorHook,
     RunConfig,
     SessionRunHook,
+    StopAtStepHook,
     TrainSpec,
     train_and_evaluate,
+    training,
 )
 from insitu.train.estimator.hooks import read_global_step
 from insitu.train.estimator.training import _has_evaluator
@@ -80,7 +83,7 @@ def test_weights_and_scores_are_those_of_fit(tmp_path: Path, shards: int) -> Non
     assert heard.steps == list(range(1, 15)) and exports == []
     assert same_bits(weights(model), weights(plain))
     expected = plain.evaluate(X[:51], Y[:51], verbose=0, return_dict=True)
-    assert scores == pytest.approx(expected, rel=1e-6)
+    assert scores == pytest.approx({**expected, "global_step": 14}, rel=1e-6)
 
 
 def image_model_plain() -> Any:
@@ -93,7 +96,7 @@ def test_evaluations_come_behind_checkpoints_and_at_the_end(
 ) -> None:
     run(model_in(OneDeviceStrategy()), tmp_path, 12)
     lines = [line for line in capsys.readouterr().out.splitlines() if "evaluation of" in line]
-    assert [line.split()[4] for line in lines] == ["5", "7", "12"]
+    assert [line.split()[4] for line in lines] == ["5", "10", "12"]
     run(model_in(OneDeviceStrategy()), tmp_path / "b", 12, throttle_secs=1e6)
     lines = [line for line in capsys.readouterr().out.splitlines() if "evaluation of" in line]
     assert [line.split()[4] for line in lines] == ["5", "12"]
@@ -126,6 +129,63 @@ def test_evaluations_change_nothing_of_the_training(tmp_path: Path) -> None:
     assert same_bits(weights(often), weights(never))
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_checkpoints_come_by_steps_wherever_the_data_ends(tmp_path: Path, is_restored: bool) -> None:
+    """Passes of 7 batches, a checkpoint each 10 steps: 10, 20, and the end. The orders of arrays are those of
+    fit."""
+    plain = model_in(MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)))
+    plain.fit(X[:80], Y[:80], batch_size=32, epochs=8, shuffle=True, verbose=0)  # 3 steps in each
+    saved: list[int] = []
+
+    class Saved(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            saved.append(read_global_step(self.model))
+
+    def train(hooks: list[Any]) -> Any:
+        model = model_in(MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)))
+        spec = TrainSpec(lambda: (X[:80], Y[:80]), 24, [Saved(), *hooks])
+        config = RunConfig(tmp_path, save_checkpoints_steps=10)
+        train_and_evaluate(model, spec, EvalSpec(Batches, 1), config=config)
+        return model
+
+    if is_restored:
+        with pytest.raises(ZeroDivisionError):
+            train([FailAt(15)])
+        assert saved == [10]
+    model = train([])
+    assert saved == [10, 20, 24]
+    assert same_bits(weights(model), weights(plain))
+
+
+@pytest.mark.parametrize("is_of_job", [False, True])
+def test_a_training_that_a_hook_has_ended_is_followed_by_others(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_job: bool
+) -> None:
+    if is_of_job:
+        job = Paths(home).job("j-1")
+        job.root.mkdir(parents=True)
+        job.secret.write_bytes(b"s" * 32)
+        for name, value in {"JOB_ID": "j-1", "TASK": "worker:0", "SHARDS": "0/1"}.items():
+            monkeypatch.setenv(f"INSITU_{name}", value)
+        cluster = {"cluster": {"worker": ["localhost:1"]}, "task": {"type": "worker", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+
+    def script() -> list[int]:
+        monkeypatch.setattr(training, "_TRAININGS", itertools.count())
+        found = []
+        for steps, hooks in [(50, [StopAtStepHook(4)]), (50, [StopAtStepHook(4)]), (20, []), (23, [])]:
+            model = model_in(OneDeviceStrategy())
+            trainer = training.check_trained(model)
+            spec = TrainSpec(Batches, steps, hooks)
+            training.train(trainer, spec, RunConfig(tmp_path), None, series=0)
+            found.append(read_global_step(model))
+        return found
+
+    assert script() == [4, 8, 20, 23]
+    # A job starts its script again: what was done isn't done again. Elsewhere a hook ends a further training.
+    assert script() == ([23] * 4 if is_of_job else [27, 31, 31, 31])
+
+
 class FailAt(SessionRunHook):
     def __init__(self, step: int) -> None:
         super().__init__()
@@ -143,7 +203,7 @@ def test_a_training_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
         run(model_in(MultiWorkerMirroredStrategy()), tmp_path / "failed", 12, hooks=[FailAt(9)])
     again, heard = model_in(MultiWorkerMirroredStrategy()), Heard()
     run(again, tmp_path / "failed", 12, hooks=[heard])
-    assert heard.steps == [8, 9, 10, 11, 12]
+    assert heard.steps == [6, 7, 8, 9, 10, 11, 12]
     assert same_bits(weights(again), weights(whole))
 
 
@@ -201,7 +261,7 @@ def test_the_evaluator_scores_what_the_workers_save_and_exports_it(
     for name, value in {"JOB_ID": "j-1", "TASK": "evaluator:0", "SHARDS": "/1"}.items():
         monkeypatch.setenv(f"INSITU_{name}", value)
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    from insitu.context import context
+    from insitu.base.context import context
 
     assert _has_evaluator(context())
     for _ in range(2):  # the second incarnation exports again what the first may not have
@@ -209,7 +269,7 @@ def test_the_evaluator_scores_what_the_workers_save_and_exports_it(
         scores, published = run(scored, folder, 6, exporters=FinalExporter())
         assert [path.name for path in published] == ["00000006.keras"] == [path.name for path in alone]
     expected = trained.evaluate(X[:51], Y[:51], verbose=0, return_dict=True)
-    assert scores == pytest.approx(expected, rel=1e-6)
+    assert scores == pytest.approx({**expected, "global_step": 6}, rel=1e-6)
 
 
 def test_no_checkpoint_is_written_of_a_loss_that_isnt_finite(tmp_path: Path) -> None:
@@ -231,7 +291,7 @@ def test_no_checkpoint_is_written_of_a_loss_that_isnt_finite(tmp_path: Path) -> 
     data = Broken()
     eval_spec = EvalSpec(lambda: (X[:51], Y[:51]), start_delay_secs=0, throttle_secs=0)
     config = RunConfig(tmp_path, save_checkpoints_steps=5)
-    with pytest.raises(NanLossDuringTrainingError, match=r"up to step 7\. No checkpoint"):
+    with pytest.raises(NanLossDuringTrainingError, match=r"up to step 10\. No checkpoint"):
         train_and_evaluate(make(), TrainSpec(lambda: data, 20), eval_spec, config=config)
     data.is_broken = False  # mended: it goes on from the checkpoint before
     heard = Heard()
@@ -244,3 +304,26 @@ def test_no_checkpoint_is_written_of_a_loss_that_isnt_finite(tmp_path: Path) -> 
     spec = TrainSpec(lambda: data, 30, [NanTensorHook(fail_on_nan_loss=False)])
     train_and_evaluate(model, spec, eval_spec, config=config)
     assert read_global_step(model) < 30
+
+
+@pytest.mark.parametrize(
+    ("interval", "is_known"),
+    [
+        *((3, False), (7, False), (7, True), (100, False)),
+        *(pytest.param(interval, True, marks=pytest.mark.slow) for interval in (3, 100)),
+    ],
+)
+def test_without_max_steps_a_training_ends_with_its_data(
+    tmp_path: Path, interval: int, is_known: bool
+) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    def data() -> Any:
+        batches = tf.data.Dataset.from_tensor_slices((X[:56], Y[:56])).batch(8)  # 7 steps
+        return batches if is_known else batches.filter(lambda x, y: True)
+
+    model = model_in(OneDeviceStrategy())
+    spec, config = EvalSpec(Batches, 1), RunConfig(tmp_path, save_checkpoints_steps=interval)
+    for _ in range(2):
+        scores, _ = train_and_evaluate(model, TrainSpec(data), spec, config=config)
+    assert scores is not None and scores["global_step"] == read_global_step(model) == 14

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import CheckpointError, TrainingError
+from insitu.base.errors import CheckpointError, TrainingError
 from insitu.train.checkpoint import Checkpoint, CheckpointStore
 from insitu.train.evaluation.checkpoints import (
     AnyCheckpoints,

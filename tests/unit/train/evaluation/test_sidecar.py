@@ -13,12 +13,12 @@ import pytest
 from models import image_model, image_rows, in_shards
 
 import insitu
-from insitu.context import Context, context, read_context
-from insitu.errors import TrainingError
-from insitu.evaluations import read_evaluations
-from insitu.paths import Paths
-from insitu.roster import Roster, write_roster
-from insitu.spec import TaskId
+from insitu.base.context import Context, context, read_context
+from insitu.base.errors import TrainingError
+from insitu.base.evaluations import read_evaluations
+from insitu.base.paths import Paths
+from insitu.base.roster import Roster, write_roster
+from insitu.base.spec import TaskId
 from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy, SidecarEvaluator
 from insitu.train.evaluation import sidecar
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import image_model, image_rows, in_shards
 
-from insitu.context import Context
-from insitu.errors import TrainingError
+from insitu.base.context import Context
+from insitu.base.errors import TrainingError
 from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy, TensorBoard
-from insitu.train.evaluation.event_files import GraphNode
+from insitu.train.evaluation.event_files import EventFile, GraphNode
 from insitu.train.evaluation.tensorboard import describe_graph
 from insitu.train.replica import to_numpy
 
@@ -134,7 +138,7 @@ def test_histograms_hold_the_weights_and_the_mean_gradient(tmp_path: Path) -> No
 
 
 def test_gradients_that_nobody_sees_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="made where tasks exchange them"):
+    with pytest.raises(TrainingError, match="made where replicas exchange them"):
         fit(image_model(), tmp_path, board={"histograms": "gradients"})
     with MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)).scope():
         scaled = image_model(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
@@ -183,11 +187,23 @@ def test_the_graph_has_the_layers_and_what_they_take() -> None:
     left = keras.layers.Dense(2, name="left")(first)
     right = keras.layers.Dense(2, name="right")(first)
     model = keras.Model(first, keras.layers.Add(name="sum")([left, right]))
+    device = "/job:localhost/replica:0/task:0/device:CPU:0"
     assert describe_graph(model) == [
         GraphNode("rows", "InputLayer", []),
-        GraphNode("left", "Dense", ["rows"]),
-        GraphNode("right", "Dense", ["rows"]),
+        GraphNode("left", "Dense", ["rows"], device),
+        GraphNode("right", "Dense", ["rows"], device),
         GraphNode("sum", "Add", ["left", "right"]),
+    ]
+
+
+def test_tensorflow_reads_the_graph_with_its_devices(tmp_path: Path) -> None:
+    file = EventFile(tmp_path)
+    file.write_graph([GraphNode("rows", "InputLayer"), GraphNode("left", "Dense", ["rows"], "cuda:1")])
+    (event,) = [e for e in tf.compat.v1.train.summary_iterator(str(file.path)) if e.graph_def]
+    graph = tf.compat.v1.GraphDef.FromString(event.graph_def)
+    assert [(n.name, n.op, list(n.input), n.device) for n in graph.node] == [
+        ("rows", "InputLayer", [], ""),
+        ("left", "Dense", ["rows"], "cuda:1"),
     ]
 
 
@@ -199,3 +215,17 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
     tags = read.Tags()
     assert {"loss", "learning_rate"} <= {*tags["scalars"], *tags.get("tensors", ())} and tags["graph"]
     assert len(tags["histograms"]) + len(tags.get("tensors", ())) >= 8
+
+
+@pytest.mark.long
+def test_gradients_of_devices_are_those_that_are_applied(tmp_path: Path) -> None:
+    """Over two virtual devices, on TensorFlow: Mirrored and CentralStorage."""
+    script = Path(__file__).parents[3] / "support" / "device_gradients.py"
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
+    ended = subprocess.run(
+        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    for number in "01":
+        (file,) = (tmp_path / number).glob("*tfevents*")
+        assert b"gradients/" in file.read_bytes()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from insitu import feature_column as fc
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.exports import load_export
 from insitu.train.features.dense_features import make_inputs
 from insitu.ui.predictions import make_answer, read_question
@@ -39,6 +39,30 @@ def test_features_of_text_are_looked_up_and_answers_are_those_of_predict(tmp_pat
     looked_up = layer.transform({"age": np.array(raw["age"]), "word": np.array(raw["word"], object)})
     expected = model.predict({**looked_up, "more": np.array(raw["more"], "float32")}, verbose=0)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="texts are an input on TensorFlow alone")
+def test_a_model_of_plain_keras_takes_texts(tmp_path: Path) -> None:
+    given = keras.Input((1,), dtype="string", name="word")
+    looked_up = keras.layers.StringLookup(vocabulary=["yes", "no"], output_mode="one_hot")(given)
+    model = keras.Model(given, keras.layers.Dense(1)(looked_up))
+    model.save(tmp_path / "m.keras")
+    served = load_export(tmp_path / "m.keras")
+    assert [(v.name, v.dtype) for v in served.inputs] == [("word", "string")]
+    question = read_question(b'{"instances": [["yes"], ["maybe"], ["no"]]}', served.inputs)
+    found = json.loads(make_answer(served.predict(question.inputs), question))["predictions"]
+    import tensorflow as tf
+
+    expected = model.predict(tf.constant([["yes"], ["maybe"], ["no"]]), verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="which takes texts")
+def test_a_model_of_texts_is_refused_where_the_backend_has_none(tmp_path: Path) -> None:
+    given = keras.Input((1,), dtype="string", name="word")
+    keras.Model(given, keras.layers.Identity()(given)).save(tmp_path / "m.keras")
+    with pytest.raises(InputError, match="KERAS_BACKEND=tensorflow"):
+        load_export(tmp_path / "m.keras")
 
 
 def serve(columns: list[Any], path: Path) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train.exports import convert_export, load_export, publish, publishing
 from insitu.train.exports import formats as format_rules
 

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import insitu
-from insitu.context import context
-from insitu.errors import InputError
+from insitu.base.context import context
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 from insitu.train.features import adaptation
 
 # Keras, as it makes arrays
@@ -142,7 +142,11 @@ def test_what_cannot_be_adapted_is_refused(cache: str) -> None:
         ({"age": keras.layers.Discretization([1.0])}, cache, "or has its bin_boundaries"),
         ({"word": keras.layers.StringLookup(vocabulary=["a"])}, cache, "with a vocabulary"),
         ({"age": keras.layers.Dense(1)}, cache, "Received: Dense"),
-        ({"code": keras.layers.StringLookup()}, cache, "Received: numbers .* This is partition"),
+        (
+            {"code": keras.layers.StringLookup()},
+            cache,
+            "numbers .* This is the feature .* partition",
+        ),
         ({"age": keras.layers.Normalization()}, cache, "Pass axis=None"),
         (
             {"age": keras.layers.Discretization(num_bins=2)},
@@ -152,3 +156,23 @@ def test_what_cannot_be_adapted_is_refused(cache: str) -> None:
     ):
         with pytest.raises(InputError, match=message):
             insitu.adapt(layer, data)
+
+
+def test_missing_numbers_are_told_with_their_feature_and_a_map_that_fills_them(
+    home: Path, tmp_path: Path
+) -> None:
+    columns = {
+        "age": np.array([1, np.nan, 3, 4], "float32"),
+        "size": np.ones(4, "float32"),
+        "label": CODES[:4],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    import_cache(Paths.default(), "gaps", [str(tmp_path / "rows.parquet")], partitions=1)
+    dataset = insitu.dataset("gaps", label="label")
+    with pytest.raises(InputError, match=r"the feature 'age' in partition 0 of gaps") as refused:
+        insitu.adapt({"age": keras.layers.Normalization(axis=None)}, dataset)
+    call = str(refused.value).partition("such as ")[2]
+    filled = eval(call, {"dataset": dataset, "numpy": np})
+    layer = keras.layers.Normalization(axis=None)
+    insitu.adapt({"age": layer}, filled)
+    assert float(np.asarray(layer.mean).reshape(-1)[0]) == 2.0

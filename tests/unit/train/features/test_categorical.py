@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from insitu import feature_column as fc
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.features.categorical import CategoricalColumn
 from insitu.train.features.fingerprint import fingerprints
 

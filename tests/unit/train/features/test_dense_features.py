@@ -12,7 +12,7 @@ from backend_checks import result_of, start
 from feature_rows import WORDS, make_columns, make_rows, table_of
 
 from insitu import feature_column as fc
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 RUNS = Path(__file__).parents[3] / "support" / "feature_runs.py"

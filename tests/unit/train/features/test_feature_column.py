@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from insitu import feature_column as fc
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 NUMBER = fc.numeric_column("x")
 CATEGORY = fc.categorical_column_with_identity("c", 3)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from insitu import feature_column as fc
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 
 def test_numbers_are_normalized_in_the_shape_of_their_column():

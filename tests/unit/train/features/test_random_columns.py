@@ -49,10 +49,8 @@ def values_of_tensorflow(features: Features, described: Described) -> tuple[np.n
     return numbers.reshape(len(numbers), int(np.prod(numbers.shape[1:]))), None
 
 
-def values_here(features: Features, described: Described) -> tuple[np.ndarray, Any]:
-    layer = (fc.SequenceFeatures if is_sequence(described) else fc.DenseFeatures)(
-        [build(fc, described, lambda dtype: dtype)]
-    )
+def values_here(features: Features, column: Any, described: Described) -> tuple[np.ndarray, Any]:
+    layer = (fc.SequenceFeatures if is_sequence(described) else fc.DenseFeatures)([column])
     layer.build()
     for weight in layer.weights:
         weight.assign(table_of(weight.shape))
@@ -63,14 +61,20 @@ def values_here(features: Features, described: Described) -> tuple[np.ndarray, A
 
 @pytest.mark.long
 def test_random_columns_have_the_values_of_tensorflow(tmp_path: Path):
+    import tensorflow as tf
+
     kinds: collections.Counter[str] = collections.Counter()
     for seed in range(400):
         maker = Maker(seed, tmp_path)
         described = maker.make()
         kinds[described[0]] += 1
         expected, expected_steps = values_of_tensorflow(maker.features, described)
-        numbers, steps = values_here(maker.features, described)
+        own = build(fc, described, lambda dtype: dtype)
+        numbers, steps = values_here(maker.features, own, described)
+        theirs = build(tf.feature_column, described, tf.as_dtype)
+        taken = values_here(maker.features, theirs, described)
         told = f"seed {seed}: {described} of {maker.features}"
+        np.testing.assert_array_equal(taken[0], numbers, err_msg=told)
         if expected.shape[1]:  # a batch of no step has one here, which no row has
             np.testing.assert_allclose(numbers, expected, rtol=1e-4, atol=1e-5, err_msg=told)
         if steps is not None:

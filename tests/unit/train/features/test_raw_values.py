@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.features.raw_values import get_feature, read_entries, read_numbers, to_host
 
 

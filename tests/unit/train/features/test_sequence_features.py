@@ -11,7 +11,7 @@ import pytest
 from feature_rows import make_tables, table_of
 
 from insitu import feature_column as fc
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

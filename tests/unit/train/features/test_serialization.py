@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from insitu import feature_column as fc
-from insitu.errors import InputError
-from insitu.train.features.serialization import column_from_config, column_to_config
+from insitu.base.errors import InputError
+from insitu.train.features.column_layer import column_from_config, column_to_config
 
 
 @keras.saving.register_keras_serializable(package="test")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.features.statistics import Counts, MeanAndVariance, Quantiles
 
 NUMBERS = st.lists(st.lists(st.integers(-1000, 1000), max_size=30), min_size=1, max_size=6)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from insitu import feature_column as fc
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 
 def test_a_batch_becomes_numbers():
@@ -62,7 +62,7 @@ def test_columns_may_be_shared_by_several_layers():
         (["age"], "Received: 'age'. Wrap the name of a feature"),
         (
             [fc.categorical_column_with_identity("k", n) for n in (3, 4)],
-            "several named 'k'",
+            "read the data in one way",
         ),
         (
             [
@@ -88,6 +88,13 @@ def test_lengths_are_those_of_categorical_columns(lengths):
 def test_features_have_the_same_rows():
     with pytest.raises(InputError, match="'a__values': 1, 'b__values': 2"):
         fc.FeatureTransform([fc.numeric_column("a"), fc.numeric_column("b")])({"a": [1], "b": [1, 2]})
+
+
+def test_layers_may_have_tables_of_one_name():
+    """A wide and a deep part each have a table for a column."""
+    word = fc.categorical_column_with_identity("c", 3)
+    columns = [fc.embedding_column(word, 1), fc.embedding_column(word, 4), fc.numeric_column("x")]
+    assert fc.FeatureTransform(columns).names == ("c__ids", "x__values")
 
 
 def test_a_column_comes_once_in_a_layer():

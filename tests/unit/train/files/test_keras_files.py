@@ -11,9 +11,9 @@ import pytest
 from keras.src.utils import file_utils
 
 import insitu
+from insitu.base.paths import Paths
 from insitu.cluster import InsituFileSystem
 from insitu.grid import bring_up
-from insitu.paths import Paths
 from insitu.train.files import install_file_access
 
 X = np.arange(32, dtype="float32").reshape(16, 2)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers import data_adapters
 from keras.src.trainers.epoch_iterator import EpochIterator
 
+import insitu
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.paths import Paths
+from insitu.grid import import_cache
 from insitu.train.fit import EpochLengths
 from insitu.train.fit.adapter import FeedAdapter, register_dataset_adapter
 from insitu.train.fit.feed import StreamFeed
@@ -244,3 +250,48 @@ def test_the_dataset_adapter_is_registered_once():
     adapter = data_adapters.get_data_adapter(np.arange(6), batch_size=4)
     assert not isinstance(adapter, FeedAdapter)
     assert keras.tree.flatten(next(iter(adapter.get_numpy_iterator())))[0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_model_of_no_strategy_is_given_all_rows(home, tmp_path, strategy_over):
+    x = np.arange(39, dtype="float32").reshape(13, 3)
+    np.savez(tmp_path / "rows.npz", x=x, label=x[:, :1])
+    import_cache(Paths(home), "rows", [str(tmp_path / "rows.npz")], partitions=4)
+
+    def rows(*shards: int) -> Any:
+        context = dataclasses.replace(insitu.context(), shards=shards, num_shards=2)
+        return insitu.grid.dataset("rows", context=context).batch(5)
+
+    plain = keras.Sequential([keras.Input((3,)), keras.layers.Identity()])
+    plain.compile("sgd", "mse")
+    for call in (plain.fit, plain.evaluate, plain.predict):
+        with pytest.raises(TrainingError, match=r"1 of 2 shards.*with strategy.scope.*all_shards"):
+            call(rows(1), verbose=0)
+    with strategy_over(2).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Identity()])
+        model.compile("sgd", "mse")
+    expected = model.predict(rows(0, 1), verbose=0)
+    assert sorted(expected[:, 0]) == sorted(x[:, 0])
+    # Rows of all shards come in the order of what a strategy predicts.
+    everything = rows(1).all_shards()
+    np.testing.assert_array_equal(plain.predict(everything, verbose=0), expected)
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in everything]), expected)
+
+
+def test_fit_takes_what_a_strategy_has_distributed_of_a_dataset(strategy_over):
+    x = np.arange(39, dtype="float32").reshape(13, 3)
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4)
+    losses = []
+    for replicas in (1, 2):
+        strategy = strategy_over(replicas)
+        for rows in (data, strategy.experimental_distribute_dataset(data)):
+            keras.utils.set_random_seed(1)
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+                model.compile(keras.optimizers.SGD(1e-4), "mse")
+            history = model.fit(rows, validation_data=rows, epochs=2, shuffle=False, verbose=0).history
+            losses.append([*history["loss"], *history["val_loss"], model.evaluate(rows, verbose=0)])
+            assert model.predict(rows, verbose=0).shape == (13, 1)
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 3, rtol=1e-5)
+    part = strategy.distribute_datasets_from_function(lambda context: data)
+    with pytest.raises(InputError, match="Pass the dataset itself"):
+        model.fit(part, verbose=0)

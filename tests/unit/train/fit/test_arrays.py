@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.fit.arrays import ArraySource, DrawnOrder, count_fit_of, default_batch_size, to_rows
 
 

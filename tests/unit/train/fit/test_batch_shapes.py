@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 import pytest
 
-from insitu.errors import TrainingError
-from insitu.train.fit.batch_shapes import check_batch_shape, find_fixed_batch_size
+from insitu.base.errors import TrainingError
+from insitu.train.fit.step_executors import check_batch_shape, find_fixed_batch_size
 
 
 def test_a_model_for_one_size_of_batch_is_refused_with_several_replicas():

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from insitu.errors import GridError, StorageFull
+from insitu.base.errors import GridError, StorageFull
+from insitu.base.paths import JobPaths
 from insitu.grid import ShardLedger
-from insitu.paths import JobPaths
 from insitu.train.fit import bookkeeping
 from insitu.train.fit.bookkeeping import Bookkeeper
 
@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_or_fails_is_named_and_older_ledgers_stay(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr("insitu.durable.os.fsync", refuse)
+        patch.setattr("insitu.base.disk.durable.os.fsync", refuse)
         with pytest.raises(GridError, match=f"{job.epoch_ledger(1, 0)}.*(Free some space|system's log)"):
             books.record(step(1))
             books.end()

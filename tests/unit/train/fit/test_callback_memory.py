@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
+import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.train.collectives.serialization import decode, encode
+from insitu.train.fit import callback_memory
 from insitu.train.fit.callback_memory import CallbackMemory, is_memory
 
 
@@ -301,3 +305,76 @@ def test_an_attribute_that_is_made_again_by_another_event_belongs_to_that() -> N
     one.file = object()
     memory.note_uncopied("on_test_begin")
     assert memory.state_dict()["Opening 0"]["#uncopied"] == {"file": "on_test_begin"}
+
+
+class Tracker:
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.inner: Any = None
+
+
+class Holding(keras.callbacks.Callback):
+    """Keeps what a script makes once, and changes it in place."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+        self.window: deque[int] = deque(maxlen=2)
+        self.tracker = Tracker()
+        self.tracker.inner = Tracker()
+        self.rng = np.random.default_rng(seed)
+        self.old_rng = np.random.RandomState(seed)
+        self.random = random.Random(seed)
+        self.mean = keras.metrics.Mean()
+        self.variable = keras.Variable(0.0)
+        self.lock = threading.Lock()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.add(batch)
+        self.window.append(batch)
+        self.tracker.seen.add(batch)
+        self.tracker.inner.seen = {batch}
+        self.mean.update_state(batch)
+        self.variable.assign(batch)
+        self.draw()
+
+    def draw(self) -> list[float]:
+        return [float(self.rng.random()), float(self.old_rng.rand()), self.random.random()]
+
+
+def _portray(held: Holding) -> list[Any]:
+    tracker = [held.tracker.seen, held.tracker.inner.seen]
+    return [held.seen, held.window, tracker, float(held.mean.result()), float(held.variable.value)]
+
+
+def test_what_a_callback_changes_in_place_is_carried_over(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = Holding(1), Holding(2)
+    source = CallbackMemory([first], keras.callbacks.History(), True)
+    target = CallbackMemory([second], keras.callbacks.History(), True)
+    for batch in range(4):
+        first.on_train_batch_end(batch)
+    source.keep()
+    kept = copy.deepcopy(_portray(first))
+    sent = _sent(source.state_dict())
+    first.on_train_batch_end(4)
+    assert _portray(first) != kept
+    # What it was like when it was last kept: the batch since is done again.
+    again = _sent(source.transfer()["own"])
+    held = [second.tracker, second.rng, second.mean]
+    target.warn_of_uncopied(again)
+    target.load_state_dict(again)
+    assert _portray(second) == kept
+    assert all(a is b for a, b in zip(held, [second.tracker, second.rng, second.mean], strict=True))
+    callback_memory._named_at_start.clear()
+    for _ in range(2):
+        target.warn_at_start("replace")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "--on-loss" in line]
+    assert "--on-loss replace" in line and line.endswith(": Holding.lock")
+    target.warn_of_uncopied(again)
+    assert "Holding.lock can't be carried over" in (printed := capsys.readouterr().err)
+    assert printed.count("carried over") == 1
+    target.load_state_dict(sent)
+    third = Holding(1)
+    for batch in range(4):
+        third.on_train_batch_end(batch)
+    assert second.draw() == third.draw()

@@ -11,9 +11,9 @@ import pytest
 from models import in_shards
 
 import insitu
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.fit.callbacks import flatten_callbacks, own_callbacks
+from insitu.train.fit.callback_list import flatten_callbacks, own_callbacks
 from insitu.train.fit.meetings import FitMeetings
 from insitu.train.fit.trainer import trainer_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.fit import data_fingerprint
 from insitu.train.fit.data_fingerprint import check_same_data, fingerprint_arrays, fingerprint_batch
 

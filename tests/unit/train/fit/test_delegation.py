@@ -12,10 +12,10 @@ import pytest
 from models import in_shards
 
 import insitu
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.fit.delegation import check_delegated, needs_insitu
+from insitu.train.fit.trainer import check_delegated, needs_insitu
 
 ARRAYS = (np.ones((2, 2)), np.ones((2, 1)))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train.fit.arrays import ArraySource, DrawnOrder
 from insitu.train.fit.feed import StreamFeed
 from insitu.train.fit.streams import Reader, Source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from insitu.train.fit.entry import (
     key_of_test_begin,
 )
 from insitu.train.fit.epoch_lengths import EpochLengths
-from insitu.train.fit.fit_records import FitRecord, FitRecords, find_place
+from insitu.train.fit.meetings import FitRecord, FitRecords, find_place
 
 LENGTHS = EpochLengths(5, 0)
 
@@ -48,6 +49,21 @@ def test_a_damaged_record_is_passed_over_and_old_ones_go(tmp_path: Path) -> None
     files[-1].write_bytes(b"half")
     record = records.find(20, 0)
     assert record is not None and record.state == {"at": 18}
+
+
+@pytest.mark.parametrize("call", ["read_bytes", "iterdir"])
+def test_a_storage_that_fails_is_no_lack_of_records(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = FitRecords(tmp_path, 0)
+    records.write(key_behind_epoch(0), {"at": 0})
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr(Path, call, fail)
+    with pytest.raises(OSError, match="the disk fails"):
+        records.find(1, 0)
 
 
 def test_what_cannot_be_written_is_left_out(tmp_path: Path) -> None:

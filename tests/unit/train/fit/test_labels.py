@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import insitu
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
 from insitu.grid import Dataset, import_cache
-from insitu.paths import Paths
-from insitu.train.fit.labels import check_labels
+from insitu.train.fit.sources import check_labels
 
 
 @pytest.fixture

@@ -44,7 +44,8 @@ class Fit:
         self.counting = Counting()
         self.loop = LoopState(self.model, self.books, LoopPosition(0, TRAIN, 1), self.strategy)
         self.memory = CallbackMemory([self.counting], keras.callbacks.History(), True)
-        self.loop.callback_memory = self.memory
+        callbacks: Any = SimpleNamespace(memory=self.memory)
+        self.loop.callbacks = callbacks
 
 
 @pytest.fixture
@@ -233,3 +234,12 @@ def test_an_ended_fit_lets_go_of_its_callbacks(fit: Fit) -> None:
 
 def test_logs_become_numbers() -> None:
     assert as_floats({"loss": np.float32(0.5)}) == {"loss": 0.5}
+
+
+def test_who_has_forgotten_how_far_it_came_counts_the_rest_of_the_epoch_as_heard(fit: Fit) -> None:
+    fit.loop.start_at(2, 3)
+    fit.loop.note_restored(is_forgotten=False)
+    assert not fit.loop.entry.repeats(key_of_batch_begin(2, 3))
+    fit.loop.note_restored(is_forgotten=True)
+    assert fit.loop.entry.repeats(key_of_batch_end(2, 9))
+    assert not fit.loop.entry.repeats(key_of_batch_begin(3, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,10 @@ import numpy as np
 import pytest
 
 import insitu
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
-from insitu.train.fit import makers
-from insitu.train.fit.makers import maker_of, note_maker
+from insitu.train.fit.keras_patch import maker_of, note_maker
 from insitu.train.fit.trainer import trainer_of
 from tests.support.descriptors import find_new_descriptors, list_descriptors
 
@@ -75,25 +75,6 @@ def test_keras_alone_does_not_train_layers_of_a_strategy(strategy_over):
     trained(keras.Sequential([inner]))
 
 
-def test_a_model_of_no_strategy_that_sees_some_shards_alone_warns_with_the_line(
-    home, tmp_path, monkeypatch, strategy_over
-):
-    strategy_over(1)  # made, and its scope forgotten
-    np.savez(tmp_path / "rows.npz", x=X, label=Y)
-    import_cache(Paths(home), "rows", [str(tmp_path / "rows.npz")])
-    rows = insitu.dataset("rows").batch(5)
-    model = make_model("functional")
-    model.compile("sgd", "mse")
-    model.fit(rows, verbose=0)  # all rows are here
-    monkeypatch.setattr(makers, "context", lambda: SimpleNamespace(shards=(1,), num_shards=3))
-    model.fit(X, Y, verbose=0)
-    model.evaluate(rows, verbose=0)
-    for call in (lambda: model.fit(rows, verbose=0), lambda: model.fit(x=rows, verbose=0)):
-        with pytest.warns(UserWarning, match=r"compiled outside .* on 1 of 3 shards.* in `with") as warned:
-            call()
-        assert warned[0].filename == __file__
-
-
 def test_makers_are_forgotten_with_what_they_made():
     class Unhashable:
         def __eq__(self, other: object) -> bool:
@@ -119,3 +100,16 @@ def test_model_and_strategy_are_freed_together(name: str) -> None:
     gc.collect()
     assert [reference() for reference in freed] == [None, None]
     assert find_new_descriptors(before, "socket:", "pipe:") == [], "its parameter server is still there"
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute")
+def test_a_model_of_tf_distribute_takes_no_dataset_of_insitu(home: Path, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    np.savez(tmp_path / "rows.npz", x=X, y=Y)
+    import_cache(Paths.default(), "rows", [str(tmp_path / "rows.npz")], partitions=1)
+    with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
+        model = make_model("functional")
+        model.compile("sgd", "mse")
+    with pytest.raises(TrainingError, match=r"of a strategy of tf\.distribute"):
+        model.fit(insitu.dataset("rows", label="y").batch(5), verbose=0)

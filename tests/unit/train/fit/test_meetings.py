@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from insitu.paths import Paths
-from insitu.spec import TaskId
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
 from insitu.train.elastic import LoopPosition, SynchronousMembership
 from insitu.train.fit.entry import NOTHING, key_of_batch_begin, key_of_epoch_end
 from insitu.train.fit.epoch_lengths import EpochLengths
-from insitu.train.fit.meetings import FitMeetings
+from insitu.train.fit.meetings import FitMeetings, open_record
 
 
 class Loop:
@@ -24,7 +24,7 @@ class Loop:
     def start_at(self, epoch: int, step: int) -> None:
         self.started = epoch, step
 
-    def take_record(self, *record: Any) -> None:
+    def take_record(self, *record: Any, is_newest: bool) -> None:
         self.taken = record
 
     def record_state(self) -> dict[str, Any]:
@@ -79,4 +79,15 @@ def test_a_worker_on_servers_goes_on_by_its_record(tmp_path: Path) -> None:
 def test_workers_that_share_steps_record_nothing(tmp_path: Path) -> None:
     meetings, _ = make(tmp_path, synchronous=True, workers=2)
     meetings.record(key_of_epoch_end(1))
-    assert not list(tmp_path.rglob("callbacks"))
+    assert not list(tmp_path.rglob("fit-*"))
+
+
+def test_an_event_is_a_repetition_in_the_next_process_of_the_task(tmp_path: Path) -> None:
+    position, event = LoopPosition(0, "train", 1), key_of_epoch_end(1)
+    for heard in (False, True):
+        meetings, _ = make(tmp_path, synchronous=True, workers=2)
+        assert meetings.hear(position, event) == heard
+        assert meetings.hear(position, event) == heard, "in one process nothing is repeated"
+        open_record.cache_clear()
+    outside, _ = make(tmp_path, synchronous=True, workers=2, in_job=False)
+    assert not outside.hear(position, event)

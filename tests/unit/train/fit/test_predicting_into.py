@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import keras
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import insitu
-from insitu.errors import InputError
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 from insitu.train.fit.predicting_into import name_outputs
 
 
@@ -29,6 +31,21 @@ def test_each_prediction_lies_under_the_key_of_its_row(home: Path, tmp_path: Pat
     np.testing.assert_array_equal(found["value"], 2.0 * found["key"])
     with pytest.raises(InputError, match="of one pass"):
         insitu.predict_into(model, rows.repeat(2), "predicted")
+
+
+def test_rows_without_keys_are_named_by_number(home: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", x=np.ones((50, 2), np.float32), label=np.arange(50))
+    import_cache(Paths(home), "rows", [str(tmp_path / "rows.npz")], partitions=4)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    here = dataclasses.replace(insitu.context(), shards=(1,), num_shards=2)
+    rows = insitu.grid.dataset("rows", context=here).batch(16)
+    target = str(tmp_path / "predicted.parquet")
+    with pytest.raises(TrainingError, match=r"1 of 2 shards.*all_shards"):
+        insitu.predict_into(model, rows, target)
+    assert insitu.predict_into(model, rows.all_shards(), target) == 50
+    table = pq.read_table(target)
+    assert table.column_names == ["row", "value"]
+    assert sorted(table["row"].to_pylist()) == list(range(50))
 
 
 def test_outputs_have_names() -> None:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.train.fit.prediction import PredictionLoop
+from insitu.train.fit.trainer import PredictionLoop
 
 
 class Heard(keras.callbacks.Callback):
@@ -47,7 +47,7 @@ def run(
             read.append(index)
             yield index
 
-    loop = PredictionLoop(model, [heard], 0, asked, data)
+    loop = PredictionLoop(model, keras.callbacks.CallbackList([heard], model=model), asked)
     result = loop.run(steps, outputs, lambda index, batch: np.array([float(batch)]))
     assert read == list(range(done, len(outputs))), "no step is read that isn't predicted"
     return list(result)
@@ -70,8 +70,9 @@ def test_a_callback_ends_endless_data(stop: int, expected: int) -> None:
     assert run(2, Heard(stop), data=None) == list(range(expected))
 
 
-def test_who_takes_up_a_prediction_goes_on_in_the_middle_of_an_execution() -> None:
+def test_who_takes_up_a_prediction_has_whole_executions_too() -> None:
+    """The list of callbacks leaves out those that others have heard of."""
     heard = Heard()
     assert run(3, heard, done=4) == list(range(7))
-    assert heard.begun == [4, 6]
-    assert heard.ended == {5: [4, 5], 6: [6]}
+    assert heard.begun == [0, 3, 6]
+    assert heard.ended == {2: [0, 1, 2], 5: [3, 4, 5], 6: [6]}

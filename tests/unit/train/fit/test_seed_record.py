@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from insitu.train.fit.seed_record import SeedRecord
+from insitu.train.fit.loop_state import SeedRecord
 
 
 class Seed:
@@ -28,7 +28,7 @@ def make_state(*counters: int) -> Any:
 
 
 def test_seeds_are_where_a_step_has_left_them(monkeypatch: Any) -> None:
-    monkeypatch.setattr("insitu.train.fit.seed_record.to_numpy", lambda seed: np.array(seed.value))
+    monkeypatch.setattr("insitu.train.fit.loop_state.to_numpy", lambda seed: np.array(seed.value))
     state, record = make_state(0, 0), SeedRecord()
     record.record(state, 0, 0)
     state.seeds[0].value[1], state.seeds[1].value[1] = 10, 20

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.fit.step_executors import StepExecutors
 from insitu.train.replica.building import build_to_predict
 

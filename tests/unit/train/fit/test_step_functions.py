@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.fit.keras_patch import dispatch_methods
-from insitu.train.fit.step_functions import StepFunctions, needed_functions
+from insitu.train.fit.trainer import StepFunctions, needed_functions
 
 dispatch_methods()
 

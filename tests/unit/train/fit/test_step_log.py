@@ -9,7 +9,7 @@ import pytest
 from models import image_model, image_rows, in_shards
 
 import insitu
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy, StepLog
 
 LINE = r"step (\d+), loss = \S+, accuracy = \S+, top = \S+(, [\d,]+ examples/s)?, [\d.e+]+ ms/batch"

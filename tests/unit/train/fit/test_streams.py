@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.fit.arrays import DrawnOrder
-from insitu.train.fit.sources import make_feed
+from insitu.train.fit.sources import Repeated, make_feed
 from insitu.train.fit.streams import OrderedBatches, PyDatasetSource, Source, StreamSource, TorchSource
 
 
@@ -118,7 +118,7 @@ def test_an_order_is_drawn_once_for_an_epoch():
 
 
 def test_data_without_batches_is_named():
-    with pytest.raises(InputError, match="at least one batch"):
+    with pytest.raises(InputError, match=r"at least one batch"):
         source_of(tf.data.Dataset.range(0).batch(2)).peek()
 
 
@@ -160,3 +160,54 @@ def test_an_adapter_may_give_an_iterable_that_is_no_iterator():
     assert source.peek().tolist() == [0]
     assert [batch.tolist() for batch in source.begin()(0, 0)] == [[0], [1]]
     assert [batch.tolist() for batch in source.begin()(1, 1)] == [[1]]
+
+
+def first(source: Source, start: int, count: int) -> list[list[int]]:
+    batches = source.begin()(0, start)
+    return [np.asarray(batch[0]).tolist() for _, batch in zip(range(count), batches, strict=False)]
+
+
+def arrays() -> dict[str, Any]:
+    return {"x": Repeated(np.arange(10)), "y": np.zeros(10), "batch_size": 4, "shuffle": True}
+
+
+def unknown_length() -> Any:
+    return shuffled().filter(lambda x, y: True)
+
+
+@pytest.mark.parametrize(
+    "make", [arrays, lambda: {"x": Repeated(shuffled())}, lambda: {"x": Repeated(unknown_length())}]
+)
+def test_data_that_is_repeated_goes_on_over_its_end_from_any_step(make):
+    once = {**make(), "x": make()["x"].x}
+    plain = source_of(once.pop("x"), **once)
+    expected = [batch for epoch in range(3) for batch in read(plain, epoch)]
+    assert len(expected) == 9
+    for start in range(8):
+        source = _source(make())
+        assert source.num_steps is None
+        source.peek()  # uses up none
+        assert first(source, start, 9 - start) == expected[start:]
+
+
+def _source(options: dict[str, Any]) -> Source:
+    return source_of(options.pop("x"), **options)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_that_is_repeated_hears_of_its_passes(workers):
+    data = Fours(workers=workers)
+    source = source_of(Repeated(data))
+    batches = source.begin()(0, 0)
+    assert [next(batches)[0][0] for _ in range(6)] == [0, 2, 4, 6, 0, 2]
+    assert data.heard == ["begin", "end", "begin"]
+    batches.close()
+    assert data.heard == ["begin", "end", "begin", "end"]
+
+
+def test_repeated_data_without_batches_is_named():
+    empty = (
+        tf.data.Dataset.from_tensor_slices((np.arange(4), np.zeros(4))).filter(lambda x, y: x > 9).batch(2)
+    )
+    with pytest.raises(InputError, match=r"at least one batch. Received: none"):
+        next(source_of(Repeated(empty)).begin()(0, 0))

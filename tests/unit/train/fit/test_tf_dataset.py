@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import insitu
-from insitu.errors import InputError
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 from insitu.train.fit.feed import DatasetFeed
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")

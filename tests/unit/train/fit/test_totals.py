@@ -15,12 +15,13 @@ from backend_checks import result_of, script_for
 
 import insitu.exchange
 from insitu.exchange import Group
-from insitu.train.fit.totals import with_totals
-from insitu.train.replica import NeedsTotals, ShardBatch
+from insitu.train.fit.two_phase import with_totals
+from insitu.train.replica import LossCounts, NeedsTotals, ShardBatch
 
 pytestmark = pytest.mark.timeout(450)
 ROUNDING = 1e-5
 FEW = ("mask", "ignored class", "one number with weights", "sum with mask")
+GLOBAL = ("global", "global towers", "global with mask and weights", "one of several outputs global")
 
 
 @pytest.mark.parametrize("case", loss_runs.CASES)
@@ -28,7 +29,7 @@ def test_two_shards(case: str) -> None:
     assert loss_runs.compare(case, 2) < ROUNDING
 
 
-@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("case", (*FEW, *GLOBAL))
 def test_three_shards_without_a_graph(case: str) -> None:
     assert loss_runs.compare(case, 3, run_eagerly=True) < ROUNDING
 
@@ -53,18 +54,21 @@ def wrong(results: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_devices_of_one_process(tmp_path: Path) -> None:
-    assert not wrong(differences("tensorflow", tmp_path, *FEW, DEVICES="3"))
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.torch)])
+def test_devices_of_one_process(backend: str, tmp_path: Path) -> None:
+    assert not wrong(differences(backend, tmp_path, *FEW, *GLOBAL, DEVICES="3"))
 
 
 @pytest.mark.long
 def test_jax(tmp_path: Path) -> None:
-    assert not wrong(differences("jax", tmp_path, *FEW))
+    """`test_everything` has the others."""
+    cases = ("mask", "one number with weights", "global towers", "one of several outputs global")
+    assert not wrong(differences("jax", tmp_path, *cases))
 
 
 @pytest.mark.torch
 def test_torch(tmp_path: Path) -> None:
-    assert not wrong(differences("torch", tmp_path, *FEW))
+    assert not wrong(differences("torch", tmp_path, *FEW, *GLOBAL))
 
 
 @pytest.mark.slow
@@ -87,10 +91,11 @@ class Counting:
         raise NeedsTotals
 
     def count_losses(self, shard: int, data: Any, *, training: bool) -> Any:
-        return np.zeros(1) if data is None else np.array([data.sum()])
+        rows = np.zeros((1, 2)) if data is None else np.stack([data, data], 1)
+        return LossCounts(np.zeros(1) if data is None else np.array([data.sum()]), [rows])
 
-    def set_totals(self, totals: Any, *, training: bool) -> None:
-        self.totals = totals
+    def set_totals(self, batch: Any, *, training: bool) -> None:
+        self.totals, (self.rows,), self.starts = batch
 
     def compute(self) -> None:
         self.calls += 1
@@ -109,6 +114,8 @@ def test_totals_are_of_all_shards(rows: tuple[int, int]) -> None:
     with insitu.exchange.join(0, ["127.0.0.1:1"], shards=(0, 1), num_shards=2) as group:
         _check(group, replica, parts, compute)
     assert replica.totals.tolist() == [sum(rows), 2.0 * sum(rows)]
+    assert replica.rows.tolist() == [[2.0, 2.0]] * sum(rows)
+    assert replica.starts.tolist() == [0, rows[0]]
     assert replica.calls == 3
 
 

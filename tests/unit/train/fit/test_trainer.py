@@ -13,9 +13,9 @@ import pytest
 from models import in_shards, same_bits, weights
 
 import insitu
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy, OneDeviceStrategy
 from insitu.train.elastic.lockstep import RetryStep
 from insitu.train.elastic.position import EPOCH, PREDICT, TEST, TRAIN, LoopPosition

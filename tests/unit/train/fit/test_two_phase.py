@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import insitu.exchange
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.exchange import Group
 from insitu.train.elastic.position import TEST, TRAIN, LoopPosition
 from insitu.train.fit.two_phase import TwoPhaseStep

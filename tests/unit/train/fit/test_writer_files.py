@@ -13,7 +13,7 @@ import pytest
 from insitu.train import TensorBoard
 from insitu.train.collectives.serialization import decode, encode
 from insitu.train.fit.callback_memory import CallbackMemory
-from insitu.train.fit.writer_files import appending, begin_files, mark_files, rewind_files
+from insitu.train.fit.writer_files import appending, begin_files, mark_files, rewind_files, take_over_files
 
 pytest.importorskip("tensorflow")
 
@@ -116,7 +116,7 @@ def test_the_next_fit_begins_its_csv_file_as_in_plain_keras(tmp_path: Path) -> N
     memory = CallbackMemory([logger], keras.callbacks.History(), True)
     sizes = {"sizes": {str(path): 17}, "writer": "host.1"}
     state = {"CSVLogger 0": {"keys": ["loss"], "#uncopied": {}, "#files": sizes}}
-    with memory.continuing_files(state):
+    with memory.continuing_files(state, []):
         logger.on_train_begin()
     memory.load_state_dict(state)
     logger.on_epoch_end(1, {"loss": 0.125})
@@ -244,6 +244,53 @@ def test_a_fit_that_begins_again_leaves_no_events_of_its_first_time(
     for path, content in ((foreign, b"of somebody else, and more"), (later, b"of somebody else, too")):
         assert found.pop(str(path.relative_to(folder))) == content
     assert found == before
+
+
+@pytest.mark.parametrize("make", [keras.callbacks.TensorBoard, TensorBoard])
+@pytest.mark.parametrize("begins_again", [False, True])
+def test_events_of_a_process_that_nobody_has_learnt_of_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, begins_again: bool
+) -> None:
+    folder, record = tmp_path / "logs", tmp_path / "record.json"
+
+    def begin_process(number: int) -> Any:
+        monkeypatch.setattr(os, "getpid", lambda: number)
+        return make(folder)
+
+    own = os.getpid()
+    first = begin_process(own)
+    begin_files([first], record)
+    board = begun(first, make_model())
+    board.on_epoch_end(0, {"loss": 0.5})
+    marks = mark_files(board)
+    expected = contents(folder)
+
+    lost = begin_process(1234568)
+    rewind_files(lost, marks, take_over_files(record))
+    board = begun(lost, make_model())
+    board.on_epoch_end(1, {"loss": 0.25})
+    mark_files(board)
+    for name in contents(folder).keys() - expected.keys():
+        # TensorFlow asks for the process itself.
+        (folder / name).rename(folder / name.replace(f".{own}.", ".1234568."))
+    assert len(contents(folder)) > len(expected)
+
+    third = begin_process(1234569)
+    if begins_again:
+        begin_files([third], record)
+        assert contents(folder) == {}
+    else:
+        rewind_files(third, marks, take_over_files(record))
+        assert contents(folder) == expected
+
+
+def test_a_fit_that_began_on_another_host_has_no_record(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    assert take_over_files(record) == []
+    path = tmp_path / "log.csv"
+    path.write_text("epoch,loss\n0,0.9\n")
+    begin_files([keras.callbacks.CSVLogger(str(path), append=True)], record)
+    assert path.read_text() == "epoch,loss\n0,0.9\n", "nobody knows whose rows those are"
 
 
 def test_a_csv_file_that_is_appended_to_loses_the_rows_of_a_fit_that_begins_again(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from insitu.errors import TrainingError
-from insitu.train.parameter_server.assignment_guard import AssignmentGuard
+from insitu.base.errors import TrainingError
+from insitu.train.parameter_server.coordinator import AssignmentGuard
 
 
 def test_assignments_are_refused_unless_they_are_allowed_or_the_guard_is_lifted() -> None:

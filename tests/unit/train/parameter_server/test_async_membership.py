@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from insitu.context import Context
-from insitu.errors import TrainingError
-from insitu.paths import Paths
-from insitu.progress import Progress, read_progress
-from insitu.roster import Member, Roster, write_roster
-from insitu.spec import TaskId
+from insitu.base.context import Context
+from insitu.base.errors import TrainingError
+from insitu.base.paths import Paths
+from insitu.base.progress import Progress, read_progress
+from insitu.base.roster import Member, Roster, write_roster
+from insitu.base.spec import TaskId
 from insitu.train.elastic import TRAIN, LoopPosition
 from insitu.train.parameter_server.async_membership import GenerationFollower, ServerMembership
 

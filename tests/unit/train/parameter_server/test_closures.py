@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from insitu.errors import NotFinite, TrainingError
-from insitu.train.parameter_server.closures import (
+from insitu.base.errors import NotFinite, TrainingError
+from insitu.train.parameter_server.coordinator import (
     Closure,
     PerWorkerDataset,
     PerWorkerValues,

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from models import in_shards, same_bits
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train import ParameterServerStrategy
 from insitu.train.parameter_server.coordinator import (
     ClusterCoordinator,

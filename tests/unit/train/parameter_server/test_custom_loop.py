@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import insitu.exchange
-from insitu.errors import TrainingError
-from insitu.train.parameter_server.custom_loop import ServerAggregation, ServerLoopStep, optimizer_of
+from insitu.base.errors import TrainingError
+from insitu.train.parameter_server.step import ServerAggregation, ServerLoopStep, optimizer_of
 from insitu.train.replica import ShardBatch
 
 

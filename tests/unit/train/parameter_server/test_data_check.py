@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from parameter_servers import clients, servers
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.elastic import LoopPosition
-from insitu.train.parameter_server.data_check import CHECK_INTERVAL, DataCheck
 from insitu.train.parameter_server.server_marks import ServerMarks
+from insitu.train.parameter_server.step import CHECK_INTERVAL, DataCheck
 from insitu.train.replica import ShardBatch
 
 START = LoopPosition(0, "train")

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.train.parameter_server.dense_slices import match_dense_slices
+from insitu.train.parameter_server.session import match_dense_slices
 from insitu.train.replica.flat import compute_spans
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from insitu.context import Context
-from insitu.paths import Paths
-from insitu.spec import TaskId
+from insitu.base.context import Context
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
 from insitu.train.parameter_server import EndedFits
 
 

@@ -13,8 +13,8 @@ import pytest
 import insitu
 from insitu.train import HybridStrategy
 from insitu.train.parameter_server.hybrid import HybridReplica
-from insitu.train.parameter_server.loss_scale import LossScale
-from insitu.train.replica import Span
+from insitu.train.parameter_server.step import LossScale
+from insitu.train.replica import LossCounts, Span
 
 
 class Variable:
@@ -54,7 +54,7 @@ class Inner:
         return training
 
     def count_losses(self, shard: int, data: Any, *, training: bool) -> Any:
-        return np.zeros(1) if data is None else np.array([np.sum(data)])
+        return LossCounts(np.zeros(1) if data is None else np.array([np.sum(data)]), [])
 
     def apply(self, floats: Any, records: Any) -> Any:
         self.assign(floats)
@@ -170,9 +170,9 @@ def test_rows_that_are_only_read_are_not_created(parts: Any) -> None:
 def test_losses_are_counted_with_the_rows_of_the_batch(parts: Any) -> None:
     replica, inner, _, lookup = parts
     assert replica.needs_totals(training=True) and not replica.needs_totals(training=False)
-    assert replica.count_losses(0, [1, 2], training=True).tolist() == [3]
-    assert replica.count_losses(0, [1, 2], training=False).tolist() == [3]
-    assert replica.count_losses(0, None, training=True).tolist() == [0]
+    assert replica.count_losses(0, [1, 2], training=True).totals.tolist() == [3]
+    assert replica.count_losses(0, [1, 2], training=False).totals.tolist() == [3]
+    assert replica.count_losses(0, None, training=True).totals.tolist() == [0]
     assert lookup.created == [True, False] and len(inner.rows.assigned) == 2
     assert replica.plan_number == 7
 

@@ -17,7 +17,7 @@ import pytest
 import server_optimizers
 from backend_checks import result_of, script_for
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.parameter_server.keras_optimizer import (
     KerasUpdater,
     make_optimizer,
@@ -67,7 +67,7 @@ def test_values_are_those_of_the_optimizer_on_variables(make: Any) -> None:
     "backend",
     [
         pytest.param("tensorflow", marks=pytest.mark.long),
-        pytest.param("jax", marks=pytest.mark.long),
+        pytest.param("jax", marks=pytest.mark.slow),
         pytest.param("torch", marks=pytest.mark.torch),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from torch_tree import use_torch_tree
 
 import insitu
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train.parameter_server.lookup import TableLookup, find_key_inputs
 
 

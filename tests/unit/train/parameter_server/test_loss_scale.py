@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from insitu.train.parameter_server.loss_scale import LossScale
+from insitu.train.parameter_server.step import LossScale
 from insitu.train.replica import inner_optimizer
 
 

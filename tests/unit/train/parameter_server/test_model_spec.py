@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.parameter_server import model_spec
 from insitu.train.parameter_server.keras_optimizer import serialize_optimizer
 from insitu.train.parameter_server.model_spec import ClipNorms

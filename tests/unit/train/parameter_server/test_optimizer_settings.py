@@ -14,15 +14,14 @@ import pytest
 from models import in_shards, same_bits, weights
 from parameter_servers import SECRET, servers
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
+from insitu.base.spec import TaskId
 from insitu.parameters import ConsistencyPolicy
-from insitu.spec import TaskId
 from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.parameter_server.layers import Embedding
 from insitu.train.parameter_server.optimizer_settings import OptimizerSettings
-from insitu.train.parameter_server.server_task import ServerConfig
+from insitu.train.parameter_server.server_task import ServerConfig, make_model_updater
 from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
-from insitu.train.parameter_server.updater import make_model_updater
 from insitu.train.replica import Span
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -55,7 +54,7 @@ def lower(epoch: int, rate: float) -> float:
 
 class FakeClient:
     def __init__(self, is_chief: bool = True) -> None:
-        self.is_chief = is_chief
+        self.is_chief, self.mode = is_chief, "async"
         self.learning_rates: dict[str, float] = {}
         self.sent: list[dict[str, float]] = []
 
@@ -84,6 +83,28 @@ def test_the_chief_sends_a_learning_rate_once_and_others_take_over_what_the_serv
     worker.learning_rates = {"": 0.25}
     settings.receive(7)
     assert float(other.learning_rate) == 0.25
+
+
+def test_a_pull_leaves_the_chief_what_it_has_set_and_not_sent_yet() -> None:
+    for is_chief, enters, expected in ((True, False, 0.25), (True, True, 0.5), (False, False, 0.5)):
+        optimizer, client = keras.optimizers.SGD(0.5), FakeClient(is_chief)
+        settings = OptimizerSettings(optimizer, client)
+        client.learning_rates = {"": 0.5}
+        settings.receive(3)
+        optimizer.learning_rate = 0.25
+        settings.receive(4, enters=enters)
+        assert float(optimizer.learning_rate) == expected, (is_chief, enters)
+        settings.send()
+        assert client.sent == ([{"": 0.25}] if expected == 0.25 else [])
+
+
+def test_callbacks_see_the_servers_count_of_updates_in_each_mode() -> None:
+    optimizer = keras.optimizers.SGD(0.5)
+    settings = OptimizerSettings(optimizer, FakeClient())
+    settings.receive(7, is_sent=True)
+    assert int(optimizer.iterations) == 0, "a call into the backend that nobody needs"
+    settings.show_updates()
+    assert int(optimizer.iterations) == 7
 
 
 def test_a_fit_that_goes_on_in_an_epoch_keeps_the_servers_learning_rate() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from models import in_shards, same_bits, weights
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train import ParameterServerStrategy
 from insitu.train.parameter_server import partitioners
 from insitu.train.parameter_server.partitioners import count_parts

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from insitu.context import context
-from insitu.errors import TrainingError
+from insitu.base.context import context
+from insitu.base.errors import TrainingError
 from insitu.train.parameter_server.script_server import Server, coordinator_environment
 
 CONFIG = {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 1}}

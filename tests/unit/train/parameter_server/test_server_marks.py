@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from parameter_servers import clients, servers
 
-from insitu.errors import ServerStalled
+from insitu.base.errors import ServerStalled
 from insitu.parameters import Client
 from insitu.train.parameter_server.server_marks import ServerMarks
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from models import in_shards
 
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.parameters import ConsistencyPolicy
 from insitu.train.elastic import SideSampler
 from insitu.train.parameter_server.server_task import (

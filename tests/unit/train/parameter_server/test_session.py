@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from models import in_shards
 
-from insitu.errors import ParameterError, ServerStalled, TrainingError
+from insitu.base.errors import ParameterError, ServerStalled, TrainingError
 from insitu.parameters import ConsistencyPolicy
 from insitu.train.parameter_server.server_task import ServerConfig
 from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
@@ -183,7 +183,8 @@ def test_a_process_that_ends_lets_the_others_go_on(make: Any, monkeypatch: pytes
     for leaves, expected in ((False, []), (True, [0, 1])):
         session = make(2)
         limits: list[float] = []
-        client = SimpleNamespace(finish=finish, close=lambda: None, limit_search=limits.append)
+        requests = SimpleNamespace(limit_search=limits.append)
+        client = SimpleNamespace(finish=finish, close=lambda: None, requests=requests)
         session._client.close()
         monkeypatch.setattr(session, "_client", client)
         if leaves:

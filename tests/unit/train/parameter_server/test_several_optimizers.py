@@ -10,11 +10,10 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.parameter_server.model_spec import STATE_PREFIX
-from insitu.train.parameter_server.optimizer_settings import OptimizerSettings
-from insitu.train.parameter_server.several_optimizers import describe_update, has_several
-from insitu.train.parameter_server.updater import make_model_updater
+from insitu.train.parameter_server.optimizer_settings import OptimizerSettings, describe_update, has_several
+from insitu.train.parameter_server.server_task import make_model_updater
 from insitu.train.replica import to_numpy
 
 FIRST = {"a": np.linspace(-1, 1, 6, dtype="float32").reshape(2, 3), "b": np.ones(4, "float32")}

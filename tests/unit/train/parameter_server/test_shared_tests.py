@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from insitu.train.elastic import TEST, LoopPosition
-from insitu.train.parameter_server.shared_tests import SharedTests
+from insitu.train.parameter_server.step import SharedTests
 from insitu.train.replica import ShardBatch
 
 

@@ -10,11 +10,10 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.elastic import TRAIN, LoopPosition
-from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import ClipNorms
-from insitu.train.parameter_server.step import ServerStep
+from insitu.train.parameter_server.step import LossScale, ServerStep
 from insitu.train.replica import NeedsTotals, ShardBatch, Span
 
 POSITION = LoopPosition(0, TRAIN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from insitu.train.parameter_server.summed_variables import SummedVariables
+from insitu.train.parameter_server.coordinator import SummedVariables
 
 
 def test_own_additions_are_taken_back_and_the_sums_of_all_are_added() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from insitu.train.parameter_server.update_count import UpdateCount, UpdatePlan
+from insitu.train.parameter_server.server_marks import UpdateCount, UpdatePlan
 
 
 class Marks:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from insitu.parameters.updaters import note_staleness
 from insitu.train.parameter_server.model_spec import STATE_PREFIX, updater_config
-from insitu.train.parameter_server.updater import make_model_updater
+from insitu.train.parameter_server.server_task import make_model_updater
 
 MEAN = f"{STATE_PREFIX}mean"
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from parameter_servers import clients, servers
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.features import feature_column
-from insitu.train.parameter_server.server_marks import ServerMarks
-from insitu.train.parameter_server.vocabulary_check import check_vocabularies
+from insitu.train.parameter_server.server_marks import ServerMarks, check_vocabularies
 
 
 def read(file: Path, words: str) -> None:

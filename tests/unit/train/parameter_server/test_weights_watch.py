@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from models import in_shards, same_bits, weights
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.fit.trainer import trainer_of
-from insitu.train.parameter_server.weights_watch import WeightsWatch
+from insitu.train.parameter_server.step import WeightsWatch
 from insitu.train.replica import Span
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

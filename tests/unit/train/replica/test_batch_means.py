@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import TrainingError
-from insitu.train.replica.batch_means import find_batch_means
+from insitu.base.errors import TrainingError
+from insitu.train.replica.step_watch import find_batch_means
 
 
 def ids(metric) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.replica.factory import make_fused_replica, make_replica
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.replica.gradient_capture import capture_gradients
 
 

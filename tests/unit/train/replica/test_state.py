@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import CheckpointError
+from insitu.base.errors import CheckpointError
 from insitu.exchange.pages import ALIGNMENT, aligned_empty
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.state import load_snapshot, read_state, regroup, view, views

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.replica.updated_weights import UpdatedValue, refuse_use_of_updated
 
 

@@ -11,11 +11,11 @@ import pytest
 from exchange_ranks import in_threads
 
 import insitu.exchange
-from insitu.errors import CheckpointError, TrainingError
+from insitu.base.errors import CheckpointError, TrainingError
 from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
 from insitu.train.evaluation.checkpoints import BackupCheckpoints
 from insitu.train.features import feature_column, list_vocabulary_files
-from insitu.train.replica.vocabularies import check_same_vocabularies, find_vocabularies
+from insitu.train.replica.state import check_same_vocabularies, find_vocabularies
 
 
 def check(*found: dict[str, str]) -> list[Any]:
@@ -37,7 +37,7 @@ def check(*found: dict[str, str]) -> list[Any]:
 def test_a_vocabulary_that_differs_is_named_in_all_tasks() -> None:
     said = check({"the file a": "1", "b": "2"}, {"the file a": "3", "b": "2"}, {"the file a": "1"})
     assert len(said) == 3 and len(set(said)) == 1
-    assert "Received: the file a: task(s) 1 have another one" in said[0]
+    assert "Received: the file a: task 1 has another one" in said[0]
 
 
 def test_equal_vocabularies_and_those_of_one_task_pass() -> None:
@@ -48,7 +48,7 @@ def test_many_vocabularies_are_compared_too() -> None:
     many = {f"{number:03d}": str(number) for number in range(100)}
     assert check(many, many) == ["", ""]
     assert "other vocabularies" in check(many, {**many, "099": "x"})[0]
-    assert "Received: 003: task(s) 1" in check(many, {**many, "003": "x"})[0]
+    assert "Received: 003: task 1 has" in check(many, {**many, "003": "x"})[0]
 
 
 def test_files_of_columns_and_lookup_layers_are_found(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from insitu.train.replicated.mirrors import MirroredVariables
+from insitu.train.replicated.tensorflow import MirroredVariables
 
 
 def test_what_is_assigned_outside_of_steps_reaches_the_copies_by_a_refresh() -> None:

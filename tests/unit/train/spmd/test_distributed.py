@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("jax")
 
-from insitu.errors import InputError, PeerLost, TrainingError
-from insitu.train.spmd import distributed, lost_peers
+from insitu.base.errors import InputError, PeerLost, TrainingError
+from insitu.train.spmd import distributed, program
 from insitu.train.spmd.distributed import own_accelerators, visible_accelerators
 
 WORKERS = ("a:1", "b:1", "a:2")
@@ -21,6 +21,14 @@ def test_tasks_of_a_host_share_its_accelerators_evenly(monkeypatch: pytest.Monke
     monkeypatch.setattr(distributed, "visible_accelerators", lambda: 1)
     with pytest.raises(TrainingError, match="2 tasks and 1 GPUs on a"):
         own_accelerators(WORKERS, 2)
+
+
+def test_a_task_has_all_gpus_that_its_job_has_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --gpus-per-worker it sees no others: they aren't divided again."""
+    monkeypatch.setenv("INSITU_GPUS", "2")
+    for visible in (1, 2):
+        monkeypatch.setattr(distributed, "visible_accelerators", lambda visible=visible: visible)
+        assert own_accelerators(WORKERS, 0) is None
 
 
 def test_visible_accelerators_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,13 +49,13 @@ class Lost:
 
 def test_a_broken_collective_names_the_lost_task(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped: list[str] = []
-    monkeypatch.setattr(lost_peers, "skip_shutdown", lambda: skipped.append("shutdown"))
-    with pytest.raises(PeerLost, match="worker:1"), lost_peers.report_lost_peers(Lost()):  # type: ignore[arg-type]
+    monkeypatch.setattr(program, "skip_shutdown", lambda: skipped.append("shutdown"))
+    with pytest.raises(PeerLost, match="worker:1"), program.report_lost_peers(Lost()):  # type: ignore[arg-type]
         raise ValueError("INTERNAL: connection closed by peer")
     assert skipped == ["shutdown"]
-    with pytest.raises(ValueError, match="a bug"), lost_peers.report_lost_peers(Lost()):  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a bug"), program.report_lost_peers(Lost()):  # type: ignore[arg-type]
         raise ValueError("a bug")
-    with pytest.raises(ValueError, match="INTERNAL"), lost_peers.report_lost_peers(None):
+    with pytest.raises(ValueError, match="INTERNAL"), program.report_lost_peers(None):
         raise ValueError("INTERNAL: of the only task")
     assert skipped == ["shutdown"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from insitu.train.spmd.distribution import without_distribution
+from insitu.train.spmd.program import without_distribution
 
 
 @pytest.fixture

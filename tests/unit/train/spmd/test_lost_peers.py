@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from insitu.errors import PeerLost
+from insitu.base.errors import PeerLost
 
 
 def lost() -> PeerLost:
@@ -31,16 +31,16 @@ class Group:
 @pytest.fixture
 def skipped(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """An element for each time that JAX' own shutdown, which waits for all tasks, is called off."""
-    from insitu.train.spmd import lost_peers
+    from insitu.train.spmd import program
 
     calls: list[bool] = []
-    monkeypatch.setattr(lost_peers, "skip_shutdown", lambda: calls.append(True))
+    monkeypatch.setattr(program, "skip_shutdown", lambda: calls.append(True))
     return calls
 
 
 def reported(group: Any, error: Exception) -> Exception:
     """The error that comes out where `error` is raised inside."""
-    from insitu.train.spmd.lost_peers import report_lost_peers
+    from insitu.train.spmd.program import report_lost_peers
 
     with pytest.raises(Exception) as raised, report_lost_peers(group):
         raise error

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 
 
 def over_one(*axes: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import pytest
 
-from insitu.errors import TrainingError
-from insitu.train.spmd.mesh_step import make_mesh_step
+from insitu.base.errors import TrainingError
+from insitu.train.spmd.program import make_mesh_step
 
 
 def test_another_backend_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.train.spmd.rows import plan_rows
+from insitu.train.spmd.program import plan_rows
 
 
 @settings(deadline=None)

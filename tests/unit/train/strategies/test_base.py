@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from models import in_shards
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
 from insitu.train.elastic import SynchronousMembership
 from insitu.train.strategies.base import Strategy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train import CentralStorageStrategy
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from models import in_shards
 
 import insitu
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.strategies.cluster_resolver import (
     ClusterSpec,

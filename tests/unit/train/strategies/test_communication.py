@@ -9,7 +9,7 @@ import tensorflow as tf
 from models import in_shards
 
 import insitu
-from insitu.errors import InputError, TrainingError
+from insitu.base.errors import InputError, TrainingError
 from insitu.train import MirroredStrategy, MultiWorkerMirroredStrategy
 from insitu.train.strategies.communication import choose_communication, choose_reduction
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import insitu
-from insitu.errors import InputError, TrainingError
-from insitu.spec import TaskId
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.spec import TaskId
 from insitu.train.elastic import TRAIN, LoopPosition
 
 EXAMPLE = (np.ones((1, 3), "float32"), np.ones((1, 1), "float32"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 from insitu.train.strategies.model_parallel import resolve_mesh_sizes
 
 

@@ -12,7 +12,7 @@ import pytest
 from backend_checks import RUNS, result_of
 
 import insitu
-from insitu.errors import InputError
+from insitu.base.errors import InputError
 
 pytestmark = pytest.mark.timeout(450)
 

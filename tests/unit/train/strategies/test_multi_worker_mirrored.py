@@ -12,10 +12,10 @@ import tensorflow as tf
 from models import check_mixed_precision, image_model, mixed_precision, same_bits, weights
 
 import insitu
-from insitu.context import Context
-from insitu.errors import InputError, TrainingError
+from insitu.base.context import Context
+from insitu.base.errors import InputError, TrainingError
+from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy
 from insitu.train.fit.trainer import trainer_of
 
@@ -562,3 +562,24 @@ def test_a_model_with_nothing_to_train_is_fitted_for_its_metrics(strategy_over):
     assert results[1].keys() == results[0].keys()
     for name in results[0]:
         np.testing.assert_allclose(results[1][name], results[0][name], rtol=1e-5)
+
+
+def test_the_old_choice_of_communication_may_come_by_place():
+    chosen = tf.distribute.experimental.CollectiveCommunication
+    for each in (chosen.NCCL, chosen.RING, insitu.experimental.CommunicationImplementation.AUTO):
+        assert MultiWorkerMirroredStrategy(each).communication == "ring"
+
+
+def test_gpus_on_several_hosts_take_the_ring_unless_that_is_allowed(monkeypatch: pytest.MonkeyPatch):
+    """XLA's collectives have no authentication. JAX is played, as it would be with GPUs."""
+    pytest.importorskip("jax")
+    from insitu.train.spmd import distributed
+    from insitu.train.strategies.multi_worker_mirrored import _choose
+
+    monkeypatch.setattr(distributed, "visible_accelerators", lambda: 1)
+    monkeypatch.setattr(distributed, "backend_started", lambda: False)
+    assert _choose("jax", ("127.0.0.1:1", "127.0.0.1:2"))[0] == "xla"
+    way, why = _choose("jax", ("10.0.0.1:1", "10.0.0.2:1"))
+    assert way == "ring" and "--allow-unauthenticated" in why
+    monkeypatch.setenv("INSITU_ALLOW_UNAUTHENTICATED", "1")
+    assert _choose("jax", ("10.0.0.1:1", "10.0.0.2:1"))[0] == "xla"

@@ -13,8 +13,8 @@ import pytest
 from models import image_model, same_bits, weights
 
 import insitu
-from insitu.context import context
-from insitu.errors import InputError, TrainingError
+from insitu.base.context import context
+from insitu.base.errors import InputError, TrainingError
 
 
 def rows(count: int = 70) -> tuple[np.ndarray, np.ndarray]:

@@ -13,13 +13,19 @@ import pytest
 import tensorflow as tf
 from models import image_model, in_shards, same_bits, weights
 
-from insitu.errors import InputError, NotFinite, ParameterError, TrainingError
+from insitu.base.errors import InputError, NotFinite, ParameterError, TrainingError
 from insitu.exchange.pages import aligned_empty
 from insitu.parameters import ConsistencyPolicy
-from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
+from insitu.train import (
+    BackupAndRestore,
+    HybridStrategy,
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+)
 from insitu.train.fit.trainer import trainer_of
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, serialize_optimizer
 from insitu.train.parameter_server.server_task import ServerConfig
+from insitu.train.strategies.parameter_server import adapt_callbacks
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 FIT: dict[str, Any] = {"batch_size": 64, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -242,18 +248,22 @@ def test_a_checkpoint_that_another_life_has_under_way_ends_no_training(
     model.fit(*rows, **FIT)
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+OPTIMIZERS = {
+    "scheduled adam": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
+    ),
+    "averaged nadam": lambda: keras.optimizers.Nadam(0.01, use_ema=True, ema_momentum=0.9),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+}
+EACH_ONCE = [("async", "scheduled adam"), ("sync", "averaged nadam"), ("async", "momentum")]
+THE_OTHERS = [("sync", "scheduled adam"), ("async", "averaged nadam"), ("sync", "momentum")]
+
+
 @pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)),
-        lambda: keras.optimizers.Nadam(0.01, use_ema=True, ema_momentum=0.9),
-        lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
-    ],
-    ids=["scheduled adam", "averaged nadam", "momentum"],
+    ("mode", "optimizer"), EACH_ONCE + [pytest.param(*each, marks=pytest.mark.slow) for each in THE_OTHERS]
 )
 def test_servers_that_start_from_a_checkpoint_go_on_with_the_same_numbers(
-    mode: Any, optimizer: Any, rows: Any, tmp_path: Path
+    mode: Any, optimizer: str, rows: Any, tmp_path: Path
 ) -> None:
     """Weights, the optimizer's slots and its count of updates are all in the checkpoint."""
 
@@ -275,7 +285,7 @@ def test_servers_that_start_from_a_checkpoint_go_on_with_the_same_numbers(
             keras.backend.clear_session()
             keras.utils.set_random_seed(7)
             with strategy.scope():
-                model = image_model(optimizer=optimizer(), dropout=0.0)
+                model = image_model(optimizer=OPTIMIZERS[optimizer](), dropout=0.0)
             watch = keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)
             with pytest.raises(KeyboardInterrupt) if stop >= 0 else contextlib.nullcontext():
                 model.fit(*rows, **{**FIT, "epochs": 4}, callbacks=[watch])
@@ -353,11 +363,24 @@ def test_a_model_on_servers_is_compiled_before_its_first_fit_only(rows: Any) -> 
     model.fit(*rows, **FIT)
 
 
-def test_a_backup_of_keras_would_save_a_workers_weights(rows: Any, tmp_path: Path) -> None:
-    with over(1).scope():
-        model = image_model()
-    with pytest.raises(TrainingError, match=r"Use insitu\.BackupAndRestore"):
-        model.fit(*rows, **FIT, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
+def test_a_backup_of_keras_becomes_one_by_the_servers(
+    rows: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keras' own would save a worker's weights."""
+    models = []
+    for callbacks in ([], [keras.callbacks.BackupAndRestore(tmp_path)]):
+        keras.utils.set_random_seed(7)
+        with over(1).scope():
+            models.append(image_model())
+        models[-1].fit(*rows, **FIT, callbacks=callbacks)
+    assert same_bits(weights(models[0]), weights(models[1]))
+    assert "so insitu.BackupAndRestore has them saved" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    own, kept = adapt_callbacks(
+        [keras.callbacks.BackupAndRestore(tmp_path, save_freq=3), keras.callbacks.History()], is_chief=False
+    )
+    assert isinstance(own, BackupAndRestore) and own._save_freq == 3
+    assert isinstance(kept, keras.callbacks.History)
 
 
 def test_a_worker_that_comes_back_goes_on_behind_what_was_applied(rows: Any) -> None:

@@ -8,8 +8,5 @@ for one whose label says that it has none. Models of Keras' own parts alone aren
 Begin reading with `probe.py`; `decisions.py` decides, from numbers alone.
 """
 
-from insitu.train.replica.probe.custom_parts import has_custom_parts
-from insitu.train.replica.probe.probe import plan_combination
-from insitu.train.replica.probe.synthetic_rows import SAMPLE_ROWS
-
-__all__ = ["SAMPLE_ROWS", "has_custom_parts", "plan_combination"]
+from insitu.train.replica.probe.observer import SAMPLE_ROWS
+from insitu.train.replica.probe.probe import has_custom_parts, plan_combination

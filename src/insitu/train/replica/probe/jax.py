@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.jax import compile_for, unpack_step
 from insitu.train.replica.leaves import count_rows
-from insitu.train.replica.loss_totals import count_losses
-from insitu.train.replica.metric_results import unique_metrics
+from insitu.train.replica.loss_totals import BatchTotals, count_losses
 from insitu.train.replica.probe.outcome import Outcome, Totals, losses_of, read_logs, to_float64
 from insitu.train.replica.step_watch import watch_step
 
@@ -59,7 +58,8 @@ class JaxSteps:
 
     def count(self, data: Any, *, training: bool) -> Totals:
         counts = self._count(self._values(), data, training)
-        return np.array([count_rows(data), *map(float, counts)], np.float32)
+        totals = np.array([count_rows(data), *map(float, counts.totals)], np.float32)
+        return BatchTotals(totals, counts.rows)
 
     def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
         return [to_float64(leaf) for leaf in self._forward(self._values(), data, training)]
@@ -80,7 +80,7 @@ class JaxSteps:
     def _trace_train(self, state: Any, data: Any, factor: Any, totals: Any) -> Any:
         with (
             watch_step(self._model) as watch,
-            losses_of(self, totals, data),
+            losses_of(self._model, self, totals, data),
             capture_gradients(self._model.optimizer) as captured,
             self._scaled_gradients(factor) as seen,
         ):
@@ -93,14 +93,14 @@ class JaxSteps:
 
     def _trace_test(self, state: Any, data: Any, totals: Any) -> Any:
         trainable, others, _, metrics = state
-        with watch_step(self._model) as watch, losses_of(self, totals, data):
+        with watch_step(self._model) as watch, losses_of(self._model, self, totals, data):
             logs, end = unpack_step(self._model.test_step((trainable, others, metrics), data), 3)
         self._averaged = frozenset(watch.means.variables)
         return read_logs(logs, watch), end[1], end[2]
 
     def _trace_count(self, state: Any, data: Any, training: bool) -> Any:
         trainable, others, _, metrics = state
-        with count_losses(unique_metrics(self._model)) as counts:
+        with count_losses(self._model) as counts:
             if training:
                 with capture_gradients(self._model.optimizer, trains=bool(self._trainable)):
                     self._model.train_step(state, data)

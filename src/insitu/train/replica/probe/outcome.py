@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.train.replica.leaves import count_rows
-from insitu.train.replica.loss_totals import demand_totals, divide_by_totals
+from insitu.train.replica.loss_totals import BatchTotals, demand_totals, divide_by_totals
 from insitu.train.replica.metric_results import flatten_logs
 from insitu.train.replica.step_watch import StepWatch
 
@@ -31,7 +31,7 @@ class Outcome:
     """True if gradients were seen, and scaled, where they come from."""
 
 
-Totals = NDArray[np.float32] | None
+Totals = BatchTotals | None
 """The totals of the batch of which the rows of a step are a part; None for a whole batch."""
 
 
@@ -59,11 +59,11 @@ class Steps(Protocol):
         """Leave the backend as it was. `chance_used` tells that the steps asked for random numbers."""
 
 
-def losses_of(steps: Steps, totals: Any, data: Any) -> AbstractContextManager[None]:
+def losses_of(model: Any, steps: Steps, totals: Any, data: Any) -> AbstractContextManager[None]:
     """Return a scope in which losses divide as in a step on `data`. `totals` may be traced."""
     if totals is not None:
-        return divide_by_totals(totals, count_rows(data))
-    return demand_totals() if steps.demands_totals else nullcontext()
+        return divide_by_totals(model, totals, count_rows(data))
+    return demand_totals(model) if steps.demands_totals else nullcontext()
 
 
 def read_logs(logs: Any, watch: StepWatch) -> dict[str, Any]:

@@ -5,48 +5,53 @@ from __future__ import annotations
 import itertools
 import logging
 import zlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
+from insitu.train.replica.batch_losses import GLOBAL, REPLICA, find_global_step, find_rows
+from insitu.train.replica.combination import Operation, combine
+from insitu.train.replica.metric_results import flatten_metrics
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.probe import refusals
-from insitu.train.replica.probe.custom_parts import (
-    find_synchronized,
-    has_custom_parts,
-    has_own_numbers,
-    has_own_train_step,
-    is_built_to_train,
-)
 from insitu.train.replica.probe.decisions import (
     FACTORS,
     Gradients,
+    Movement,
     are_close,
     are_finite,
     are_rounding,
     find_differences,
+    find_operation,
     is_linear,
     largest_difference,
     mean_by_rows,
 )
-from insitu.train.replica.probe.findings import Findings, find_all
 from insitu.train.replica.probe.neutral import without_chance
-from insitu.train.replica.probe.observer import MOVED, RESET, TEST, TRAIN, Observer, StateRun
-from insitu.train.replica.probe.outcome import Outcome
-from insitu.train.replica.probe.synthetic_rows import (
+from insitu.train.replica.probe.observer import (
+    MOVED,
     PARTS,
+    RESET,
+    TEST,
+    TRAIN,
     WHOLE,
+    ZEROS,
+    Candidate,
+    Observer,
+    StateRun,
     cut,
     double,
     make_rows,
     mark_row,
     take_rows,
 )
-from insitu.train.replica.state import check_trainable_by_shards
+from insitu.train.replica.probe.outcome import Outcome
+from insitu.train.replica.state import check_trainable_by_shards, read_losses
 
 SHARES = np.array([(part.stop - part.start) / WHOLE for part in PARTS])
 _NUDGES = (1e-6, 4e-3)
@@ -72,8 +77,12 @@ def plan_combination(
     synchronized = find_synchronized(model) if num_shards > 1 else None
     if synchronized is not None:
         return CombinationPlan(train_refusal=refusals.of_synchronized(synchronized))
+    refusal = _refuse_global(model, weights_on_servers=weights_on_servers) if num_shards > 1 else None
+    if refusal is not None:
+        return CombinationPlan(train_refusal=refusal, test_refusal=refusal)
     if num_shards == 1 or not is_built_to_train(model) or not has_custom_parts(model):
         return CombinationPlan(loss_exponent=exponent)
+    kept = read_kept(model)
     with without_chance() as chance, Observer(model, chance) as observer:
         probe = _Probe(model, example, observer)
         try:
@@ -87,7 +96,16 @@ def plan_combination(
         plan = replace(plan, train_refusal=refusals.of_server_weight(odd[0]))
     number = _number_of(plan, [*model.variables, *model.metrics_variables])
     unchecked = tuple(dict.fromkeys(probe.unchecked))
-    return replace(plan, unchecked=unchecked, number=number, loss_exponent=exponent)
+    effects = find_changed(kept, read_kept(model))
+    return replace(plan, unchecked=unchecked, effects=effects, number=number, loss_exponent=exponent)
+
+
+def _refuse_global(model: Any, *, weights_on_servers: bool) -> str | None:
+    """Return why a loss can't be over the rows of the global batch."""
+    if find_rows(model) != GLOBAL:
+        return None
+    step = find_global_step(model)
+    return refusals.GLOBAL_ROWS_ON_SERVERS if weights_on_servers else step and refusals.of_global_step(step)
 
 
 def _number_of(plan: CombinationPlan, variables: Sequence[Any]) -> int:
@@ -106,6 +124,8 @@ class _Probe:
         #: Of the largest value: differences up to this are rounding.
         self._tolerance = 5e-2 if _computes_in_halves(model) else 1e-3
         self._has_own_numbers = has_own_numbers(model)
+        #: Whether each replica's loss is to be over its own rows, which differs from that of the whole batch.
+        self._takes_own_rows = find_rows(model) == REPLICA
         #: What could not be found out. Written by all that gives up.
         self.unchecked: list[str] = []
 
@@ -122,7 +142,7 @@ class _Probe:
             runs += [first, *self._run_more(first), *(run for run, _ in self._run_others(first))]
         findings = self._find(runs)
         for step in list(findings.refusals):
-            if self._is_excused(step):
+            if step in findings.refusals and self._is_excused(step, findings.unexplained[step]):
                 runs = [run for run in runs if run.step != step]
                 findings = self._find(runs)
         by_step = findings.refusals
@@ -186,11 +206,14 @@ class _Probe:
                 done.append((run, rows))
         return done
 
-    def _is_excused(self, step: str) -> bool:
+    def _is_excused(self, step: str, names: Sequence[str] = ()) -> bool:
         """Return True if a step can't be judged: rows are coupled by the model itself, where each replica
-        takes its own, or random numbers go on that Keras doesn't know of."""
+        takes its own, or random numbers go on that Keras doesn't know of. `names` are of what differs; none
+        where gradients do."""
+        if self._takes_own_rows:
+            return True
         if self._couples_rows(training=step == TRAIN):
-            self.unchecked.append(refusals.COUPLES_ROWS)
+            self.unchecked.append(refusals.of_coupled_outputs(names))
         elif self._is_fixed(step):
             return False
         return True
@@ -287,20 +310,26 @@ class _Probe:
 
     def _couples_rows(self, *, training: bool) -> bool:
         """Return True if the model's outputs for a row depend on other rows."""
-        self._observer.set_state()
-        forward = self._observer.steps.forward
         try:
-            whole = forward(self._rows, training=training)
-            parts = [forward(cut(self._rows, part), training=training) for part in PARTS]
+            whole = self._forward(self._rows, training)
+            parts = [self._forward(cut(self._rows, part), training) for part in PARTS]
         except Exception as error:
             _log.debug("outputs can't be probed: %s", error)
             return False
-        pairs = [
-            (one, np.concatenate(leaves)) for one, *leaves in zip(whole, *parts, strict=True) if one.ndim
-        ]
-        return any(
-            one.shape != other.shape or not are_close(one, other, self._tolerance) for one, other in pairs
-        )
+        pairs = [leaves for leaves in zip(whole, *parts, strict=True) if leaves[0].ndim]
+        if any(part.shape[1:] != one.shape[1:] for one, *leaves in pairs for part in leaves):
+            return False  # These are no outputs for rows, but for pairs of them, which a loss goes over.
+        return any(not self._are_rows_of(one, leaves) for one, *leaves in pairs)
+
+    def _forward(self, rows: Any, training: bool) -> list[Any]:
+        # From the same state each time: a layer may read what it has moved in the call before.
+        self._observer.set_state()
+        return self._observer.steps.forward(rows, training=training)
+
+    def _are_rows_of(self, whole: Any, parts: Sequence[Any]) -> bool:
+        """Return True if the rows of `whole` are those of `parts`."""
+        rows = np.concatenate(parts)
+        return rows.shape == whole.shape and are_close(rows, whole, self._tolerance)
 
 
 def _has_finite_gradients(run: StateRun) -> bool:
@@ -323,3 +352,200 @@ def _fails_for_good() -> bool:
         "cpu",
         "meta",
     )
+
+
+# Find out whether code of the user's keeps something in Python of the rows that a probe makes up
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_CONTAINERS = (list, dict, set)
+
+
+def read_kept(model: Any) -> dict[str, Any]:
+    """Return what layers and metrics of the user's classes hold in attributes of their own: plain values,
+    and of lists and the like how long they are."""
+    plain = vars(keras.Model(name="plain")).keys() | vars(keras.metrics.Metric(name="plain")).keys()
+    parts = [*model._flatten_layers(), *flatten_metrics(model.metrics)]
+    return {
+        f"{part.name}.{name}": found
+        for part in parts
+        if not is_of_keras(type(part))
+        for name, value in vars(part).items()
+        if name not in plain and (found := _summarize(value)) is not None
+    }
+
+
+def find_changed(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of attributes that have changed since."""
+    return tuple(sorted(name for name, value in before.items() if after.get(name, value) != value))
+
+
+def _summarize(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, _CONTAINERS):
+        return len(value)
+    return value.tobytes() if isinstance(value, np.ndarray) else None
+
+
+# What the runs of a model's steps say about its metrics, counters and logs
+
+
+Shares = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """How variables combine."""
+
+    operations: Mapping[int, Operation]
+    """Of variables that combine otherwise than by default, by id."""
+    refusals: Mapping[str, str]
+    """Why steps can't be combined, by step."""
+    unexplained: Mapping[str, tuple[str, ...]]
+    """Names of the weights, metrics and logs that no operation explains, by step."""
+
+
+def find_all(
+    candidates: Sequence[Candidate], runs: Sequence[StateRun], shares: Shares, tolerance: float
+) -> Findings:
+    """Return what explains all `runs`."""
+    operations: dict[int, Operation] = {}
+    refused: dict[str, str] = {}
+    names: dict[str, list[str]] = {}
+    for candidate in candidates:
+        moving = [run for run in runs if _moves(candidate, run)]
+        movements = [_movement(candidate, run, runs) for run in moving]
+        found, operation = find_operation(movements, candidate.default, shares, tolerance)
+        if not found:
+            refused.update({run.step: _refuse(candidate) for run in moving if run.step not in refused})
+            for step in {run.step for run in moving}:
+                names.setdefault(step, []).append(_name(candidate))
+        elif operation is not None and operation is not candidate.default:
+            operations[id(candidate.variable)] = operation
+    for run in runs:
+        name = find_odd_log(run, _from_zeros(run, runs), shares, tolerance)
+        if name is not None:
+            refused.setdefault(run.step, refusals.of_log(name, run.step))
+            names.setdefault(run.step, []).append(name)
+    return Findings(operations, refused, {step: tuple(dict.fromkeys(found)) for step, found in names.items()})
+
+
+def find_odd_log(run: StateRun, from_zeros: StateRun, shares: Shares, tolerance: float) -> str | None:
+    """Return the name of a log that isn't the mean by rows of those of the parts, whose metrics begin with
+    0."""
+    if run.weights_moved:
+        return None
+    for name, value in run.whole.logs.items():
+        parts = [part.logs[name] for part in from_zeros.parts if name in part.logs]
+        if len(parts) == len(shares) and parts[0].shape == value.shape:
+            mean = combine(Operation.MEAN, np.stack(parts), shares)
+            if not are_close(mean, value, tolerance):
+                return name
+    return None
+
+
+def _from_zeros(run: StateRun, runs: Sequence[StateRun]) -> StateRun:
+    if run.metrics == ZEROS and not run.weights_moved:
+        return run
+    same = (each for each in runs if each.step == run.step and each.metrics == ZEROS)
+    return next(each for each in same if not each.weights_moved)
+
+
+def _moves(candidate: Candidate, run: StateRun) -> bool:
+    if candidate.metric is not None and run.weights_moved:
+        return False
+    key = id(candidate.variable)
+    before = run.before[key]
+    return any(not np.array_equal(before, after[key]) for after in (run.whole_after, *run.parts_after))
+
+
+def _movement(candidate: Candidate, run: StateRun, runs: Sequence[StateRun]) -> Movement:
+    key = id(candidate.variable)
+    from_zeros = _from_zeros(run, runs)
+    return Movement(
+        run.before[key],
+        run.whole_after[key],
+        np.stack([after[key] for after in run.parts_after]),
+        np.stack([after[key] for after in from_zeros.parts_after]),
+        key in run.whole.averaged,
+    )
+
+
+def _name(candidate: Candidate) -> str:
+    return str(candidate.variable.path if candidate.metric is None else candidate.metric.name)
+
+
+def _refuse(candidate: Candidate) -> str:
+    variable: Any = candidate.variable
+    if candidate.metric is None:
+        return refusals.of_weight(variable)
+    return refusals.of_metric(candidate.metric, variable)
+
+
+# Find whether a model has parts that aren't Keras' own, of which it isn't known how they combine
+
+
+_METHODS = ("train_step", "test_step", "compute_loss", "_compute_loss", "compute_metrics")
+"""Methods of a model that make its numbers."""
+_OVER_BATCHES = ("dice", "tversky", "circle")
+"""Keras' functions of losses that, by their options, are computed over all rows of a batch."""
+
+
+def has_custom_parts(model: Any) -> bool:
+    """Return True if steps, layers, losses or metrics of a built model are the user's own, or losses of Keras
+    that may be no means over rows."""
+    return has_own_numbers(model) or any(not is_of_keras(type(each)) for each in model._flatten_layers())
+
+
+def find_synchronized(model: Any) -> str | None:
+    """Return the name of a layer that normalizes by the rows of all replicas; None without one."""
+    layers = (each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization))
+    return next((layer.name for layer in layers if layer.trainable and layer.synchronized), None)
+
+
+def is_built_to_train(model: Any) -> bool:
+    """Return True unless the model's losses and metrics are still to be built, from labels: predict() hasn't
+    any."""
+    parts = (getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None))
+    return all(part is None or part.built for part in parts)
+
+
+def has_own_numbers(model: Any) -> bool:
+    """Return True if what the model's metrics and logs are made of is computed by the user's code."""
+    return (
+        any(not is_of_keras(getattr(type(model), name, None)) for name in _METHODS)
+        or any(not _is_loss_of_keras(loss) for loss in read_losses(model))
+        or _has_outputs_without_columns(model)
+        or getattr(model, "computes_own_numbers", False)
+        or any(not _is_loss_of_keras(metric) for metric in flatten_metrics(model.metrics))
+    )
+
+
+def _has_outputs_without_columns(model: Any) -> bool:
+    """Return True if an output is one number a row: what Keras' losses do to its columns, they do to the rows
+    then."""
+    outputs = getattr(model, "outputs", None) or ()
+    return any(len(output.shape) < 2 for output in keras.tree.flatten(outputs))
+
+
+def has_own_train_step(model: Any) -> bool:
+    """Return True if the gradient passes through code of the user's on its way to the optimizer."""
+    return not is_of_keras(type(model).train_step)
+
+
+def is_of_keras(thing: Any) -> bool:
+    """Return True for a class or function of Keras or insitu, and for None."""
+    module = getattr(thing, "__module__", None) or ""
+    return thing is None or module.partition(".")[0] in ("keras", "insitu")
+
+
+def _is_loss_of_keras(loss: Any) -> bool:
+    """Return True for a loss or metric of Keras that wraps no function of the user's, and none over whole
+    batches."""
+    function = getattr(loss, "fn", None) or getattr(loss, "_fn", None)
+    if function is not None and not is_of_keras(function if callable(function) else type(function)):
+        return False
+    if getattr(function, "__name__", "") in _OVER_BATCHES:
+        return False
+    return is_of_keras(type(loss))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from insitu.train.replica.updated_weights import ADVICE
@@ -36,12 +37,27 @@ def of_synchronized(name: str) -> str:
     )
 
 
+GLOBAL_ROWS_ON_SERVERS = (
+    "Workers on parameter servers have their own rows only. Received: insitu.over_batch(..., "
+    "rows='global'). Say rows='replica', or use MultiWorkerMirroredStrategy or MirroredStrategy."
+)
+
+
+def of_global_step(name: str) -> str:
+    """Return the refusal of a step that would need the rows of all replicas."""
+    return (
+        f"{_OF_GRADIENTS}Received: insitu.over_batch({name}, rows='global'). Only losses and "
+        "compute_loss get the rows of all replicas. Mark these, or say rows='replica'."
+    )
+
+
 def of_coupled_rows(difference: float) -> str:
     """Return the refusal of a gradient that differs so much, relative to its size, from that of parts."""
     return (
         f"{_OF_GRADIENTS}Received: a loss or train_step in which the rows of a batch depend on each other: "
-        f"the gradient of 5 rows differs by {100 * difference:.2g} % from the mean over 2 and 3 of them. Let "
-        "the loss of a row depend on that row alone, or train on one device."
+        f"the gradient of 5 rows differs by {100 * difference:.2g} % from the mean over 2 and 3 of them. Say "
+        "over which rows the loss goes, by insitu.over_batch(loss, rows='replica') or rows='global', let the "
+        "loss of a row depend on that row alone, or train on one device."
     )
 
 
@@ -92,10 +108,16 @@ NOT_SCALED = (
     "The train_step takes its gradients otherwise than by the backend's usual functions, so that it isn't "
     "known whether it clips them"
 )
-COUPLES_ROWS = (
-    "An output of the model for a row depends on the other rows of its batch, of which each replica has only "
-    "some"
-)
+
+
+def of_coupled_outputs(names: Sequence[str]) -> str:
+    """Return why nothing is known of a step whose rows the model itself couples. `names` are of what differs
+    from the whole batch; none where gradients do."""
+    subject = ", ".join(map(repr, names)) if names else "Gradients"
+    return (
+        "An output of the model for a row depends on the other rows of its batch, of which each replica has "
+        f"only some. {subject} may differ from those of one device"
+    )
 
 
 def of_failed_step(step: str, error: Exception) -> str:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import count_rows, map_batch
-from insitu.train.replica.loss_totals import count_losses
-from insitu.train.replica.metric_results import unique_metrics
+from insitu.train.replica.loss_totals import BatchTotals, count_losses
 from insitu.train.replica.probe.outcome import Outcome, Totals, losses_of, read_logs, to_float64
 from insitu.train.replica.step_watch import watch_step
 from insitu.train.replica.updated_weights import refuse_use_of_updated
@@ -41,7 +40,7 @@ class TensorFlowSteps:
 
         with (
             watch_step(model) as watch,
-            losses_of(self, totals, data),
+            losses_of(model, self, totals, data),
             capture_gradients(model.optimizer, on_apply if shift else None) as captured,
             refuse_use_of_updated(model, captured.is_applied),
             self._scaled_gradients(factor) as seen,
@@ -53,20 +52,22 @@ class TensorFlowSteps:
         return Outcome(gradients, logs, frozenset(watch.means.variables), bool(seen))
 
     def test(self, data: Any, *, totals: Totals = None) -> Outcome:
-        with watch_step(self._model) as watch, losses_of(self, totals, data):
+        model = self._model
+        with watch_step(model) as watch, losses_of(model, self, totals, data):
             logs = read_logs(self._model.test_step(map_batch(tf.constant, data)), watch)
         logs = {name: to_float64(value) for name, value in logs.items()}
         return Outcome([], logs, frozenset(watch.means.variables))
 
     def count(self, data: Any, *, training: bool) -> Totals:
         model, batch = self._model, map_batch(tf.constant, data)
-        with count_losses(unique_metrics(model)) as counts:
+        with count_losses(model) as counts:
             if training:
                 with capture_gradients(model.optimizer, trains=bool(self._trainable)):
                     model.train_step(batch)
             else:
                 model.test_step(batch)
-        return np.array([count_rows(data), *map(float, counts)], np.float32)
+        totals = np.array([count_rows(data), *map(float, counts.totals)], np.float32)
+        return BatchTotals(totals, counts.rows)
 
     def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(map_batch(tf.constant, data))

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import count_rows, map_batch
-from insitu.train.replica.loss_totals import count_losses
-from insitu.train.replica.metric_results import unique_metrics
+from insitu.train.replica.loss_totals import BatchTotals, count_losses
 from insitu.train.replica.probe.outcome import Outcome, Totals, losses_of, read_logs, to_float64
 from insitu.train.replica.step_watch import watch_step
 from insitu.train.replica.updated_weights import refuse_use_of_updated
@@ -44,7 +43,7 @@ class TorchSteps:
         with (
             torch.enable_grad(),
             watch_step(model) as watch,
-            losses_of(self, totals, data),
+            losses_of(model, self, totals, data),
             capture_gradients(model.optimizer, on_apply if shift else None) as captured,
             refuse_use_of_updated(model, captured.is_applied),
             self._scaled_gradients(factor) as seen,
@@ -57,7 +56,8 @@ class TorchSteps:
 
     def test(self, data: Any, *, totals: Totals = None) -> Outcome:
         self._model.eval()
-        with torch.no_grad(), watch_step(self._model) as watch, losses_of(self, totals, data):
+        model = self._model
+        with torch.no_grad(), watch_step(model) as watch, losses_of(model, self, totals, data):
             logs = read_logs(self._model.test_step(_as_tensors(data)), watch)
         logs = {name: to_float64(value) for name, value in logs.items()}
         return Outcome([], logs, frozenset(watch.means.variables))
@@ -65,13 +65,14 @@ class TorchSteps:
     def count(self, data: Any, *, training: bool) -> Totals:
         model = self._model
         model.train(training)
-        with count_losses(unique_metrics(model)) as counts, torch.set_grad_enabled(training):
+        with count_losses(model) as counts, torch.set_grad_enabled(training):
             if training:
                 with capture_gradients(model.optimizer, trains=bool(self._trainable)):
                     model.train_step(_as_tensors(data))
             else:
                 model.test_step(_as_tensors(data))
-        return np.array([count_rows(data), *map(float, counts)], np.float32)
+        totals = np.array([count_rows(data), *map(float, counts.totals)], np.float32)
+        return BatchTotals(totals, [each.detach() for each in counts.rows])
 
     def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(_as_tensors(data))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from insitu.train.replica.building import build_to_train
-from insitu.train.replica.probe.custom_parts import (
+from insitu.train.replica.probe.probe import (
     has_custom_parts,
     has_own_numbers,
     has_own_train_step,

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 
 from insitu.train.replica.combination import Operation
-from insitu.train.replica.probe.findings import find_all
 from insitu.train.replica.probe.observer import MOVED, TEST, TRAIN, ZEROS, Candidate, StateRun
 from insitu.train.replica.probe.outcome import Outcome
+from insitu.train.replica.probe.probe import find_all
 
 SHARES = np.array([0.4, 0.6])
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from insitu.train.replica.building import build_to_train
 from insitu.train.replica.probe.neutral import Chance
-from insitu.train.replica.probe.observer import MOVED, RESET, TEST, TRAIN, Observer
-from insitu.train.replica.probe.synthetic_rows import make_rows
+from insitu.train.replica.probe.observer import MOVED, RESET, TEST, TRAIN, Observer, make_rows
 
 EXAMPLE = (np.zeros((1, 2), "float32"), np.zeros((1, 1), "float32"))
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from insitu.errors import TrainingError
+from insitu.base.errors import TrainingError
+from insitu.train.replica.batch_losses import over_batch
 from insitu.train.replica.building import build_to_train
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.plan import CombinationPlan
@@ -266,6 +267,71 @@ def test_a_model_that_couples_rows_itself_normalizes_them_in_each_replica() -> N
     found = plan(dense(Norms()), metrics=[Kept("max")])
     found.check_train()
     assert list(found.operations.values()) == [Operation.LARGEST]
+
+
+class Codebook(keras.layers.Layer):
+    """Gives the nearest row of a book as it was, and moves the book by sums over the batch."""
+
+    def build(self, shape):
+        self.counts = self.add_weight(shape=(3,), initializer="ones", trainable=False, name="counts")
+        self.sums = self.add_weight(shape=(3, 2), initializer="uniform", trainable=False, name="sums")
+        self.book = self.add_weight(shape=(3, 2), initializer="uniform", trainable=False, name="book")
+
+    def call(self, x, training=False):
+        book = self.book + 0.0
+        nearest = ops.one_hot(ops.argmin(ops.sum((x[:, None] - book) ** 2, -1), 1), 3)
+        if training:
+            self.counts.assign(0.9 * self.counts + 0.1 * ops.sum(nearest, 0))
+            self.sums.assign(0.9 * self.sums + 0.1 * ops.transpose(nearest) @ x)
+            self.book.assign(self.sums / self.counts[:, None])
+        return x + ops.stop_gradient(nearest @ book - x)
+
+
+def test_a_weight_that_the_output_of_the_next_step_depends_on_is_judged() -> None:
+    with pytest.raises(TrainingError, match=r"Received: '.*codebook.*/counts'.*aggregation='sum'"):
+        plan(dense(Codebook())).check_train()
+
+
+def test_what_differs_is_named_where_the_model_couples_rows() -> None:
+    told = plan(dense(Norms(), Codebook())).unchecked
+    assert any(
+        re.search(r"depends on the other rows.*codebook.*/counts', .*/book' may differ", t) for t in told
+    )
+
+
+def test_a_loss_over_pairs_of_rows_is_refused_unless_its_rows_are_said() -> None:
+    class Pairs(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = keras.layers.Dense(2)
+
+        def call(self, x):
+            found = self.rows(x)
+            return found @ ops.transpose(found)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return ops.mean(y_pred)
+
+    with pytest.raises(TrainingError, match=r"rows of a batch depend on each other.*rows='replica'"):
+        plan(Pairs(), loss=None).check_train()
+    over_batch(Pairs.compute_loss, rows="replica")
+    found = plan(Pairs(), loss=None)
+    found.check_train()
+    assert not found.unchecked
+    over_batch(Pairs.compute_loss, rows="global")
+    model = Pairs()
+    plan(model, loss=None).check_train()
+    with pytest.raises(TrainingError, match="on parameter servers"):
+        plan_combination(model, EXAMPLE, 2, weights_on_servers=True).check_train()
+
+
+def test_a_step_over_the_global_batch_is_refused() -> None:
+    class Own(Stepping):
+        pass
+
+    Own.train_step = over_batch(lambda self, data: Stepping.train_step(self, data), rows="global")
+    with pytest.raises(TrainingError, match=r"Received: insitu.over_batch\(train_step, rows='global'\)"):
+        plan(dense(kind=Own)).check_train()
 
 
 class Counter(keras.layers.Layer):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch_tree import use_torch_tree
 
-from insitu.train.replica.probe.synthetic_rows import (
+from insitu.train.replica.probe.observer import (
     PARTS,
     WHOLE,
     cut,

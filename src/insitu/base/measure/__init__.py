@@ -1,0 +1,1 @@
+"""How a task spends its time. Begin reading with `time_account.py`."""

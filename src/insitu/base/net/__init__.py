@@ -1,0 +1,1 @@
+"""Addresses, ports and certificates. Begin reading with `ports.py`."""

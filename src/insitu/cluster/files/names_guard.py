@@ -1,0 +1,77 @@
+"""Keeps names that were lost with a head from looking like a cluster without files."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from insitu.base.errors import GridError
+from insitu.base.spec import NodeId
+from insitu.base.wording import format_count
+from insitu.cluster.files.asking import Suspects, ask_all
+from insitu.cluster.files.peers import Peers, View
+from insitu.grid.shared_files import NamesState, make_origin, read_state, split_key
+from insitu.metadata import MetadataStore
+
+_AGAIN_SECONDS = 2.0
+"""Seconds for which an answer is believed while the store has no names."""
+_ASK_SECONDS = 3.0
+"""Seconds within which nodes say what they hold: who asks for a name waits for that."""
+_LOST = (
+    "The head knows the names of insitu://. Received: {}. They were lost with the head of before. Bring up "
+    "all nodes, then put the names back by `insitu repair` on the head's machine, or give these files up by "
+    "`insitu repair --forget-files` there. Until then nothing is opened, changed or removed"
+)
+
+
+class NamesGuard:
+    """Decides whether the names in a metadata store are all there are. For several threads."""
+
+    def __init__(self, store: MetadataStore, peers: Peers) -> None:
+        self._store = store
+        self._peers = peers
+        self._suspects = Suspects()
+        self._lock = threading.Lock()
+        #: Whether the store has had names, or nobody wants those of others. Written under the lock.
+        self._is_sure = False
+        #: What was found last, "": nothing is wrong; and until when it counts. Written under the lock.
+        self._found = ""
+        self._until = 0.0
+
+    def check(self, view: View) -> None:
+        """Raise GridError if the store has no names, and nodes hold files of another store."""
+        with self._lock:
+            if not self._is_sure and time.monotonic() >= self._until:
+                self._found = self._look(read_state(self._store), view)
+                self._until = time.monotonic() + _AGAIN_SECONDS
+            if self._found and not self._is_sure:
+                raise GridError(self._found)
+
+    def _look(self, state: NamesState, view: View) -> str:
+        if state.is_rebuilding:
+            return (
+                "The names of insitu:// are being put back. If no `insitu repair` runs on the head's "
+                "machine, it was interrupted: run it again"
+            )
+        self._is_sure = state.has_names or (state.origin is not None and state.origin.forgets)
+        if not self._is_sure and (holding := self._find_holding(state, view)):
+            nodes = f"{format_count(len(holding), 'node')} with files ({', '.join(holding[:5])}), and no name"
+            return _LOST.format(nodes)
+        if state.origin is None and view.alive:
+            make_origin(self._store)
+        return ""
+
+    def _find_holding(self, state: NamesState, view: View) -> list[NodeId]:
+        """Return the nodes that hold files of another store."""
+        kind = "usage" if state.origin is None else "manifests"
+        answers, _ = ask_all(
+            view.alive,
+            lambda node: self._peers.find(node, view).act(kind, {})[0],
+            self._suspects,
+            _ASK_SECONDS,
+        )
+        if state.origin is None:
+            return sorted(node for node, answer in answers.items() if answer["memory"] + answer["disk"])
+        own = ("", state.origin.id)
+        keys = {node: [k for found in a["held"].values() for k in found] for node, a in answers.items()}
+        return sorted(node for node in keys if any(split_key(key)[1] not in own for key in keys[node]))

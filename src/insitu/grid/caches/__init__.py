@@ -1,0 +1,26 @@
+"""What users ask of a cache: rows, exports, predictions, snapshots of Ignite. Begin reading with
+`dataset_opening.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from insitu.base.doors import lazy_door
+
+if TYPE_CHECKING:
+    from insitu.grid.caches.dataset_opening import dataset
+    from insitu.grid.caches.ignite_export import export_cache
+    from insitu.grid.caches.ignite_snapshots import read_snapshot, read_snapshot_again
+    from insitu.grid.caches.predictions import IdReader, open_target
+    from insitu.grid.caches.refreshing import (
+        EpochVersions,
+        Refresh,
+        describe_refresh,
+        find_refreshing_epoch,
+        find_version,
+        read_refreshes,
+        record_failed_refresh,
+    )
+
+__getattr__, __dir__ = lazy_door(__name__)

@@ -1,0 +1,181 @@
+"""What imports that died have left: tells it from what belongs to an import that is alive, and removes it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import stat
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from insitu.base.disk.access import make_folder
+from insitu.base.disk.guarded_paths import list_folders, open_folder
+from insitu.base.errors import CacheBusy, InputError
+from insitu.base.paths import Paths, StagedPaths, cache_name_of_folder
+from insitu.base.process.processes import read_host
+from insitu.base.spec import NodeId
+from insitu.grid.catalog.catalog import Catalog
+from insitu.grid.catalog.catalog_copy import is_catalog_copy
+from insitu.grid.catalog.files import cache_locks
+from insitu.grid.catalog.manifests import is_leftover
+from insitu.grid.catalog.store_identity import is_home_of_agent
+
+
+@dataclass(frozen=True, slots=True)
+class StagedImport:
+    """What a store has of an import that hasn't been ended there."""
+
+    #: The cache.
+    cache: str
+    #: What tells the import from others.
+    token: str
+    #: The version that has its place in the store already; None: there is none.
+    version: int | None
+
+
+def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) -> int:
+    """Remove what dead imports left: staging, and version folders that the catalogue doesn't know.
+
+    Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked;
+    others are locked for the instant that it takes to rename what is dead. What can be continued with
+    --resume is removed for `locked` caches only, unless its token is `kept`. Returns the bytes removed.
+
+    Removes nothing in the home of an agent: what has ended is known where the head is.
+    """
+    if is_catalog_copy(paths) or is_home_of_agent(paths):
+        return 0
+    caches = {
+        cache_name_of_folder(store.name)
+        for node in _folders(paths, paths.nodes)
+        for store in _folders(paths, node)
+    }
+    caches |= {cache_name_of_folder(folder.name) for folder in _folders(paths, paths.staging)}
+    for cache in sorted(caches - {""}):
+        spared = (kept,) if cache in locked else _resumable(paths, cache)
+        if not _dead_folders(paths, cache, spared):
+            continue
+        with contextlib.suppress(CacheBusy, InputError), contextlib.ExitStack() as stack:
+            if cache not in locked:
+                stack.enter_context(cache_locks(paths, [cache]))
+            make_folder(paths.home, paths.staging)
+            for folder in _dead_folders(paths, cache, spared):
+                with open_folder(paths.home, folder.parent, follow=True) as opened:
+                    (opened / folder.name).rename(paths.trash(secrets.token_hex(8)))
+    removed = 0
+    for folder in _folders(paths, paths.staging):
+        if not cache_name_of_folder(folder.name):
+            removed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+            shutil.rmtree(folder, ignore_errors=True)
+    return removed
+
+
+def _resumable(paths: Paths, cache: str) -> tuple[str, ...]:
+    """Return the tokens of dead or living imports into `cache` that --resume continues."""
+    folders = [f for f in _folders(paths, paths.staging) if cache_name_of_folder(f.name) == cache]
+    tokens = [folder.name.partition("~")[2] for folder in folders]
+    return tuple(token for token in tokens if paths.staged(cache, token).journal.exists())
+
+
+def list_resumable(paths: Paths) -> dict[str, int]:
+    """Return the bytes that imports which were interrupted keep for --resume, by the name of the cache."""
+    found: dict[str, int] = {}
+    for folder in _folders(paths, paths.staging):
+        cache, token = cache_name_of_folder(folder.name), folder.name.partition("~")[2]
+        if not cache or not paths.staged(cache, token).journal.exists():
+            continue
+        with contextlib.suppress(CacheBusy, InputError), cache_locks(paths, [cache]):
+            size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+            found[cache] = found.get(cache, 0) + size
+    return found
+
+
+def measure_dead(paths: Paths, locked: Sequence[str]) -> dict[NodeId, int]:
+    """Return the bytes by node that `sweep` will free of caches that the caller has locked, if it keeps
+    nothing. Files that have further names aren't freed."""
+    freed: dict[NodeId, int] = {}
+    if is_catalog_copy(paths):
+        return freed
+    for folder in (folder for cache in locked for folder in _dead_folders(paths, cache, ())):
+        stores = folder / "stores" if folder.parent == paths.staging else paths.nodes
+        for path in (stores if folder.parent == paths.staging else folder).rglob("*"):
+            with contextlib.suppress(OSError):
+                found, node = path.lstat(), NodeId(path.relative_to(stores).parts[0])
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                    freed[node] = freed.get(node, 0) + found.st_size
+    return freed
+
+
+def _dead_folders(paths: Paths, cache: str, spared: Sequence[str | None]) -> list[Path]:
+    """Return the folders that dead imports into `cache` left, provided that nobody imports into it now."""
+    stored = [spec for spec in Catalog(paths).stored() if spec.name == cache]
+    staged = [
+        f
+        for f in _folders(paths, paths.staging)
+        if cache_name_of_folder(f.name) == cache
+        and f.name.partition("~")[2] not in spared
+        and not is_of_another_host(f)
+    ]
+    stores = [
+        s
+        for node in _folders(paths, paths.nodes)
+        for s in _folders(paths, node)
+        if cache_name_of_folder(s.name) == cache
+    ]
+    versions = (version for store in stores for version in _folders(paths, store))
+    return [*staged, *(version for version in versions if is_leftover(paths, version, stored))]
+
+
+def host_mark() -> str:
+    """Return the beginning of the names of folders in staging that imports of this host make."""
+    return f"{zlib.crc32(read_host().encode()):08x}"
+
+
+def is_of_another_host(staged: Path) -> bool:
+    """Return whether an import of another host made the folder: its lock may not be seen here."""
+    mark, dash, _ = staged.name.partition("~")[2].partition("-")
+    return bool(dash) and len(mark) == 8 and mark != host_mark()
+
+
+def _folders(paths: Paths, parent: Path) -> list[Path]:
+    """Return the folders in a folder of the home, without what others' links lead to: that isn't insitu's."""
+    return list_folders(paths.home, parent)
+
+
+def list_staged_imports(paths: Paths) -> list[StagedImport]:
+    """Return the imports that have brought something to this home and weren't ended."""
+    found = []
+    for folder in sorted(_folders(paths, paths.staging)):
+        cache, token = cache_name_of_folder(folder.name), folder.name.partition("~")[2]
+        if cache and token:
+            found.append(StagedImport(cache, token, read_prepared(StagedPaths(folder))))
+    return found
+
+
+def find_ended_imports(paths: Paths, staged: Sequence[StagedImport]) -> list[tuple[StagedImport, bool]]:
+    """Return which of the imports that an agent has named have ended, and whether each was published.
+
+    `paths` is the home of the head, where imports run and hold the lock on their caches. A token is drawn
+    under that lock: so where the lock is free, the import that has drawn it is over for good. Raises
+    GridError where the catalogue can't be read.
+    """
+    ended = []
+    for each in staged:
+        if is_of_another_host(Path(f"~{each.token}")) and not paths.fence.exists():
+            continue  # its lock may not be seen here, unless etcd lets that host publish nothing any more
+        with contextlib.suppress(CacheBusy), cache_locks(paths, [each.cache], seconds=0.0):
+            known = each.version is not None and Catalog(paths).find(each.cache, each.version) is not None
+            if not known and paths.staged(each.cache, each.token).journal.exists():
+                continue  # --resume goes on with it
+            ended.append((each, known))
+    return ended
+
+
+def read_prepared(staged: StagedPaths) -> int | None:
+    """Return the version that the partitions of an import have become; None: they are staged, or partly."""
+    try:
+        return int(staged.prepared.read_text())
+    except (OSError, ValueError):
+        return None

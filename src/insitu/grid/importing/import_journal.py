@@ -1,0 +1,144 @@
+"""How far an import has come, written down beside its staged partitions, so that it can be continued.
+
+Rows of a partition follow from the sources and the plan alone. So after a kill the whole blocks that lie in
+a staged file are right, and all that is needed is a place in the sources before the first row that isn't in
+one. The journal has such places, each with the rows of every partition before it. The newest one whose rows
+are all in blocks is where the sources are read again; rows behind it that are in blocks are passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.base.disk.access import make_file
+from insitu.base.disk.durable import seal, unseal
+from insitu.base.errors import InputError
+from insitu.base.paths import Paths
+from insitu.grid.catalog import is_of_another_host
+from insitu.grid.intake import ImportPlan
+
+JOURNAL_BYTES = 64 << 20
+"""Bytes of sources between two places that are written down."""
+_FORMAT = 1
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the sources."""
+
+    #: The number of the source among all sources.
+    source: int
+    #: What its `blocks` begins with.
+    start: int
+    #: The rows of all sources before it.
+    rows: int
+    #: The bytes of all source files before it.
+    bytes: int
+    #: The rows of each destination before it.
+    counts: tuple[int, ...]
+
+
+class ImportJournal:
+    """The journal of one import, in a file of the staged folder of its first cache."""
+
+    def __init__(self, paths: Paths, plan: ImportPlan, token: str) -> None:
+        """Begin the journal of the import with this token, or go on with it. Raises OSError."""
+        self._path = paths.staged(plan.names[0], token).journal
+        self._last_bytes = 0
+        for name in plan.names[1:]:  # a journal marks what is to be kept
+            make_file(paths.home, paths.staged(name, token).journal)
+        if not self._path.exists():
+            make_file(paths.home, self._path)
+            self._append({"format": _FORMAT, "plan": fingerprint(plan), "block_rows": plan.block_rows})
+
+    def note(self, source: int, start: int, rows: int, size: int, counts: Counts) -> None:
+        """Write down a place, of which `Place` says the parts, if it is far from the last one."""
+        if size - self._last_bytes >= JOURNAL_BYTES:
+            self._last_bytes = size
+            self._append(asdict(Place(source, start, rows, size, tuple(counts.tolist()))))
+
+    def _append(self, state: Any) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            file.write(seal(state) + b"\n")
+
+    def find_place(self, adopted: Counts) -> Place:
+        """Return the newest place before which each destination has no more rows than `adopted` says."""
+        for state in reversed(_read(self._path)[1:]):
+            place = Place(**{**state, "counts": tuple(state["counts"])})
+            if sum(place.counts) == place.rows and (np.array(place.counts) <= adopted).all():
+                return place
+        return Place(0, 0, 0, 0, (0,) * len(adopted))
+
+
+def fingerprint(plan: ImportPlan) -> str:
+    """Return what two plans share where one import can go on with what the other has done."""
+    described = {
+        "names": plan.names,
+        "fractions": plan.fractions,
+        "files": [(str(source.path), asdict(state)) for source, state in _files(plan)],
+        "columns": [asdict(column) for column in plan.columns],
+        "labels": plan.labels,
+        "partitions": plan.partitions,
+        "backups": plan.backups,
+        "key": plan.key,
+        "nodes": plan.topology.nodes,
+        "base": None if plan.base is None else plan.base.version,
+    }
+    if (plan.features, plan.render) != (None, None):
+        described["reading"] = [plan.features, plan.render]
+    if plan.codec is not None:
+        described["codec"] = plan.codec
+    if plan.reader:
+        described["reader"] = plan.reader
+    if plan.node_options is not None:  # places are numbers of units then
+        described["read_on"] = "nodes"
+    return f"{zlib.crc32(json.dumps(described).encode()):08x}"
+
+
+def _files(plan: ImportPlan) -> list[tuple[Any, Any]]:
+    return list(zip(plan.sources, plan.states, strict=True))
+
+
+def find_resumable(paths: Paths, plan: ImportPlan) -> tuple[str, int] | None:
+    """Return (token, rows of a block) of a dead import of this user that `plan` can go on with, or None.
+
+    The caller holds the lock on the caches. Raises InputError where there is one of another plan.
+    """
+    name, other = plan.names[0], False
+    for root in sorted(paths.staged(name, "").root.parent.glob(f"{paths.staged(name, '').root.name}*")):
+        token = root.name.partition("~")[2]
+        journal = paths.staged(name, token).journal
+        if is_of_another_host(root) or not journal.exists() or root.stat().st_uid != os.getuid():
+            continue
+        begun = next(iter(_read(journal)), None)
+        if begun is not None and begun.get("format") == _FORMAT and begun["plan"] == fingerprint(plan):
+            return token, int(begun["block_rows"])
+        other = True
+    if other:
+        raise InputError(
+            f"--resume goes on with an import of the same files, unchanged since, with the same options. "
+            f"Received: an import into {name} with others than the one that was interrupted. Give those "
+            f"again, or leave --resume out, which drops what it has done"
+        )
+    return None
+
+
+def _read(path: Path) -> Sequence[Any]:
+    """Return what a journal says, up to the first line that isn't whole."""
+    states: list[Any] = []
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        for line in path.read_bytes().split(b"\n"):
+            states.append(unseal(line))
+    return states

@@ -1,0 +1,248 @@
+"""Has the nodes of a cluster of hosts read a cache of Ignite, each from the servers on its own host.
+
+A node reads the partitions that it will hold, and puts their rows into its own store: nothing of them goes
+over the network where its server runs beside it. Which node that is follows from the addresses of the servers
+and of the hosts (`ignite/placing.py`). The order of rows in a partition is that of their keys, so its bytes
+are those of a reading on one machine.
+
+The settings of connections, passwords among them, are those of the process that imports. They go to the
+agents in requests, which are encrypted and authenticated, and are kept nowhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.base.errors import InputError, SourceError
+from insitu.base.net.ports import list_host_addresses
+from insitu.base.spec import CacheSpec, NodeId
+from insitu.grid.ignite import (
+    HostAddresses,
+    HostPlaces,
+    IgniteSource,
+    ReadAccount,
+    carry_settings,
+    find_host_places,
+    find_ways,
+    normalize_address,
+    parse_address,
+    parse_field_options,
+    take_settings,
+)
+from insitu.grid.importing.appending import check_columns
+from insitu.grid.importing.import_owners import ImportOwners, failures_explained
+from insitu.grid.intake import ImportOptions, ImportPlan, RowPlan, find_primaries
+from insitu.grid.sources import Block, Source, SourceOptions, describe_columns
+
+if TYPE_CHECKING:
+    from insitu.grid.importing.row_routing import RowRouter
+    from insitu.grid.transfer import RemoteStores
+
+READ_BYTES = 8 << 20
+"""About the bytes of Ignite that a node passes on at once."""
+
+Counts = npt.NDArray[np.int64]
+Append = Callable[[Block, Counts], None]
+Progress = Callable[[int, int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRequest:
+    """What a node is asked to read: the partitions of the import that it holds."""
+
+    #: The address of the cache, as the node reaches it.
+    address: str
+    #: What is said of the columns, by option.
+    options: Mapping[str, list[str]]
+    #: The UUIDs of the nodes of Ignite on its host: bytes from there are local.
+    near: frozenset[str]
+    #: The UUIDs of all nodes of Ignite: those of another cluster are others.
+    servers: frozenset[str]
+    #: Of connections (`carry_settings`). Never printed: there are passwords in it.
+    settings: Any = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "address": self.address,
+            "options": {name: list(values) for name, values in self.options.items()},
+            "near": sorted(self.near),
+            "servers": sorted(self.servers),
+            "settings": self.settings,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> ServerRequest:
+        """Return what `to_json` was called on. Raises InputError for anything else, without showing it."""
+        try:
+            options = {str(name): [str(each) for each in values] for name, values in data["options"].items()}
+            near, servers = (frozenset(map(str, data[name])) for name in ("near", "servers"))
+            return cls(str(data["address"]), options, near, servers, data["settings"])
+        except (KeyError, TypeError, AttributeError):
+            raise InputError(
+                "A request to read servers has address, options, near, servers and settings. Received: others"
+            ) from None
+
+
+def place_rows(
+    source: Source, owners: ImportOwners, options: ImportOptions
+) -> tuple[tuple[NodeId, ...], HostPlaces | None]:
+    """Return the node that holds each partition of a cache of Ignite whose partitions are kept, and how nodes
+    of other hosts read them; empty and None where that isn't asked for, or its servers don't say partitions.
+
+    Raises SourceError, TransferError.
+    """
+    if options.after is not None:
+        check_columns(options.after, source.columns, "What a job reads again")
+    if not options.beside_servers:
+        return (), None
+    primaries = find_primaries(source, owners.topology, options.after)
+    remote = owners.remote
+    if remote is None or not isinstance(source, IgniteSource) or source.places is None:
+        return primaries, None
+    kept = () if options.after is None else _keep_nodes(options.after, owners.topology.nodes)
+    layout = source.layout
+    with failures_explained():
+        found = remote.imports.list_addresses(owners.topology.nodes)
+    hosts = HostAddresses(found, frozenset(map(normalize_address, list_host_addresses())))
+    places = find_host_places(layout.primaries, layout.endpoints, hosts, kept)
+    return places.owners, places
+
+
+def _keep_nodes(after: CacheSpec, nodes: Sequence[NodeId]) -> tuple[NodeId, ...]:
+    """Return the one of `nodes` that holds each partition of a version; where none does, one in turn."""
+    return tuple(
+        next((owner for owner in info.owners if owner in nodes), nodes[info.index % len(nodes)])
+        for info in after.partitions
+    )
+
+
+def read_on_hosts(
+    remote: RemoteStores,
+    plan: ImportPlan,
+    places: HostPlaces,
+    rows: RowPlan,
+    router: RowRouter,
+    progress: Progress,
+) -> int:
+    """Have the nodes read all partitions of the cache of Ignite. Returns the number of units: 1.
+
+    Raises SourceError, TransferError, TextsTooLong.
+    """
+    (source,) = (source for source in plan.sources if isinstance(source, IgniteSource))
+    requests = _make_requests(places, source)
+    done: Counter[NodeId] = Counter()
+    lock = threading.Lock()
+
+    def count(node: NodeId, read: int, total: int) -> None:
+        with lock:
+            done[node] = read
+            progress(0, min(sum(done.values()), plan.source_bytes), plan.source_bytes)
+
+    router.begin(0, [0] * len(rows.destinations))
+    progress(0, 0, plan.source_bytes)
+    with source.read_elsewhere() as account:
+        for node, found in remote.imports.read_servers(requests, rows.token, count).items():
+            router.note_rows(np.array(found["counts"], np.int64))
+            note_read(account, node, found)
+    progress(int(router.rows.sum()), plan.source_bytes, plan.source_bytes)
+    return 1
+
+
+def _make_requests(places: HostPlaces, source: IgniteSource) -> dict[NodeId, dict[str, Any]]:
+    """Return what each node that holds partitions is asked to read. Raises SourceError, InputError."""
+    settings, requests = carry_settings(), {}
+    endpoints = source.layout.endpoints
+    for node in sorted(set(places.owners)):
+        address = find_ways(source.address, endpoints, node, places)
+        if address is None:
+            raise SourceError(
+                f"Servers of Ignite must listen where the nodes that read them reach them. Received: "
+                f"{source.path}, whose servers name addresses of the loopback interface alone, and {node} on "
+                f"another host. Have them listen on an address of the network (`localHost` or "
+                f"`clientConnectorConfiguration.host` of their configuration), or read them on this machine: "
+                f"insitu start --engine local"
+            )
+        options = {name: list(values) for name, values in source.options.items()}
+        near, servers = frozenset(places.near[node]), frozenset(endpoints)
+        written = str(replace(address, cache=quote(address.cache, safe="")))
+        request = ServerRequest(written, options, near, servers, settings)
+        requests[node] = request.to_json()
+    return requests
+
+
+def note_read(account: ReadAccount, node: NodeId, found: Mapping[str, Any]) -> None:
+    """Add what a node has read to the account of all of them."""
+    account.digests += [(int(p), int(rows), str(digest)) for p, rows, digest in found["digests"]]
+    read = {name: int(found[name]) for name in ("rows", "local_bytes", "remote_bytes")}
+    account.local_bytes += read["local_bytes"]
+    account.remote_bytes += read["remote_bytes"]
+    account.nodes[node] = read
+
+
+def read_servers(
+    plan: RowPlan, node: NodeId, request: ServerRequest, append: Append, on_read: Callable[[int], None]
+) -> dict[str, Any]:
+    """Read the partitions that a node holds, from Ignite; on that node. `append` gets rows, each with the
+    number of its file among those that the node holds; `on_read` hears of bytes.
+
+    Returns the account, as JSON: `counts` by destination, `rows`, `digests`, `local_bytes`, `remote_bytes`.
+    Raises InputError, SourceError, and what `append` raises.
+    """
+    held = plan.held_by(node)
+    numbers = [plan.destinations[destination].partition for destination in held]
+    file_of = np.full(plan.partitions, len(held), np.int64)
+    file_of[numbers] = np.arange(len(held))
+    counts, account, before = np.zeros(len(held), np.int64), ReadAccount(), 0
+    with take_settings(request.settings) as settings:
+        given = {name: request.options.get(name, []) for name in ("tensor", "fill", "arrow", "without")}
+        fields = parse_field_options(given["tensor"], given["fill"], given["arrow"], given["without"])
+        reading = SourceOptions(ragged_columns=frozenset(request.options.get("ragged", [])))
+        source = IgniteSource(parse_address(request.address), settings, fields, reading)
+        _check_same(plan, request, source)
+        for block in source.blocks_of(sorted(numbers), READ_BYTES, account, request.near):
+            if block.partitions is None:  # those of Ignite have them
+                continue
+            files = file_of[block.partitions]
+            append(block, files)
+            counts += np.bincount(files, minlength=len(held))
+            on_read(block.source_bytes - before)
+            before = block.source_bytes
+    whole = np.zeros(len(plan.destinations), np.int64)
+    whole[held] = counts
+    return {
+        "counts": whole.tolist(),
+        "rows": sum(rows for _, rows, _ in account.digests),
+        "digests": account.digests,
+        "local_bytes": account.local_bytes,
+        "remote_bytes": account.remote_bytes,
+    }
+
+
+def _check_same(plan: RowPlan, request: ServerRequest, source: IgniteSource) -> None:
+    """Raise SourceError unless a node finds the cache that the import was planned for."""
+    if not request.servers & source.layout.endpoints.keys():
+        raise SourceError(
+            f"All hosts must read the same cluster of Ignite. Received: {source.path}, which leads to "
+            f"another one from this host, or its servers were all started again. Give an address that leads "
+            f"to the same cluster from all hosts"
+        )
+    if len(source.layout.primaries) != plan.partitions:
+        raise SourceError(
+            f"{source.path} must keep its partitions while it is read. Received: "
+            f"{len(source.layout.primaries)}, after {plan.partitions}. Import again"
+        )
+    if source.columns != plan.columns:
+        raise SourceError(
+            f"The columns of a cache must stay as they are while it is read. Received: "
+            f"{describe_columns(source.columns)}, after {describe_columns(plan.columns)}. Import again when "
+            f"no program changes them"
+        )

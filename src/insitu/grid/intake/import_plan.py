@@ -1,0 +1,413 @@
+"""What an import is about to do, worked out from its arguments and the headers of its sources."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from insitu.base.errors import InputError, SourceError, StorageFull
+from insitu.base.paths import Paths
+from insitu.base.spec import CODECS, CacheSpec, Column, NodeId, Topology
+from insitu.grid.ignite import FieldOptions, HostPlaces, IgniteSource, is_ignite_address
+from insitu.grid.intake.partition_builder import BUFFER_BYTES
+from insitu.grid.intake.source_blocks import FileState, read_blocks
+from insitu.grid.layout import owners_of_partition
+from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
+from insitu.grid.ray_data import RayReader, ReaderRequest
+from insitu.grid.sources import Source, SourceOptions, describe_columns
+
+LABEL = "label"
+LEAST_PARTITIONS = 8
+"""The default number of partitions of small data, rounded up to the same number on each node."""
+PARTITION_BYTES = 1 << 30
+"""About the size of a partition of larger data, unless `--partitions` is given."""
+MAX_PARTITIONS = 1 << 16
+OTHER_MAPPINGS = 4000
+"""Mappings that a process has beside those of partitions, with a backend loaded, and to spare."""
+_SAMPLE_BYTES = 4 << 20
+"""Bytes of a source whose texts are looked at before it is imported."""
+_HEADERS_BYTES = 1.02
+"""Bytes of partitions for each byte of their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """The options of `insitu import`, as they are given."""
+
+    #: Partitions of each cache; None: by size.
+    partitions: int | None
+    #: Further copies of each partition.
+    backups: int
+    #: The format of all sources; None: by their suffixes.
+    format: str | None
+    #: The name of the column that `.npy` files make; None: "x".
+    column: str | None
+    #: The column whose hash chooses a row's partition; None: the row's index.
+    key: str | None
+    #: Whether file names make a column `label`.
+    label_from_filename: bool
+    #: Whether a cache that is there gets a new version.
+    overwrite: bool
+    #: The fraction of each part; None: the cache isn't split.
+    split: Mapping[str, float] | None
+    #: Columns whose rows are lists of different lengths.
+    ragged: tuple[str, ...]
+    #: Which columns the features of TFRecord files become; None: none are named.
+    features: str | None
+    #: Pixels of a side of the images that drawings become; None: they aren't rendered.
+    render: int | None
+    #: Whether the new version has the rows of the latest one, too.
+    append: bool
+    #: Whether an import that was interrupted is continued, and this one kept where it is interrupted.
+    resume: bool
+    #: What is said of the columns of a cache of Ignite.
+    fields: FieldOptions
+    #: What columns are compressed with where it is worth it; None: nothing is.
+    compress: str | None = None
+    #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
+    beside_servers: bool = False
+    #: The version that the new one follows in a job: its columns, its partitions and their nodes stay.
+    after: CacheSpec | None = None
+    #: "nodes": those of the cluster read the sources; "here": this process does; None: nodes read URLs.
+    read_on: str | None = None
+    #: The reader of Ray Data that reads the sources; None: insitu reads them.
+    reader: RayReader | None = None
+
+    def __post_init__(self) -> None:
+        if self.compress not in (None, *CODECS):
+            raise InputError(f"--compress is {' or '.join(CODECS)}. Received: {self.compress!r}")
+        if self.read_on not in (None, "here", "nodes"):
+            raise InputError(f"--read-on is here or nodes. Received: {self.read_on!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RowSizes:
+    """How large rows and all of them together are, as far as it is known before they are read."""
+
+    #: Rows of all sources.
+    rows: int
+    #: Bytes of a row's texts, all columns together; a mean of some rows.
+    text_bytes: float
+    #: Bytes of all rows in partitions.
+    bytes: int
+    #: Whether that is more than a guess.
+    is_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """What one import reads and makes."""
+
+    #: The caches that are made: one, or one for each part of a split.
+    names: tuple[str, ...]
+    #: `names[i]` takes about `fractions[i]` of the rows.
+    fractions: tuple[float, ...]
+    #: The source files, in the order of their rows.
+    sources: tuple[Source, ...]
+    #: The state of each source file when its header was read.
+    states: tuple[FileState, ...]
+    #: The columns that all caches get.
+    columns: tuple[Column, ...]
+    #: The classes of column `label`, if file names make it; else empty.
+    labels: tuple[str, ...]
+    #: Of each cache.
+    partitions: int
+    #: Further copies of each partition.
+    backups: int
+    #: The column whose hash chooses a row's partition; None: the row's index in all sources.
+    key: str | None
+    #: The nodes that partitions are spread over.
+    topology: Topology
+    #: Rows of each block of a partition but its last.
+    block_rows: int
+    #: How large the rows of the sources are.
+    sizes: RowSizes
+    #: Which columns the features of TFRecord files become; None: none are named.
+    features: str | None = None
+    #: Pixels of a side of the images that drawings become; None: they aren't rendered.
+    render: int | None = None
+    #: The version that rows are appended to, whose partitions the new one shares; None: none.
+    base: CacheSpec | None = None
+    #: What columns are compressed with where it is worth it; None: nothing is.
+    codec: str | None = None
+    #: `primaries[p]`: the node that holds partition p; empty: nodes hold partitions in turn.
+    primaries: tuple[NodeId, ...] = ()
+    #: How nodes read the sources; None: they are read here.
+    node_options: SourceOptions | None = None
+    #: The reader of Ray Data that reads the sources, with its options; empty: insitu reads them.
+    reader: tuple[str, ...] = ()
+    #: Which node reads which partition of a cache of Ignite; None: nodes don't.
+    hosts: HostPlaces | None = None
+
+    @property
+    def is_read_by_nodes(self) -> bool:
+        """Whether nodes read the sources, and not this process."""
+        return self.node_options is not None or self.hosts is not None
+
+    def owners_of(self, partition: int) -> tuple[NodeId, ...]:
+        """Return the nodes that hold a partition, its primary owner first."""
+        if self.primaries:
+            return (self.primaries[partition],)
+        return owners_of_partition(partition, self.topology, self.backups)
+
+    @property
+    def first_partition(self) -> int:
+        """The number of the first new partition."""
+        return 0 if self.base is None else len(self.base.partitions)
+
+    @property
+    def new_partitions(self) -> range:
+        """The numbers of the partitions that the rows of the sources go to, in each cache."""
+        return range(self.first_partition, self.first_partition + self.partitions)
+
+    @property
+    def first_row(self) -> int:
+        """The index of the first row of the sources, for the hash that chooses its partition."""
+        return 0 if self.base is None else self.base.rows
+
+    def sum_column_bytes(self, found: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """Return `CacheSpec.column_bytes` of all rows, of those of the rows of the sources."""
+        before = self.base.column_bytes if self.base is not None else ((0, 0),) * len(found)
+        return tuple((raw + a, stored + b) for (raw, stored), (a, b) in zip(before, found, strict=True))
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of all source files."""
+        return sum(state.size for state in self.states)
+
+    @property
+    def fits_into_memory(self) -> bool:
+        """Whether the system's cache may keep what is written, beside all else, for those who read it."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return self.sizes.bytes <= memory // 4
+
+
+def refuse_conflicts(sources: Sequence[str], options: ImportOptions) -> None:
+    """Raise InputError for options that a cache of Ignite excludes, or that are for such a cache alone, and
+    for those that a reader of Ray Data excludes."""
+    if not any(map(is_ignite_address, sources)):
+        if options.reader is not None:
+            _refuse_beside_reader(options, options.reader.request)
+        elif options.fields.given:
+            raise InputError(
+                f"{options.fields.given} is said of the columns of a cache of Ignite, or with --reader. "
+                f"Received: {', '.join(sources)}. Leave it out"
+            )
+        return
+    given = {
+        "--append": options.append,
+        "--resume": options.resume,
+        "--format": options.format is not None,
+        "--column": options.column is not None,
+        "--label-from-filename": options.label_from_filename,
+        "--read-on": options.read_on is not None,
+        "--reader": options.reader is not None,
+    }
+    named = [option for option, is_given in given.items() if is_given]
+    if named:
+        raise InputError(
+            f"A cache of Ignite is imported as a whole, in the order of its keys. Received: "
+            f"{' and '.join(named)} for {', '.join(sources)}. Leave {'it' if len(named) == 1 else 'them'} "
+            f"out; with --overwrite the rows of now make the next version"
+        )
+
+
+def _refuse_beside_reader(options: ImportOptions, request: ReaderRequest) -> None:
+    """Raise InputError for options that say how insitu reads files, which Ray reads now."""
+    given = {
+        "--format": options.format is not None,
+        "--column": options.column is not None,
+        "--features": options.features is not None,
+        "--render": options.render is not None,
+        "--fill": bool(options.fields.fills),
+        "--arrow": bool(options.fields.arrow),
+    }
+    named = [option for option, is_given in given.items() if is_given]
+    if named:
+        raise InputError(
+            f"--reader says how Ray Data reads the files. Received: {' and '.join(named)} beside it. Leave "
+            f"{'it' if len(named) == 1 else 'them'} out, or read the files without --reader"
+        )
+    if options.label_from_filename and request.reader.files_per_source > 1:
+        raise InputError(
+            f"--label-from-filename takes one file per class. Received: it beside --reader "
+            f"{request.name}, whose files have one row each. Keep the paths by --reader-option "
+            f"include_paths=true: their folders name the classes"
+        )
+
+
+def measure_rows(sources: Sequence[Source], columns: tuple[Column, ...]) -> RowSizes:
+    """Return how large rows are. Of texts, the first ones of the largest source are looked at."""
+    rows = sum(source.expected_rows for source in sources)
+    texts = [column.name for column in columns if is_variable(column)]
+    text_bytes = 0.0
+    if texts:
+        largest = max(sources, key=lambda source: source.expected_rows)
+        with contextlib.closing(read_blocks(largest, _SAMPLE_BYTES)) as blocks:
+            block = next(blocks)
+        for name in texts:
+            offsets, _ = text_buffers(block.columns[name])
+            text_bytes += float(offsets[-1] - offsets[0]) / max(1, block.rows)
+    each = sum(row_bytes(column) for column in columns) + 8 * len(texts) + text_bytes
+    known = not texts and all(source.format in ("npy", "npz", "parquet") for source in sources)
+    return RowSizes(rows, text_bytes, int(rows * each * _HEADERS_BYTES), known)
+
+
+def choose_partitions(
+    partitions: int | None,
+    topology: Topology,
+    size: float,
+    least: int = LEAST_PARTITIONS,
+    most: int = MAX_PARTITIONS,
+) -> int:
+    """Return the number of partitions of a cache of about `size` bytes. Raises InputError.
+
+    Where none is given they are of about PARTITION_BYTES each, `least` at least and `most` at most, the same
+    number on each node.
+    """
+    if partitions is None:
+        nodes = len(topology.nodes)
+        wanted = max(least, min(most - nodes, -(-int(size) // PARTITION_BYTES)))
+        return -(-wanted // nodes) * nodes
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InputError(
+            f"--partitions must be in [1, {MAX_PARTITIONS}]. Received: {partitions}. Leave it out for "
+            f"partitions of about 1 GiB"
+        )
+    return partitions
+
+
+def check_partitions_in_all(partitions: int, base: CacheSpec | None) -> None:
+    """Raise InputError where a cache would get too many partitions by appending to it."""
+    held = 0 if base is None else len(base.partitions)
+    if held + partitions > MAX_PARTITIONS:
+        raise InputError(
+            f"A cache has at most {MAX_PARTITIONS} partitions. Received: {partitions} more for one of "
+            f"{held}. Import all rows again with --overwrite"
+        )
+    allowed = read_max_mappings()
+    if held + partitions > most_readable(allowed):
+        raise InputError(
+            f"A process must be allowed to map each partition that it reads twice. Received: "
+            f"{held + partitions} partitions, where this system allows {allowed} mappings "
+            f"(vm.max_map_count). Import with fewer --partitions, or allow more: `sysctl -w "
+            f"vm.max_map_count={2 * MAX_PARTITIONS + OTHER_MAPPINGS}`"
+        )
+
+
+def read_max_mappings() -> int | None:
+    """Return how many mappings the system allows a process; None where it doesn't say."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    return None
+
+
+def most_readable(mappings: int | None) -> int:
+    """Return how many partitions a process can read that may have so many mappings; None: any number."""
+    if mappings is None:
+        return MAX_PARTITIONS
+    return max(1, min(MAX_PARTITIONS, (mappings - OTHER_MAPPINGS) // 2))
+
+
+def choose_block_rows(columns: tuple[Column, ...], sizes: RowSizes, destinations: int) -> int:
+    """Return the rows of a block, so that the blocks of all destinations fit into memory together."""
+    return rows_per_block(columns, sizes.text_bytes, limit=BUFFER_BYTES // destinations)
+
+
+def check_key(key: str | None, columns: tuple[Column, ...]) -> None:
+    """Raise InputError unless `key` is None or a column whose hash can choose partitions."""
+    if key is None:
+        return
+    column = next((c for c in columns if c.name == key), None)
+    if column is None:
+        raise InputError(f"--key {key} is no column of the sources, which have {describe_columns(columns)}")
+    if (
+        column.shape
+        or is_ragged(column)
+        or (column.dtype != TEXT and np.dtype(column.dtype).kind not in "iub")
+    ):
+        raise InputError(
+            f"--key must be a column of whole numbers or text, one a row. Received: {key} of "
+            f"{column.dtype}{list(column.shape) if column.shape else ''}"
+        )
+
+
+def check_room(paths: Paths, sizes: RowSizes, copies: float, codec: str | None, dead: int = 0) -> None:
+    """Raise StorageFull where the partitions won't fit beside what is there. A guess counts half, and what
+    will be compressed. `copies`: how many of each partition, on average. `dead` bytes are removed before."""
+    folder = _nearest_folder(paths.home)
+    need, free = int(sizes.bytes * copies), shutil.disk_usage(folder).free + dead
+    if free < (need if sizes.is_known and codec is None else need // 2):
+        several = f", {copies:g} copies of each" if copies > 1 else ""
+        raise StorageFull(
+            f"No room is left for {folder}: an import must fit there beside what is there. Received: about "
+            f"{need} bytes of {sizes.rows} rows{several}, where {free} are free. Free some space, such as of "
+            f"caches that aren't used any more, or put INSITU_HOME on a larger device"
+        )
+
+
+def bytes_by_node(plan: ImportPlan) -> dict[NodeId, int]:
+    """Return about how many bytes come into the store of each node. A guess counts half, and what will be
+    compressed."""
+    copies = Counter(owner for partition in plan.new_partitions for owner in plan.owners_of(partition))
+    is_exact = plan.sizes.is_known and plan.codec is None
+    size = plan.sizes.bytes if is_exact else plan.sizes.bytes // 2
+    return {node: size * count // plan.partitions for node, count in copies.items()}
+
+
+def _nearest_folder(path: Path) -> Path:
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+
+
+def check_owners(topology: Topology, backups: int) -> None:
+    """Raise InputError where there are too few nodes for so many copies."""
+    owners_of_partition(0, topology, backups)
+
+
+def find_primaries(source: Source, topology: Topology, after: CacheSpec | None) -> tuple[NodeId, ...]:
+    """Return the node beside the primary server of each partition of a cache of Ignite; empty where the
+    servers don't say which that is. Partitions stay where they were in the version `after`.
+
+    Raises SourceError where there are other partitions than in `after`.
+    """
+    places = source.places if isinstance(source, IgniteSource) else None
+    if after is not None:
+        found = len(places.primaries) if places else 0
+        if found != len(after.partitions):
+            raise SourceError(
+                f"A cache of Ignite must keep its partitions while a job trains on it. Received: {found} of "
+                f"{source.path}, after {len(after.partitions)}. Start another job"
+            )
+        return tuple(info.owners[0] for info in after.partitions)
+    return places.owners(topology.nodes) if places else ()
+
+
+def describe_origin(plan: ImportPlan) -> Mapping[str, Any] | None:
+    """Return `CacheSpec.origin` of what was read. With it, where partitions are those of Ignite, the server
+    of each."""
+    source = next((source for source in plan.sources if isinstance(source, IgniteSource)), None)
+    if source is None or source.origin is None:
+        return None
+    places = plan.hosts.places if plan.hosts else source.places if plan.primaries else None
+    if places is None:
+        return source.origin
+    return source.origin | {"servers": list(places.servers), "primaries": list(places.primaries)}
+
+
+def columns_of_caches(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
+    """Return the columns that the caches get. Raises SourceError where there is a label already."""
+    if not label_from_filename:
+        return source.columns
+    if any(column.name == LABEL for column in source.columns):
+        raise SourceError(
+            f"{source.path} has a column {LABEL!r} of its own, so --label-from-filename can't add one"
+        )
+    return (*source.columns, Column(LABEL, "int64"))

@@ -1,0 +1,238 @@
+"""Rows on their way from sources to partitions: collected to whole blocks, each written once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from insitu.base.errors import GridError
+from insitu.base.spec import Column
+from insitu.grid.partitions import PartitionWriter, WritePacing, is_variable, make_room
+from insitu.grid.sources import Block, count_threads
+
+BUFFER_BYTES = 128 << 20
+"""What the blocks that are being collected may take, over all partitions."""
+MOST_TEXT_BYTES = 2 * BUFFER_BYTES
+"""What the texts of these blocks may take, which can't be known before."""
+_WAITING_BLOCKS = 2
+"""Blocks of sources that wait for a thread. More would take memory and save no time."""
+
+Rows = npt.NDArray[np.int64]
+
+
+class TextsTooLong(Exception):
+    """Raised where blocks need fewer rows, since their texts are longer than the first ones were."""
+
+
+class PartitionBuilders:
+    """Partitions that grow as rows come: one for each of `targets`, the files that they become.
+
+    `rows[d]` counts what destination d has so far. Rows are collected and full blocks written by threads,
+    each for partitions of its own, while the next ones are read. Their errors are raised by the next call.
+    Call `stop` at the end, also after an error.
+    """
+
+    def __init__(
+        self,
+        columns: tuple[Column, ...],
+        block_rows: int,
+        targets: Sequence[Path],
+        *,
+        drop_pages: bool = False,
+        codec: str | None = None,
+        direct: bool = False,
+    ) -> None:
+        """With `drop_pages`, for data that doesn't fit there, what is written leaves the system's cache.
+
+        With `direct`, files of large blocks don't come there, and are read back from the disk. `codec` is as
+        for `PartitionWriter`.
+        """
+        self.rows = np.zeros(len(targets), dtype=np.int64)
+        self._columns = columns
+        self._block_rows = block_rows
+        threads = min(len(targets), max(2, count_threads()))
+        self._threads = [_Background() for _ in range(threads)]
+        pacings = [WritePacing(drop=drop_pages) for _ in range(threads)]
+        rooms = [make_room() if direct else None for _ in range(threads)]
+        self._writers = [
+            PartitionWriter(target, columns, pacings[number % threads], codec, rooms[number % threads])
+            for number, target in enumerate(targets)
+        ]
+        self._collected: list[_Collected | None] = [None] * len(targets)
+        self._passed_over = np.zeros(len(targets), dtype=np.int64)
+        self._text_bytes = [0] * threads
+        """Of the texts that each thread has collected."""
+
+    def adopt(self) -> Rows:
+        """Take over what lies in the targets. Returns the rows of each. Raises OSError and GridError."""
+        blocks = np.zeros(len(self.rows), dtype=np.int64)
+
+        def adopt(destination: int) -> None:
+            blocks[destination] = self._writers[destination].adopt(self._block_rows)
+
+        for destination in range(len(self.rows)):
+            thread = self._threads[destination % len(self._threads)]
+            thread.run(partial(adopt, destination))
+        for thread in self._threads:
+            thread.wait()
+        return blocks * self._block_rows
+
+    def begin_at(self, rows: Rows, adopted: Rows) -> None:
+        """Go on behind `rows` rows of each destination, and pass over those that were adopted, too."""
+        self.rows[:] = rows
+        self._passed_over[:] = adopted - rows
+
+    def append(self, block: Block, destinations: Rows | None) -> None:
+        """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 where it is None.
+
+        A destination `len(self.rows)` means that the row belongs to none of them.
+        """
+        if destinations is None:
+            order, counts = np.arange(block.rows), np.array([block.rows])
+        else:
+            narrow = destinations.astype(np.uint16 if len(self.rows) < 1 << 16 else np.int64)
+            order = np.argsort(narrow, kind="stable")
+            counts = np.bincount(destinations, minlength=len(self.rows))[: len(self.rows)]
+        ends = np.cumsum(counts)
+        for number, thread in enumerate(self._threads):
+            thread.run(partial(self._append_part, number, block, order, ends))
+        self.rows += counts
+
+    def _append_part(self, thread: int, block: Block, order: Rows, ends: Rows) -> None:
+        """Add the rows of one thread's partitions: rows order[ends[d - 1] : ends[d]] to destination d."""
+        for destination in range(thread, len(ends), len(self._threads)):
+            start, stop = int(ends[destination - 1]) if destination else 0, int(ends[destination])
+            passed_over = min(stop - start, int(self._passed_over[destination]))
+            self._passed_over[destination] -= passed_over
+            if start + passed_over < stop:
+                self._append(destination, block, order[start + passed_over : stop])
+
+    def _append(self, destination: int, block: Block, rows: Rows) -> None:
+        thread = destination % len(self._threads)
+        while len(rows):
+            collected = self._collected[destination]
+            if collected is None:
+                collected = self._collected[destination] = _Collected(self._columns, self._block_rows)
+            fitting, rows = np.split(rows, [self._block_rows - collected.rows])
+            self._text_bytes[thread] += collected.add(block, fitting)
+            if collected.rows == self._block_rows:
+                self._text_bytes[thread] -= collected.text_bytes
+                self._write(destination)
+        if self._block_rows > 1 and self._text_bytes[thread] > MOST_TEXT_BYTES // len(self._threads):
+            raise TextsTooLong
+
+    def _write(self, destination: int) -> None:
+        collected, self._collected[destination] = self._collected[destination], None
+        if collected is not None:
+            self._writers[destination].write(collected.rows, collected.values())
+
+    def finish(self, destination: int, *, sync: bool = True) -> tuple[int, str]:
+        """Complete the target of `destination`. Returns (bytes, checksum). Raises OSError and GridError.
+
+        Without `sync` the caller must see that it survives a power cut.
+        """
+        for thread in self._threads:
+            thread.wait()
+        if self._passed_over[destination]:
+            raise GridError(
+                f"What an interrupted import has left holds {int(self._passed_over[destination])} rows more "
+                f"than the sources have for one of its partitions. Import again without --resume"
+            )
+        self._write(destination)
+        return self._writers[destination].close(sync=sync)
+
+    def is_read_back(self, destination: int) -> bool:
+        """Return `PartitionWriter.is_read_back` of a target that is complete."""
+        return self._writers[destination].is_read_back
+
+    def raw_bytes(self, destination: int) -> int:
+        """Return `PartitionWriter.raw_bytes` of a target that is complete."""
+        return self._writers[destination].raw_bytes
+
+    def column_bytes(self, first: int, count: int) -> list[tuple[int, int]]:
+        """Return the sums of `PartitionWriter.column_bytes` of `count` targets from `first` on."""
+        found = [writer.column_bytes for writer in self._writers[first : first + count]]
+        return [(int(raw), int(stored)) for raw, stored in np.array(found, dtype=np.int64).sum(axis=0)]
+
+    def stop(self) -> None:
+        """End the threads. What they have not written yet is dropped."""
+        for thread in self._threads:
+            thread.stop()
+
+
+class _Collected:
+    """The rows of a block that isn't full yet."""
+
+    def __init__(self, columns: tuple[Column, ...], block_rows: int) -> None:
+        self.rows = 0
+        self.text_bytes = 0
+        self._columns = columns
+        # Pages that no row has come to take no memory.
+        self._room: dict[str, npt.NDArray[Any]] = {
+            c.name: np.empty((block_rows, *c.shape), c.dtype) for c in columns if not is_variable(c)
+        }
+        self._texts: dict[str, list[Any]] = {c.name: [] for c in columns if is_variable(c)}
+
+    def add(self, block: Block, rows: Rows) -> int:
+        """Copy the given rows of `block`, for which there is room. Returns the bytes of their texts."""
+        before, stop = self.text_bytes, self.rows + len(rows)
+        for name, room in self._room.items():
+            # "clip" spares NumPy a buffer of its own; the rows are within bounds.
+            block.columns[name].take(rows, 0, room[self.rows : stop], "clip")
+        for name, texts in self._texts.items():
+            texts.append(block.columns[name].take(pa.array(rows)))
+            self.text_bytes += texts[-1].nbytes
+        self.rows = stop
+        return self.text_bytes - before
+
+    def values(self) -> Mapping[str, Any]:
+        """Return the rows as `PartitionWriter.write` takes them."""
+        fixed = {name: room[: self.rows] for name, room in self._room.items()}
+        return {**fixed, **{name: pa.concat_arrays(texts) for name, texts in self._texts.items()}}
+
+
+class _Background:
+    """Runs calls one after another in a thread. Their errors are raised by the next `run` or `wait`."""
+
+    def __init__(self) -> None:
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING_BLOCKS)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="insitu-import-writer", daemon=True)
+        self._thread.start()
+
+    def run(self, call: Callable[[], None]) -> None:
+        self._raise()
+        self._calls.put(call)
+
+    def wait(self) -> None:
+        self._calls.join()
+        self._raise()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._error = self._error or RuntimeError("writing was stopped")
+            self._calls.put(None)
+            self._thread.join()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                if self._error is None:
+                    call()
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._calls.task_done()
+                del call

@@ -1,0 +1,138 @@
+"""What all hosts that take part in one import must know of it: columns, and where each row goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from insitu.base.errors import InputError
+from insitu.base.spec import CODECS, Column, NodeId, check_cache_name, check_simple_name
+from insitu.grid.intake.import_plan import MAX_PARTITIONS, ImportPlan
+
+_MOST_NAMES = 64
+_MOST_BLOCK_ROWS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A new partition of one of the caches that an import makes."""
+
+    #: The name of the cache.
+    cache: str
+    #: The partition's number in the cache.
+    partition: int
+    #: The nodes that hold it, the primary first.
+    owners: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """The part of an import's plan that readers of rows and owners of partitions share."""
+
+    #: The name of the staged folders, which tells the import from others.
+    token: str
+    #: The caches that are made.
+    names: tuple[str, ...]
+    #: `names[i]` takes about `fractions[i]` of the rows.
+    fractions: tuple[float, ...]
+    #: New partitions of each cache.
+    partitions: int
+    #: The columns of all caches, with `label` where file names make it.
+    columns: tuple[Column, ...]
+    #: The classes of column `label`, if file names make it; else empty.
+    labels: tuple[str, ...]
+    #: The column whose hash chooses a row's partition; None: the row's index.
+    key: str | None
+    #: Rows of each block of a partition but its last.
+    block_rows: int
+    #: What columns are compressed with where it is worth it; None: nothing is.
+    codec: str | None
+    #: Whether what is written leaves the system's cache.
+    drop_pages: bool
+    #: `primaries[p]`: the node of partition p, where rows bring their partition; else empty.
+    primaries: tuple[NodeId, ...]
+    #: The new partitions of the first cache, then those of the second, and so on.
+    destinations: tuple[Destination, ...]
+
+    @classmethod
+    def of(cls, plan: ImportPlan, token: str) -> RowPlan:
+        """Return that of a plan."""
+        destinations = [
+            Destination(name, partition, plan.owners_of(partition))
+            for name in plan.names
+            for partition in plan.new_partitions
+        ]
+        return cls(
+            token=token,
+            names=plan.names,
+            fractions=plan.fractions,
+            partitions=plan.partitions,
+            columns=plan.columns,
+            labels=plan.labels,
+            key=plan.key,
+            block_rows=plan.block_rows,
+            codec=plan.codec,
+            drop_pages=not plan.fits_into_memory,
+            primaries=plan.primaries,
+            destinations=tuple(destinations),
+        )
+
+    def held_by(self, node: NodeId) -> list[int]:
+        """Return the numbers of the destinations that a node holds."""
+        return [number for number, each in enumerate(self.destinations) if node in each.owners]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> RowPlan:
+        """Return what `to_json` was called on. Raises InputError for anything else."""
+        try:
+            plan = cls(**{**data, **_parse(data)})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"A plan of an import has other fields. Received: {error!r:.200}") from None
+        check_simple_name("An import's token", plan.token)
+        for name in plan.names:
+            check_cache_name(name)
+        for each in plan.destinations:
+            if each.cache not in plan.names or not 0 <= each.partition < MAX_PARTITIONS:
+                raise InputError(f"A destination is a partition of the import. Received: {each}")
+            for node in each.owners:
+                check_simple_name("A node's name", node)
+        if not 1 <= len(plan.names) == len(plan.fractions) <= _MOST_NAMES:
+            raise InputError(f"An import makes 1 to {_MOST_NAMES} caches. Received: {len(plan.names)}")
+        if not 1 <= plan.block_rows < _MOST_BLOCK_ROWS or plan.codec not in (None, *CODECS):
+            raise InputError(f"Blocks have rows and a codec. Received: {plan.block_rows}, {plan.codec!r:.40}")
+        if not plan.columns or len(plan.destinations) != len(plan.names) * plan.partitions:
+            raise InputError("An import has columns, and a destination for each partition")
+        return plan
+
+
+def _parse(data: Mapping[str, Any]) -> dict[str, Any]:
+    columns = tuple(_parse_column(each) for each in data["columns"])
+    destinations = tuple(
+        Destination(str(each["cache"]), int(each["partition"]), tuple(map(NodeId, map(str, each["owners"]))))
+        for each in data["destinations"]
+    )
+    return {
+        "token": str(data["token"]),
+        "names": tuple(map(str, data["names"])),
+        "fractions": tuple(map(float, data["fractions"])),
+        "partitions": int(data["partitions"]),
+        "columns": columns,
+        "labels": tuple(map(str, data["labels"])),
+        "block_rows": int(data["block_rows"]),
+        "primaries": tuple(map(NodeId, map(str, data["primaries"]))),
+        "destinations": destinations,
+    }
+
+
+def _parse_column(data: Mapping[str, Any]) -> Column:
+    column = Column(str(data["name"]), str(data["dtype"]), tuple(int(length) for length in data["shape"]))
+    dtype = np.dtype(column.dtype.removesuffix("[*]")) if column.dtype != "str" else None
+    if (dtype is not None and dtype.hasobject) or any(length < 1 for length in column.shape):
+        raise ValueError(f"column {column}")
+    return column

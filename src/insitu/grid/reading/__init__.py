@@ -1,0 +1,29 @@
+"""Rows of a cache for a task, in order, and the ledger of what was trained. Begin reading with `datasets.py`,
+then `cache_reader.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from insitu.base.doors import lazy_door
+
+if TYPE_CHECKING:
+    from insitu.grid.reading.cache_reader import ROW, CacheReader, numbers_rows
+    from insitu.grid.reading.data_position import DataPosition, PositionedData
+    from insitu.grid.reading.datasets import Batch, Dataset, register_converter
+    from insitu.grid.reading.ledger import (
+        EpochAudit,
+        PartitionAudit,
+        ShardLedger,
+        audit,
+        count_rows,
+        list_epochs,
+        read_ledgers,
+    )
+    from insitu.grid.reading.reads import READS
+    from insitu.grid.reading.row_samples import RowSample, sample_rows
+    from insitu.grid.reading.shards import agree_on_shards, read_shard_map, resolve
+    from insitu.grid.reading.structure import map_leaves
+
+__getattr__, __dir__ = lazy_door(__name__)

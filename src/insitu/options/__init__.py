@@ -1,0 +1,27 @@
+"""Options of `insitu start` and `insitu import`: each is declared once, for all doors by which it is given.
+
+The doors are the command line, `insitu --url`, the REST interface and the forms of the page. Begin reading
+with `start.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from insitu.base.doors import lazy_door
+
+if TYPE_CHECKING:
+    from insitu.options.declaring import (
+        Declared,
+        Door,
+        Option,
+        format_options,
+        list_given,
+        options_at,
+        options_of,
+        show_value,
+    )
+    from insitu.options.import_options import ImportOptions
+    from insitu.options.job_options import JobOptions
+
+__getattr__, __dir__ = lazy_door(__name__)

@@ -1,0 +1,83 @@
+"""The options of `insitu import`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from insitu.options.declaring import Declared, command_line_only, option
+
+_MOST = 100_000
+"""Partitions that a cache may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions(Declared):
+    """What `insitu import` was given."""
+
+    #: Name of the cache.
+    cache: str
+    #: Files, folders, globs, URLs, or a cache of Apache Ignite.
+    sources: tuple[str, ...]
+
+    # fmt: off
+    partitions: int | None = option(
+        None, "Number of partitions.", default_text="one a GiB, 8 at least", least=1, most=_MOST,
+        label="Partitions", common=True
+    )
+    backups: int = option(
+        0, "Copies of each partition on further nodes.", least=0, most=100, label="Backups", common=True
+    )
+    format: Literal["npy", "npz", "parquet", "csv", "arrow", "tfrecord", "ndjson"] | None = option(
+        None, "npy, npz, parquet, csv, arrow, tfrecord or ndjson.", metavar="TEXT",
+        default_text="by the files' suffixes", label="Format of the files"
+    )
+    column: str | None = option(None, "The column that the values of .npy files make.", default_text="x")
+    key: str | None = option(None, "Column whose hash chooses the partition.", default_text="the row's index")
+    label_from_filename: bool = option(False, "One file per class: add a column label.", common=True)
+    split: str | None = option(
+        None, "Make CACHE/train and CACHE/test instead, by train=0.9,test=0.1.", metavar="PARTS",
+        label="Split into parts, such as train=0.9,test=0.1", common=True
+    )
+    ragged: tuple[str, ...] = option(
+        (), "A column of lists of different lengths, such as token ids.", metavar="COLUMN"
+    )
+    tensor: tuple[str, ...] = option(
+        (), "Of Ignite, or with --reader: bytes as image=uint8[28,28].", metavar="COLUMN=DTYPE[SHAPE]"
+    )
+    fill: tuple[str, ...] = option((), "Of Ignite: what takes the place of null.", metavar="COLUMN=VALUE")
+    arrow: tuple[str, ...] = option((), "Of Ignite: a byte[] with Arrow IPC streams.", metavar="COLUMN")
+    without: tuple[str, ...] = option(
+        (), "Of Ignite, or with --reader: a column that is left out.", metavar="COLUMN"
+    )
+    config: Path | None = option(  # noqa: RUF009
+        None, "Of Ignite: a client's Spring XML; its servers have the cache.", flags=("--config", "-c"),
+        metavar="FILE"
+    )
+    features: str | None = option(
+        None, "Of TFRecord files: image:uint8[28,28]=image_raw,label:int64.", metavar="COLUMNS"
+    )
+    render: int | None = option(
+        None, "Make images of the drawings in .ndjson files.", metavar="PIXELS", least=1
+    )
+    overwrite: bool = option(False, "Put a new version in the place of an existing one.", common=True)
+    append: bool = option(False, "Make a version with the rows of the latest one and these.")
+    resume: bool = option(False, "Go on where this command was interrupted; keep what it does.")
+    compress: Literal["lz4", "zstd"] | None = option(
+        None, "Compress the columns that it makes smaller by a tenth."
+    )
+    read_on: Literal["nodes", "here"] | None = option(
+        None, "Who reads the files: nodes, which must all see them, or this host.",
+        default_text="nodes for URLs, else here"
+    )
+    reader: str | None = option(
+        None, "Have Ray Data read: parquet, csv, json, text, tfrecords, images or webdataset.",
+        metavar="READER", default_text="insitu reads"
+    )
+    reader_options: tuple[str, ...] = option(
+        (), "Option of the reader, such as size=64,64 for images.", flags=("--reader-option",),
+        metavar="NAME=VALUE"
+    )
+    as_json: bool = option(
+        False, "Print JSON, in the form of docs/json.md.", flags=("--json",),
+        not_at=command_line_only("It is about what the command prints.")
+    )
