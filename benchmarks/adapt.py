@@ -25,8 +25,8 @@ def import_rows(folder: Path, rows: int) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from insitu.base.paths import Paths
     from insitu.grid import bring_up, import_cache
-    from insitu.paths import Paths
 
     rng = np.random.default_rng(0)
     words = pa.array([f"word-{number}" for number in range(1000)])
@@ -50,7 +50,7 @@ def main() -> None:
     import keras
 
     import insitu
-    from insitu.context import Context
+    from insitu.base.context import Context
 
     with tempfile.TemporaryDirectory() as folder:
         paths = import_rows(Path(folder), rows)

@@ -58,9 +58,9 @@ class SlowDisk:
 
 def read(spec: dict[str, Any]) -> None:
     """Read a cache for some seconds; print {"rows", "seconds", "processor", "first"} as JSON."""
-    from insitu.context import Context
+    from insitu.base.context import Context
+    from insitu.base.paths import Paths
     from insitu.grid import dataset
-    from insitu.paths import Paths
 
     if spec["speed"]:
         os.preadv = SlowDisk(spec["speed"] * 1e6)  # type: ignore[assignment]

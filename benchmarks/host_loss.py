@@ -38,9 +38,9 @@ from pathlib import Path
 import common
 import numpy as np
 
+from insitu.base.paths import Paths
+from insitu.base.progress import read_progress
 from insitu.cluster import Journal
-from insitu.paths import Paths
-from insitu.progress import read_progress
 
 SUPPORT = Path(__file__).resolve().parent.parent / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
@@ -119,7 +119,7 @@ class Bench:
             options = ("--detach", "--workers", "3", "--threads", "1", "--standby", "1")
             environment = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "jax")}
             started = insitu(head, "start", *options, "loss/rows", str(self.code), "train.py", **environment)
-            return self._lose_worker(head, started.stderr.split()[0], way)
+            return self._lose_worker(head, started.stdout.strip(), way)
         finally:
             for host in self.lab.hosts:
                 host.heal()

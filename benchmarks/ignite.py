@@ -32,6 +32,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
 from ignite_servers import FILES, IgniteServers, find_missing, run_java  # noqa: E402
 
+from insitu.base.paths import Paths  # noqa: E402
 from insitu.grid import import_cache  # noqa: E402
 from insitu.grid.ignite import FieldOptions, IgniteSource, parse_address  # noqa: E402
 from insitu.grid.ignite import source as ignite_source  # noqa: E402
@@ -39,7 +40,6 @@ from insitu.grid.ignite.address import read_settings  # noqa: E402
 from insitu.grid.ignite.cluster import Cluster, ScannedPartition  # noqa: E402
 from insitu.grid.ignite.source import rows_of_page  # noqa: E402
 from insitu.grid.sources import SourceOptions, map_ordered  # noqa: E402
-from insitu.paths import Paths  # noqa: E402
 
 BLOCK_BYTES = 4 << 20
 CACHES = {"mixed": "grid16_mixed", "images": "grid16_images"}

@@ -34,10 +34,11 @@ CSV_COLUMNS = 20
 
 CHILD = """
 import json, sys, time
-import insitu.grid.importer, insitu.grid.sources.npy, insitu.grid.sources.npz, insitu.grid.sources.parquet
+import insitu.grid.importing.importer
+import insitu.grid.sources.npy, insitu.grid.sources.npz, insitu.grid.sources.parquet
 import insitu.grid.sources.csv, insitu.grid.sources.ipc
 from insitu.grid import import_cache
-from insitu.paths import Paths
+from insitu.base.paths import Paths
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024

@@ -14,10 +14,10 @@ from typing import Any
 import common
 import numpy as np
 
+from insitu.base.errors import JobEnded
+from insitu.base.paths import Paths
 from insitu.cluster import Request, is_running, stop_job, submit
-from insitu.errors import JobEnded
 from insitu.grid import import_cache
-from insitu.paths import Paths
 
 SCRIPTS = Path(__file__).parent / "recovery_jobs"
 PATIENCE = 170.0

@@ -37,11 +37,11 @@ from typing import Any
 import common
 import job_runs
 
+from insitu.base.paths import Paths
+from insitu.base.progress import read_progress
+from insitu.base.roster import read_roster
+from insitu.base.spec import TaskId
 from insitu.exchange import handshake
-from insitu.paths import Paths
-from insitu.progress import read_progress
-from insitu.roster import read_roster
-from insitu.spec import TaskId
 
 Target = tuple[socket.AddressFamily, Any]
 GARBAGE = 10_000

@@ -28,10 +28,10 @@ from typing import Any
 import common
 import numpy as np
 
+from insitu.base.measure.task_samples import read_samples
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, Column, NodeId, PartitionInfo, TaskId
 from insitu.grid import Catalog
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo, TaskId
-from insitu.task_samples import read_samples
 
 TRAIN = """
 import os, time
@@ -152,11 +152,11 @@ def running_job(folder: Path) -> Iterator[tuple[Paths, dict[str, str], str]]:
         [*start, str(code), "train.py"],
         env=environment,
         check=True,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
         preexec_fn=use_first_core,
     )
-    job = done.stderr.splitlines()[0]
+    job = done.stdout.strip()
     try:
         deadline = time.monotonic() + 120
         while not any(s.steps > 50 for s in read_samples(paths.job(job).samples(TaskId("worker", 0)))):

@@ -53,9 +53,9 @@ def epoch_speed(rows: int, batches: Callable[[], Iterable[Any]], length: Callabl
 
 
 def insitu_reader(source: Path, home: Path, rows: int, partitions: int) -> Callable[[], float]:
-    from insitu.context import Context
+    from insitu.base.context import Context
+    from insitu.base.paths import Paths
     from insitu.grid import dataset, import_cache
-    from insitu.paths import Paths
 
     paths, name = Paths(home), f"rows{partitions}"
     import_cache(paths, name, [str(source)], partitions=partitions)

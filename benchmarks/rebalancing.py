@@ -88,7 +88,7 @@ class Lab:
             capture_output=True,
             text=True,
         )
-        self.job = done.stderr.split()[0]
+        self.job = done.stdout.strip()
         wait_until(lambda: self.rows() > 5000, "the training")
 
     def up(self) -> None:
@@ -112,9 +112,9 @@ class Lab:
 
     def rows(self) -> int:
         """Return the rows that the first worker has trained."""
-        from insitu.paths import Paths
-        from insitu.progress import read_progress
-        from insitu.spec import TaskId
+        from insitu.base.paths import Paths
+        from insitu.base.progress import read_progress
+        from insitu.base.spec import TaskId
 
         found = read_progress(Paths.default().job(self.job).progress(TaskId("worker", 0)))
         return 0 if found is None else found.rows

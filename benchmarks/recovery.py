@@ -31,11 +31,11 @@ import common
 import numpy as np
 import psutil
 
+from insitu.base.errors import JobEnded
+from insitu.base.paths import JobPaths, Paths
+from insitu.base.progress import read_progress
 from insitu.cluster import Journal, Request, stop_job, submit
-from insitu.errors import JobEnded
 from insitu.grid import import_cache
-from insitu.paths import JobPaths, Paths
-from insitu.progress import read_progress
 
 MODELS = {"one layer": [], "20 M": [4096, 3968]}
 """Units of the hidden layers between 784 inputs and 10 outputs."""

@@ -25,9 +25,9 @@ from typing import Any
 import common
 import numpy as np
 
+from insitu.base.paths import Paths
 from insitu.cluster import Journal, read_spec
 from insitu.grid import import_cache
-from insitu.paths import Paths
 
 MARKS = ("script", "imports", "model", "first step")
 SCRIPT = """

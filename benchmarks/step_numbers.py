@@ -22,12 +22,12 @@ import common
 import keras
 import numpy as np
 
-from insitu.context import Context
-from insitu.paths import Paths
-from insitu.spec import TaskId
-from insitu.time_account import ACCOUNT, CALLBACKS, DATA
+from insitu.base.context import Context
+from insitu.base.measure.time_account import ACCOUNT, CALLBACKS, DATA
+from insitu.base.paths import Paths
+from insitu.base.spec import TaskId
 from insitu.train.elastic import TRAIN, LoopPosition
-from insitu.train.elastic.step_sampler import INTERVAL, StepSampler
+from insitu.train.elastic.progress_reporter import INTERVAL, StepSampler
 from insitu.train.fit import StepLog
 from insitu.train.replica import to_numpy
 

@@ -20,12 +20,13 @@ from pathlib import Path
 import common
 import numpy as np
 
-from insitu.certificates import make_certificate
+from insitu.base.net.certificates import make_certificate
+from insitu.base.paths import Paths
+from insitu.base.spec import CacheSpec, NodeId
 from insitu.grid import bring_up, import_cache
 from insitu.grid.partitions import file_checksum
-from insitu.grid.transfer import PartitionServer, ServerAddress, fetch_partition
-from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId
+from insitu.grid.serving import PartitionServer
+from insitu.grid.transfer import ServerAddress, fetch_partition
 
 SECRET = b"only for the benchmark, 32 bytes"
 SOURCE, TARGET = NodeId("node-0"), NodeId("node-1")

@@ -19,8 +19,11 @@ BASE = "23eb791c10f5a16aa4500ff4e2d58b73cb3089ef"
 
 LONGEST = 72
 ROOMS = (
+    "base",
+    "options",
     "grid",
     "exchange",
+    "metadata",
     "parameters",
     "cluster",
     "train",

@@ -22,12 +22,14 @@ SUITES = {
     "test": "make test",
     "test-long": "make test-long",
     "test-torch": "make test-torch",
-    "test-slow": f'{PYTEST} -m "slow and not torch and not hosts and not ignite and not ui"',
+    "test-slow": f'make ready-etcd && {PYTEST} -m "slow and not torch and not hosts and not ignite '
+    'and not ui"',
     "torch, slow": f'{PYTEST} -m "torch and slow"',
     "test-tls": "make test-tls",
-    "test-hosts": "make ready-hosts && make test-hosts",
-    "hosts, slow": f'make ready-hosts && {PYTEST} -m "hosts and slow" tests/fault/test_hosts.py '
-    "tests/fault/test_hosts_take_over.py tests/process",
+    "test-agreement": "make test-agreement",
+    "test-hosts": "make ready-hosts ready-etcd && make test-hosts",
+    "hosts, slow": f'make ready-hosts ready-etcd && {PYTEST} -m "hosts and slow" tests/fault/test_hosts.py '
+    "tests/fault/test_hosts_replaced_head.py tests/process",
     "test-ray": "make ready-ray && make test-ray",
     "ray, slow": f'make ready-ray && {PYTEST} -m "hosts and slow" tests/fault/test_hosts_ray.py '
     "tests/fault/test_hosts_ray_head.py",
@@ -37,6 +39,9 @@ SUITES = {
     "test-formats": "make ready-formats && make test-formats",
     "test-stores": "make ready-stores && make test-stores",
     "test-ignite": "make ready-ignite && make test-ignite",
+    "smoke": "make ready-smoke && make smoke",
+    "test-lowest": "make test-lowest",
+    "test-newest": "make test-newest",
     "test-keras": "make test-keras",
     "sanitize": "make sanitize",
     "demo": "make demo",

@@ -39,9 +39,9 @@ def read_disk(spec: dict[str, Any]) -> Iterator[int]:
 
 def read_insitu(spec: dict[str, Any]) -> Iterator[int]:
     """Yield the rows of each batch of an epoch."""
-    from insitu.context import Context
+    from insitu.base.context import Context
+    from insitu.base.paths import Paths
     from insitu.grid import dataset
-    from insitu.paths import Paths
 
     yield 0
     shards, own = spec.get("shards", 1), spec.get("shard", 0)

@@ -160,7 +160,7 @@ def take_down(lab: HostsLab, victim: Host) -> bool:
     insitu("down", "--force")
     processes = [words for host in lab.hosts for words in host.processes().values()]
     files = [name for host in lab.hosts for name in host.shared_memory()]
-    left = f"{len(processes)} process(es), {len(files)} file(s) of shared memory"
+    left = f"{len(processes)} processes, {len(files)} files of shared memory"
     console.print(f"left on {len(lab.hosts)} hosts: {left}")
     return not processes and not files
 

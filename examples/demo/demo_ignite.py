@@ -117,9 +117,7 @@ def show_outcome(job_id: str, result: dict[str, str], least: float) -> bool:
         table.add_row(f"{task['task']} on {task['node']} read", read)
     table.add_row("restarts", str(len(job["attempts"]) - 1))
     versions = f"version {snapshot['topology'][1][0]}, now {now['topology'][0]}" if now["topology"] else "?"
-    table.add_row(
-        "topology of Ignite", f"{versions}: {now['moved']} partition(s) have another primary server"
-    )
+    table.add_row("topology of Ignite", f"{versions}: {now['moved']} partitions have another primary server")
     console.print(Rule("results"), table)
     return (
         float(result["accuracy"]) >= least
