@@ -199,7 +199,7 @@ job, (lease, value, age, kind) = JobPaths(Path(sys.argv[2])), sys.argv[3:]
 class Silent(EmbeddedStore):
     def keep(self, lease):
         raise StoreUnavailable("no answer")
-store = (Silent if kind == "silent" else EmbeddedStore)(Path(sys.argv[1]), "c")
+store = (Silent if kind in ("silent", "late") else EmbeddedStore)(Path(sys.argv[1]), "c")
 job_leases.KEEP_SECONDS = 0.01
 held = job_leases.JobLease(store, job, int(lease), value.encode(), read_clock() - float(age))
 time.sleep(1)
