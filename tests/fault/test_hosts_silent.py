@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from agent_hosts import INSITU, wait_until
+from agent_hosts import INSITU
 from etcd_servers import needs_etcd
-from host_cluster import LOCALLY, Cluster, start_etcd
+from host_cluster import Cluster, start_etcd
 from hosts_lab import Host
+from silent_hosts import FAULTS, MOVES, Head, begin, wait_for_agents
 
 from insitu.base.paths import Paths
-from insitu.cluster.job_files import is_locked
 from insitu.cluster.wire.records import read_head
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -118,130 +115,38 @@ class Trial:
             answers = self.collect("read", self.client(host, "read", "v", *self.written))
             assert not [said for _, said in answers if said], answers
 
-    def run(self, operation: str, host: Host, *arguments: str) -> bool:
+    def run(self, operation: str, head: Head, arguments: str) -> bool:
         began = os.times().elapsed
-        done = self.cluster.on(host, *arguments)
+        done = head.run(self.cluster, arguments)
         said = "" if done.returncode == 0 else done.stderr
         assert "Traceback" not in done.stderr, done.stderr
         self.seen.append((operation, said, os.times().elapsed - began))
         return done.returncode == 0
 
-    def import_rows(self, head: Host, name: str) -> None:
+    def import_rows(self, head: Head, name: str) -> None:
         rows = self.folder / f"{name}.npz"
         np.savez(rows, x=np.arange(480, dtype="float32").reshape(120, 4), y=np.ones((120, 1), "float32"))
-        if self.run("import", head, "import", name, str(rows), "--partitions", "6", "--backups", "1"):
+        if self.run("import", head, f"import {name} {rows} --partitions 6 --backups 1"):
             self.caches.append(name)
 
-    def train(self, head: Host, name: str, cache: str) -> bool:
+    def train(self, head: Head, name: str, cache: str) -> bool:
         code = self.folder / name
         code.mkdir()
         (code / "train.py").write_text(TRAINING.replace("NAME", name))
         options = f"--workers 2 --threads 1 --standby 0 {cache} {code} train.py"
         return self.run("start", head, f"start {options}")
 
-    def check(self, head: Host) -> None:
+    def check(self, head: Head) -> None:
         """Assert that all is there that was acknowledged."""
         self.read()
         log = self.cluster.on(self.clients[0], "fs cat insitu://v/log").stdout.split()
         assert len(set(log)) == len(log), "nothing was appended twice"
         assert set(self.appended) <= set(log) <= {*self.appended, *self.unknown}
-        listed = json.loads(self.cluster.on(head, "caches --json").stdout)
+        listed = json.loads(head.run(self.cluster, "caches --json").stdout)
         assert set(self.caches) <= {each["name"] for each in listed}, listed
         for cache in self.caches:
-            verified = self.cluster.on(head, f"describe {cache} --verify")
+            verified = head.run(self.cluster, f"describe {cache} --verify")
             assert verified.returncode == 0 and "damaged" not in verified.stdout, verified.stdout
-
-
-def find_processes(host: Host, word: str) -> list[int]:
-    found = [pid for pid, line in host.processes().items() if word in line]
-    assert found, (word, host.processes())
-    return found
-
-
-@contextmanager
-def suspended(processes: Sequence[int]) -> Iterator[None]:
-    for pid in processes:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in processes:
-            os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
-def cut(host: Host) -> Iterator[None]:
-    host.cut()
-    try:
-        yield
-    finally:
-        host.heal()
-        host.wait_for_link()
-
-
-@contextmanager
-def cut_between(one: Host, other: Host) -> Iterator[None]:
-    """Have packets between two hosts go nowhere, which no one says."""
-    nowhere = "02:00:00:00:00:01"
-    pairs = ((one, other), (other, one))
-    for host, peer in pairs:
-        ip = ("ip", "-n", host.namespace, "neigh", "replace", peer.address)
-        subprocess.run([*ip, "lladdr", nowhere, "dev", "eth0", "nud", "permanent"], check=True)
-    try:
-        yield
-    finally:
-        for host, peer in pairs:
-            subprocess.run(
-                ["ip", "-n", host.namespace, "neigh", "del", peer.address, "dev", "eth0"], check=True
-            )
-
-
-#: Makes something silent, by its name. The head and an agent are on the first host, agents on all.
-FAULTS: dict[str, Callable[[Sequence[Host]], Any]] = {
-    "an agent": lambda hosts: suspended(find_processes(hosts[2], "agent_process")),
-    "the head": lambda hosts: suspended(find_processes(hosts[0], "head_process")),
-    "the head's host": lambda hosts: cut(hosts[0]),
-    "one etcd": lambda hosts: suspended(find_processes(hosts[1], "--initial-cluster")),
-    "two etcds": lambda hosts: suspended(
-        [pid for host in hosts[1:] for pid in find_processes(host, "--initial-cluster")]
-    ),
-    "a link": lambda hosts: cut_between(hosts[1], hosts[2]),
-}
-MOVES = ("the head", "the head's host")
-
-
-def begin(cluster: Cluster, *options: str) -> None:
-    """Bring up a head on the first host, with agents on all."""
-    first, *others = cluster.lab.hosts
-    cluster.write_hosts(f"{first.address} name=host1 home={first.disk / 'agent'}")
-    brought = cluster.on(first, f"up --hosts {cluster.file} {LOCALLY} {' '.join(options)}")
-    assert brought.returncode == 0, brought.stderr
-    head = read_head(Paths(first.home))
-    assert head is not None
-    for host in others:
-        joined = cluster.run_on(
-            host,
-            f"{INSITU} agent --detach --token-stdin --head {head.address} < {Paths(first.home).token}",
-        )
-        assert joined.returncode == 0, joined.stderr
-    cluster.head = first.home
-
-
-def find_head(cluster: Cluster, above: int = 0) -> Host | None:
-    """Return the host of the head with the highest epoch, if that is above `above` and runs."""
-    found = [(record.epoch, host) for host in cluster.lab.hosts if (record := read_head(Paths(host.home)))]
-    epoch, host = max(found, key=lambda each: each[0])
-    return host if epoch > above and is_locked(Paths(host.home).head_lock) else None
-
-
-def wait_for_agents(cluster: Cluster, head: Host, count: int) -> None:
-    def are_alive() -> bool:
-        listed = cluster.on(head, "nodes --json")
-        if listed.returncode:
-            return False
-        return sum(each["state"] == "alive" for each in json.loads(listed.stdout)) >= count
-
-    wait_until(are_alive, f"{count} agents", 120.0)
 
 
 @pytest.mark.parametrize("metadata", ["embedded", pytest.param("etcd", marks=needs_etcd)])
@@ -253,9 +158,9 @@ def test_nothing_acknowledged_is_lost_while_something_is_silent(
         pytest.skip("has no etcd")
     hosts = cluster.lab.hosts
     begin(cluster, *(("--metadata", start_etcd(cluster)) if metadata == "etcd" else ()))
-    first = find_head(cluster)
-    record = read_head(Paths(hosts[0].home))
-    assert first is hosts[0] and record is not None
+    first = wait_for_agents(cluster, 3)
+    record = read_head(Paths(first.home))
+    assert first.host is hosts[0] and record is not None
     clients = {"an agent": hosts[:2], "the head's host": hosts[1:]}.get(fault, hosts[1:])
     trial = Trial(cluster, tmp_path, clients)
     request.addfinalizer(lambda: show(trial, f"{metadata}, {fault}"))
@@ -264,23 +169,18 @@ def test_nothing_acknowledged_is_lost_while_something_is_silent(
     trial.append("before")
     assert len(trial.written) == 6 and len(trial.appended) == 8 and trial.caches == ["before"]
     with FAULTS[fault](hosts):
-        head: Host = first
+        head = first
         if metadata == "etcd" and fault in MOVES:
-            head = wait_until(lambda: find_head(cluster, record.epoch), "another head")
-            wait_for_agents(cluster, head, 2)
+            head = wait_for_agents(cluster, 2, above=record.epoch, alone=False)
         trial.write("silent")
         trial.append("silent")
-        if head is not hosts[0] or fault not in MOVES:
+        if head is not first or fault not in MOVES:
             trial.import_rows(head, "silent")
             trial.run("rebalance", head, "rebalance before")
             trial.train(head, "silent", "before")
             if fault != "two etcds":  # nobody may say what a name stands for without most of them
                 trial.read()
-    head = wait_until(lambda: find_head(cluster), "a head")
-    wait_for_agents(cluster, head, 3)
-    wait_until(
-        lambda: sum(is_locked(Paths(host.home).head_lock) for host in hosts) == 1, "one head alone", 120.0
-    )
+    head = wait_for_agents(cluster, 3)
     trial.check(head)
     assert trial.train(head, "after", "before"), trial.seen[-1]
     trial.import_rows(head, "after")

@@ -16,7 +16,7 @@ from linearizability import LOST, Call, find_order
 from metadata_histories import register
 
 from insitu.base.errors import StoreUnavailable
-from insitu.metadata import Compare, MetadataStore, Put, open_store
+from insitu.metadata import Compare, MetadataStore, Put, end_calls_by, open_store
 from insitu.metadata.etcd import EtcdStore
 
 pytestmark = needs_etcd
@@ -140,6 +140,12 @@ def test_without_most_members_nothing_is_acknowledged_that_is_lost(etcd: Etcd):
             with pytest.raises(StoreUnavailable, match="Most members of etcd must answer within 5 s"):
                 ask()
             refused += 1
+        # Who is waited for itself gives the store less time.
+        with (
+            end_calls_by(time.monotonic() + 1.5),
+            pytest.raises(StoreUnavailable, match=r"within 1(\.\d)? s"),
+        ):
+            store.get(["a"])
         for victim in victims:
             etcd.resume(victim)
     for client in clients:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Put,
         Record,
         compare_found,
+        end_calls_by,
     )
     from insitu.metadata.moving import (
         MOVED,

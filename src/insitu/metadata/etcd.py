@@ -47,6 +47,7 @@ from insitu.metadata.interface import (
     check_transaction,
     encode_key,
     encode_text,
+    find_deadline,
     find_end,
 )
 
@@ -378,7 +379,7 @@ class EtcdStore:
 
 
 def _deadline() -> float:
-    return time.monotonic() + CALL_SECONDS
+    return find_deadline(CALL_SECONDS)
 
 
 def _read_whole(read: Callable[[int], T], revision: int = 0) -> T:

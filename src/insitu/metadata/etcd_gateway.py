@@ -88,12 +88,13 @@ class EtcdGateway:
         """
         data = None if body is None else json.dumps(body).encode()
         failures: dict[Endpoint, Unanswered] = {}
+        seconds = max(0.0, deadline - time.monotonic())
         while True:
             for endpoint in self._list_endpoints():
                 if self.closed.is_set():
                     raise StoreUnavailable("A store of metadata is asked before it is closed. Open it again")
                 if time.monotonic() >= deadline:
-                    raise self._unavailable(failures)
+                    raise self._unavailable(failures, seconds)
                 try:
                     return self._ask(endpoint, path, data, deadline)
                 except Unanswered as error:
@@ -256,9 +257,9 @@ class EtcdGateway:
         for connection in dropped:
             connection.close()
 
-    def _unavailable(self, failures: dict[Endpoint, Unanswered]) -> StoreUnavailable:
+    def _unavailable(self, failures: dict[Endpoint, Unanswered], seconds: float) -> StoreUnavailable:
         return StoreUnavailable(
-            f"Most members of etcd must answer within {CALL_SECONDS:g} s. Received: {_list(failures)}. Look "
+            f"Most members of etcd must answer within {seconds:.2g} s. Received: {_list(failures)}. Look "
             f"whether they run, reach each other and this host (`etcdctl endpoint health --cluster`)"
             + ("" if self._address.tls else ", and want no TLS (?ca=FILE)")
         )

@@ -5,9 +5,12 @@ It is what etcd offers (https://etcd.io/docs/v3.5/learning/api/), cut down to wh
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,8 +119,8 @@ class Change:
 class MetadataStore(Protocol):
     """All truth of a cluster. For several threads.
 
-    Reads are linearizable. Every call raises StoreUnavailable if no answer comes within its deadline: a
-    transaction may have been made then, and asking again with its id says so.
+    Reads are linearizable. Every call raises StoreUnavailable if no answer comes within its deadline, or that
+    of `end_calls_by`: a transaction may have been made then, and asking again with its id says so.
     """
 
     def get(self, keys: Sequence[str]) -> tuple[dict[str, Record], int]:
@@ -156,6 +159,27 @@ class MetadataStore(Protocol):
 
     def close(self) -> None:
         """Close connections. Leases go on until their time is over."""
+
+
+# A caller that is waited for itself gives its calls less time
+
+
+_ENDS_AT: ContextVar[float] = ContextVar("ends_at", default=math.inf)
+
+
+@contextlib.contextmanager
+def end_calls_by(deadline: float) -> Iterator[None]:
+    """Have calls of this thread end at `deadline`, of time.monotonic, if their own isn't earlier."""
+    before = _ENDS_AT.set(min(deadline, _ENDS_AT.get()))
+    try:
+        yield
+    finally:
+        _ENDS_AT.reset(before)
+
+
+def find_deadline(seconds: float) -> float:
+    """Return when a call ends that may take `seconds`, on time.monotonic: see `end_calls_by`."""
+    return min(time.monotonic() + seconds, _ENDS_AT.get())
 
 
 # What both stores refuse before they begin: keys, values and transactions beyond the limits

@@ -20,7 +20,7 @@ from insitu.base.paths import Paths
 from insitu.base.spec import NodeId
 from insitu.cluster.decide import Member, find_cluster_number
 from insitu.cluster.wire import HeadRecord, Message, change_head, parse_seconds
-from insitu.metadata import MetadataStore, open_store, require_truth
+from insitu.metadata import MetadataStore, end_calls_by, open_store, require_truth
 
 if TYPE_CHECKING:
     from insitu.cluster.files import FileUpkeep, NameService, NamesGuard, View
@@ -30,6 +30,8 @@ logger = logging.getLogger("insitu")
 MOST_PENDING = 512
 """Questions that wait at most. Who asks more hears that the head is busy."""
 _THREADS = 8
+_MARGIN_SECONDS = 1.0
+"""Before an agent gives up a question, it must have been answered that a silent etcd is why."""
 _TICK_SECONDS = 5.0
 
 
@@ -81,7 +83,8 @@ class HeadFiles:
         try:
             kind, fields = message.get("kind"), message.get("fields")
             if time.monotonic() < deadline:
-                answer = self._service.answer(str(kind), fields if isinstance(fields, dict) else {})
+                with end_calls_by(deadline - _MARGIN_SECONDS):
+                    answer = self._service.answer(str(kind), fields if isinstance(fields, dict) else {})
         except Exception as error:  # what is wrong with one question ends no thread
             logger.warning("a question about names failed: %s: %s", type(error).__name__, error)
             answer = {"lost": "the head couldn't answer, its log says why"}

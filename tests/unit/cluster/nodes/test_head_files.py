@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import select
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from insitu.cluster.nodes import head_files
 from insitu.cluster.nodes.head_files import HeadFiles, open_head_files
 from insitu.cluster.wire.messages import Message
 from insitu.cluster.wire.records import change_head, read_head
+from insitu.metadata.interface import find_deadline
 
 TOKEN = "t" * 32
 
@@ -58,6 +60,17 @@ def test_a_head_with_too_much_to_do_says_so_at_once(monkeypatch: pytest.MonkeyPa
     assert take(files) == [(2, {"do": "names", "number": 2, "answer": {"busy": True}})]
     release.set()
     assert take(files)[0][0] == 1
+    files.close()
+
+
+def test_a_silent_store_is_given_up_before_the_agent_gives_up_the_head() -> None:
+    store, left = MemoryMetadata(), list[float]()
+    store.before = lambda call: left.append(find_deadline(5.0) - time.monotonic())
+    files = HeadFiles(store, TOKEN)
+    files.begin(1, ask(1, left=4.0))
+    assert "volumes" in take(files)[0][1]["answer"]
+    assert left and all(0 < each <= 3.0 for each in left)
+    assert find_deadline(60.0) > time.monotonic() + 50.0, "only of that thread, and that question"
     files.close()
 
 
