@@ -14,7 +14,7 @@ from insitu.grid.shared_files import NamesState, make_origin, read_state, split_
 from insitu.metadata import MetadataStore
 
 _AGAIN_SECONDS = 2.0
-"""Seconds for which an answer is believed while the store has no names."""
+"""Seconds for which what nodes say is believed while the store has no names."""
 _ASK_SECONDS = 3.0
 """Seconds within which nodes say what they hold: who asks for a name waits for that."""
 _LOST = (
@@ -34,27 +34,33 @@ class NamesGuard:
         self._lock = threading.Lock()
         #: Whether the store has had names, or nobody wants those of others. Written under the lock.
         self._is_sure = False
-        #: What was found last, "": nothing is wrong; and until when it counts. Written under the lock.
+        #: What nodes said last, "": nothing is wrong; and until when it counts. Written under the lock.
         self._found = ""
         self._until = 0.0
 
     def check(self, view: View) -> None:
         """Raise GridError if the store has no names, and nodes hold files of another store."""
         with self._lock:
-            if not self._is_sure and time.monotonic() >= self._until:
-                self._found = self._look(read_state(self._store), view)
-                self._until = time.monotonic() + _AGAIN_SECONDS
-            if self._found and not self._is_sure:
-                raise GridError(self._found)
+            # Names that `insitu repair` has put back count at once.
+            if not self._is_sure and (found := self._look(read_state(self._store), view)):
+                raise GridError(found)
 
     def _look(self, state: NamesState, view: View) -> str:
+        """Return what is wrong; "": nothing."""
         if state.is_rebuilding:
             return (
                 "The names of insitu:// are being put back. If no `insitu repair` runs on the head's "
                 "machine, it was interrupted: run it again"
             )
         self._is_sure = state.has_names or (state.origin is not None and state.origin.forgets)
-        if not self._is_sure and (holding := self._find_holding(state, view)):
+        if not self._is_sure and time.monotonic() >= self._until:
+            self._found = self._ask(state, view)
+            self._until = time.monotonic() + _AGAIN_SECONDS
+        return "" if self._is_sure else self._found
+
+    def _ask(self, state: NamesState, view: View) -> str:
+        """Return what nodes say that is wrong."""
+        if holding := self._find_holding(state, view):
             nodes = f"{format_count(len(holding), 'node')} with files ({', '.join(holding[:5])}), and no name"
             return _LOST.format(nodes)
         if state.origin is None and view.alive:
