@@ -80,18 +80,19 @@ def clients(cluster: Cluster, folder: Path, calls: list[list[Any]]) -> Iterator[
     with ExitStack() as stack:
         running = []
         for number, host in enumerate(cluster.lab.hosts):
-            log = stack.enter_context(open(folder / f"client{number}", "w"))
+            log, errors = (
+                stack.enter_context(open(folder / f"client{number}{end}", "w")) for end in ("", ".err")
+            )
             command = f"{python} {script} {folder} {number}"
             launch = [*cluster.lab.launcher.replace("{host}", host.address).split(), command]
-            running.append(subprocess.Popen(launch, stdout=log, stderr=subprocess.STDOUT))
+            running.append(subprocess.Popen(launch, stdout=log, stderr=errors))
             stack.callback(running[-1].kill)
         yield
         (folder / "window").write_text("end")
         for number, process in enumerate(running):
             code = process.wait(60)
-            lines = (folder / f"client{number}").read_text().splitlines()
-            assert code == 0, lines[-20:]
-            calls += map(json.loads, lines)
+            assert code == 0, (folder / f"client{number}.err").read_text()
+            calls += map(json.loads, (folder / f"client{number}").read_text().splitlines())
 
 
 def explain(calls: list[list[Any]]) -> None:
