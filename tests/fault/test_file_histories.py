@@ -26,5 +26,8 @@ def test_nothing_acknowledged_is_lost_and_answers_agree(tmp_path: Path) -> None:
             faults += Counter(trial.faults)
             lost += sum(call.result is LOST for call in trial.calls)
             done += len(trial.calls)
+    print(
+        f"{SEEDS} histories: {done} calls, {lost} without an answer, {faults.total()} faults: {dict(faults)}"
+    )
     assert len(faults) == 7, "each kind of fault was there"
     assert 0 < lost < done, "some answers were lost"

@@ -126,7 +126,9 @@ class _Question:
         self._calls = names.make_calls()
         #: The nodes that were asked, and whether they know that others were asked before.
         self._asked: dict[NodeId, bool] = {}
-        self._why = "no answer"
+        self._why = ""
+        #: The nodes whose last question had too little time for more than that to be the reason.
+        self._hurried: set[NodeId] = set()
         #: Whether an answer may have been lost.
         self._is_lost = False
         #: Whether an agent has no head, and whether one says that it may have one soon.
@@ -158,7 +160,7 @@ class _Question:
 
     def _make_error(self, rule: str) -> NamesAway:
         return NamesAway(
-            f"The head knows the names of insitu://, and {rule}. Received: {self._why}",
+            f"The head knows the names of insitu://, and {rule}. Received: {self._why or 'no answer'}",
             may_be_made=self._is_change and (self._is_lost or bool(self._calls.running)),
         )
 
@@ -166,6 +168,7 @@ class _Question:
         is_again = self._is_change and (self._is_again or bool(self._asked))
         fields = {**self._fields, "again": True} if is_again else self._fields
         self._asked[node] = is_again
+        (self._hurried.add if left < HEDGE_SECONDS else self._hurried.discard)(node)
         self._calls.begin(node, lambda: self._names.send(node, view, self._kind, fields, left))
 
     def _judge(self, node: NodeId, answer: Fields, error: BaseException | None) -> Fields | None:
@@ -173,15 +176,19 @@ class _Question:
         if error is None:
             if "away" not in answer and "lost" not in answer:
                 return answer
-            self._why = str(answer.get("away") or answer.get("lost"))
+            self._note_why(node, str(answer.get("away") or answer.get("lost")))
             self._is_lost |= "lost" in answer
             self._is_refused |= "away" in answer
             self._waits |= answer.get("waits") is not False
         elif isinstance(error, Unreachable | Busy):
-            self._why = f"{node}: {error.message}"
+            self._note_why(node, f"{node}: {error.message}")
             self._is_lost |= isinstance(error, Unreachable)
             self._waits |= isinstance(error, Busy)
         elif not self._is_change or len(self._asked) == 1 or self._asked[node]:
             raise error
         # Else the change may have been made by another call. Who knows of that one says so.
         return None
+
+    def _note_why(self, node: NodeId, why: str) -> None:
+        if not self._why or node not in self._hurried:
+            self._why = why

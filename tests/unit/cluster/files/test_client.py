@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from file_nodes import FileNodes
 
-from insitu.base.errors import ClusterError, InputError
+from insitu.base.errors import ClusterError, InputError, StoreUnavailable
 from insitu.base.spec import NodeId
 from insitu.cluster.client.file_system import InsituFileSystem
 from insitu.cluster.decide import rank_nodes
@@ -492,3 +492,21 @@ def test_what_may_have_been_appended_is_not_appended_again(lab: FileNodes, hurri
         with pytest.raises(OSError, match="open the file again"):
             again()
     assert log.closed and system.cat("v/log") == b"1" == system.cat("v/closed")
+
+
+def test_the_reason_is_that_of_a_question_with_time(lab: FileNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names_client, "CLIENT_SECONDS", 0.3)
+    reasons: list[str] = []
+
+    def fail(call: str) -> None:
+        reasons.append(f"reason {len(reasons)}.")
+        raise StoreUnavailable(reasons[-1])
+
+    lab.metadata.before = fail
+    with pytest.raises(ClusterError, match=r"must answer within.*Received: reason 0\."):
+        lab.client.look("v", "x")
+    assert len(reasons) > 1, "later ones had less than a second"
+    reasons.clear()
+    monkeypatch.setattr(names_client, "HEDGE_SECONDS", 0.0)
+    with pytest.raises(ClusterError, match=r"Received: reason [1-9]\d*\."):
+        lab.client.look("v", "x")
