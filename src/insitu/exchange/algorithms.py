@@ -162,7 +162,7 @@ def make_star(session: TcpSession, reduction: Reduction, target: np.ndarray) -> 
 def make_direct(session: TcpSession, reduction: Reduction, target: np.ndarray) -> Algorithm:
     """Prepare "direct": each member sums one part of the length for all.
 
-    What is sent to a peer alternates: rows of a chunk of the peer's part, then the sum of an earlier chunk of
+    Messages to a peer alternate: rows of a chunk of the peer's part, then the sum of an earlier chunk of
     this member's, which is still in the processor's cache.
     """
     members, dtype = session.members, reduction.dtype
@@ -245,7 +245,7 @@ class ChainReduction:
         self._label = str(reduction)
         self._own_shards = members.shards[members.rank]
         order = find_chain_order(members)
-        assert order is not None  # noqa: S101 (chosen only where there is one)
+        assert order is not None  # noqa: S101 (chosen only if there is one)
         at = order.index(members.rank)
         self._shards_before = [shard for rank in order[:at] for shard in members.shards[rank]]
         self._previous = order[at - 1] if at else None

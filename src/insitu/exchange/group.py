@@ -94,7 +94,7 @@ class Group:
     that hosts none passes an array of a row's shape, which only receives.
 
     Not for several threads at once, nor for processes forked from the one that joined. After an
-    ExchangeError the group is broken: only `rejoin` and `close` can be called. `last_completed` still tells
+    ExchangeError the group is broken: only `rejoin` and `close` can be called. `last_completed` still says
     what the buffers hold.
     """
 
@@ -262,9 +262,9 @@ class Group:
     ) -> None:
         """Form the group again, with replacements of lost ranks, or with other ranks or shards.
 
-        All ranks must pass the same `generation`, greater than the one before: survivors to `rejoin`,
+        All ranks must pass the same `generation`, greater than the previous one: survivors to `rejoin`,
         replacements to `join`. It may be called after PeerLost and also without any loss. A rank that still
-        works in the generation before gets PeerLost ("left the group"). Operations are numbered from 0
+        works in the previous generation gets PeerLost ("left the group"). Operations are numbered from 0
         again. Buffers keep their addresses and contents.
 
         Args:

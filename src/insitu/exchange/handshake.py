@@ -47,7 +47,7 @@ SECRET_BYTES = 16
 _REFUSED = b"insitu: wrong secret".ljust(PROOF_BYTES, b"\0")
 """Sent instead of a proof to a caller whose own is wrong, so that it can name the reason."""
 TLS_ONLY = b"insitu: only with TLS".ljust(len(MAGIC) + NONCE_BYTES, b"\0")
-"""Sent instead of a nonce to a caller that speaks plain text where that isn't allowed."""
+"""Sent instead of a nonce to a caller that speaks plain text if that isn't allowed."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -96,7 +96,7 @@ class ProtocolError(ExchangeError):
     """The other end doesn't speak this protocol."""
 
     answer = b""
-    """Bytes that tell the peer so."""
+    """Bytes that inform the peer."""
 
 
 class Refusal(AuthenticationError):
@@ -104,7 +104,7 @@ class Refusal(AuthenticationError):
 
     def __init__(self, message: str, answer: bytes = b"") -> None:
         super().__init__(message)
-        #: Bytes that tell the peer so.
+        #: Bytes that inform the peer.
         self.answer = answer
 
 
@@ -247,5 +247,5 @@ def _check_magic(opening: bytes, answer: bytes = b"") -> None:
 
 
 def get_answer(error: Exception) -> bytes:
-    """Return the bytes that tell the peer why its handshake failed, to be sent before hanging up."""
+    """Return the bytes that give the peer the reason of its failed handshake, sent before hanging up."""
     return error.answer if isinstance(error, Refusal | ProtocolError) else b""

@@ -96,8 +96,8 @@ def join(
             results: see `insitu.exchange.compression`. Within one host nothing is compressed.
         cancelled: Polled while this process waits for others, as in `Group.rejoin`.
         is_superseded: Asked every 0.1 s while an operation waits for another host, in all generations. Once
-            it returns True (others go on without a rank that this one may wait for), the operation ends with
-            StaleGeneration, long before the host counts as lost.
+            it returns True (others continue without a rank that this one may wait for), the operation ends
+            with StaleGeneration, long before the host counts as lost.
 
     Raises:
         InputError: An argument is invalid.
@@ -145,7 +145,7 @@ class _JoinOptions:
     secret: bytes = field(repr=False)
     #: Seconds for each wait, once the group has formed.
     stall_timeout: float
-    #: Says whether others go on in a later generation.
+    #: Says whether others continue in a later generation.
     is_superseded: Callable[[], bool]
 
     def make_info(self, config: GroupConfig) -> PeerInfo:
@@ -211,7 +211,7 @@ def _form_group(
 
 
 def _listen_for_memory(transport: TransportName) -> memory_passing.MemoryListener | None:
-    """Return a listener for the memory of other ranks; None where this rank shares none."""
+    """Return a listener for the memory of other ranks; None if this rank shares none."""
     if transport == "tcp" or not memory.is_supported():
         return None
     try:

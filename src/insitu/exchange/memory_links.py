@@ -1,9 +1,7 @@
 """The Unix sockets of the ranks of one host, over which they hand each other their memory.
 
 Ranks that say they are on one host dial each other, and each sends the other a segment at once. So it is
-known
-before the group forms whether memory can be shared. Where it can't, for whatever reason, all ranks agree to
-use
+known before the group forms whether memory can be shared. If it can't, for any reason, all ranks agree to use
 TCP.
 """
 
@@ -107,7 +105,7 @@ class LinkMaker:
     def link(self, deadline: float) -> list[set[int]]:
         """Return, by rank, the ranks whose memory that rank can map.
 
-        Waits until `deadline` (monotonic) at most. Raises MemberLost where a peer ends, TimeoutError.
+        Waits until `deadline` (monotonic) at most. Raises MemberLost if a peer ends, TimeoutError.
         """
         try:
             dialled = self._dial()
@@ -215,7 +213,7 @@ def swap_frames(
 ) -> dict[int, bytes]:
     """Send a frame to all peers, and return the body of the one that each of them sends.
 
-    Those that have sent theirs are removed from `silent`. Raises MemberLost where a connection ends or
+    Those that have sent theirs are removed from `silent`. Raises MemberLost if a connection ends or
     carries something else, TimeoutError at the deadline.
     """
     outgoing = dict.fromkeys(peers, frame)

@@ -23,7 +23,7 @@ from insitu.exchange.forks import close_in_children
 _CREDENTIALS = struct.Struct("=3i")
 """`struct ucred`: process, user, group."""
 _PREFIX = "\0insitu-"
-"""Of the name, which is in the kernel's own name space: no file, and nothing is left behind."""
+"""Prefix of names, which are in the kernel's own name space: no file, and nothing is left behind."""
 _FILES_PER_MESSAGE = 4
 _STRANGERS_AT_ONCE = 64
 """Callers of other users that are disconnected in one call of `accept`: they may call without end."""

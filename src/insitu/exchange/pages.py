@@ -2,7 +2,7 @@
 
 A result that arrives over a network is computed in other memory than the caller's buffer, so that a loss
 leaves the buffer as it was. At the end the two swap their pages: the kernel rewrites some page-table entries,
-in 60 microseconds for 100 MB, where copying takes 20 milliseconds.
+in 60 microseconds for 100 MB; copying takes 20 milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from insitu.base.errors import ExchangeError
 from insitu.exchange.memory import HUGE
 
 PAGE = mmap.PAGESIZE
-"""Bytes of a page of this machine. Only whole ones are swapped: what lies behind an array stays as it is."""
+"""Bytes of a page of this machine. Only whole ones are swapped: memory behind an array stays as it is."""
 ALIGNMENT = 64
 """Bytes. TensorFlow takes memory without copying it only if it is aligned like this; PyTorch aligns its own
 so."""
@@ -77,7 +77,7 @@ class Pages:
         return np.asarray(self)
 
     def holds(self, array: np.ndarray) -> bool:
-        """Return True if `array` lies in these pages."""
+        """Return True if `array` is in these pages."""
         start = array.__array_interface__["data"][0]
         return bool(self.address <= start and start + array.nbytes <= self.address + self.size)
 
@@ -95,7 +95,7 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class PageSwapper:
-    """Moves contents from one piece of memory to another by swapping pages, where that is possible."""
+    """Moves contents from one piece of memory to another by swapping pages, if that is possible."""
 
     def __init__(self) -> None:
         self._spare: Pages | None = None
@@ -104,7 +104,7 @@ class PageSwapper:
         """Move the beginning of `staging` to `array` (uint8). The contents of `staging` are undefined
         afterwards.
 
-        `swappable`: `array` lies in Pages; its whole pages are swapped if it starts on one.
+        `swappable`: `array` is in Pages; its whole pages are swapped if it starts on one.
         """
         address = array.__array_interface__["data"][0]
         whole = array.nbytes // PAGE * PAGE if swappable and address % PAGE == 0 else 0

@@ -10,7 +10,7 @@ Each peer has two connections. "data" carries only what operations move. "contro
 
 A peer that computes reads no heartbeats. After a quarter of an hour they would fill its kernel's buffers,
 which must not look like a loss. So no connection has a time limit of the kernel's, which can't tell a full
-connection from a dead one, and a heartbeat is sent only once the one before has been acknowledged.
+connection from a dead one, and a heartbeat is sent only once the previous one has been acknowledged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HOST_TIMEOUT_ENV = "INSITU_HOST_TIMEOUT"
 """Seconds for which a host may acknowledge nothing before it counts as lost: the one setting for all
 links."""
 _DEFAULT_HOST_TIMEOUT = 5.0
-"""A link that is away for a short time costs that time, and what the system needs to send again."""
+"""A short loss of a link costs that time, and the time that the system needs to resend."""
 _UNACKED, _LAST_ACK, _RTT, _WINDOW, _INFO_BYTES = 24, 56, 68, 228, 232
 """Offsets in `struct tcp_info`: the packets that aren't acknowledged, the milliseconds since the last
 acknowledgement, the microseconds of a round trip, the bytes that the other end has room for (Linux 5.4); and
@@ -54,7 +54,7 @@ _ROUND_TRIPS = 20
 
 
 def read_host_timeout(default: float = _DEFAULT_HOST_TIMEOUT) -> float:
-    """Return the seconds for which a host may be silent; `default` where nobody has set them. Raises
+    """Return the seconds for which a host may be silent; `default` if nobody has set them. Raises
     InputError for a value that can't be."""
     text = os.environ.get(HOST_TIMEOUT_ENV) or str(default)
     try:
@@ -68,12 +68,12 @@ def read_host_timeout(default: float = _DEFAULT_HOST_TIMEOUT) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """What the kernel says about the host at the other end of a connection. That host's kernel acknowledges,
-    also for a process that is busy or stopped."""
+    """The kernel's information about the host at the other end of a connection. That host's kernel
+    acknowledges, also for a process that is busy or stopped."""
 
     #: Seconds since it has acknowledged anything, while something waits for that; else 0.0.
     seconds: float = 0.0
-    #: Seconds of a round trip, as the kernel estimates them; 0.0 where it can't say.
+    #: Seconds of a round trip, as the kernel estimates them; 0.0 if it can't say.
     round_trip: float = 0.0
 
     def exceeds(self, limit: float) -> bool:
@@ -83,8 +83,8 @@ class Silence:
 
 
 def measure_silence(connection: socket.socket) -> Silence:
-    """Return for how long the other end has acknowledged nothing of what was sent to it. What isn't a
-    connection of TCP is never silent."""
+    """Return for how long the other end has acknowledged nothing that was sent to it. Only TCP connections
+    can be silent."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     except (OSError, AttributeError):
@@ -123,9 +123,9 @@ _ACK_TIMEOUT_MS = 1000 * read_host_timeout()
 _WAITING_TIMEOUT = 1.0
 """Seconds since its last frame for which a peer counts as waiting itself."""
 _POLLS, _POLLS_WHEN_CROWDED = 40, 12
-"""Polls of all connections before sleeping. Where each rank has a processor, it isn't yielded in between: a
+"""Polls of all connections before sleeping. If each rank has a processor, it isn't yielded in between: a
 member that yields loses a whole time slice to a busy neighbour, one that sleeps is woken by what it waits
-for. Where ranks share processors, yielding lets the others do their part."""
+for. If ranks share processors, yielding lets the others do their part."""
 _COMPILED_POLLS, _COMPILED_POLLS_WHEN_CROWDED = 150, 40
 _MAX_BUFFERS = 16
 """Buffers given to one system call at most."""
@@ -152,7 +152,7 @@ class PendingTransfers(Protocol):
 
     @property
     def incoming(self) -> object:
-        """True if something is to be received."""
+        """True if it expects to receive something."""
 
     @property
     def idle(self) -> bool:
@@ -267,8 +267,8 @@ class PeerConnections:
         self.threads = threads
         #: Seconds without any progress after which a peer is lost.
         self.stall_timeout = stall_timeout
-        #: Says whether others go on in a later generation, without a member that this one may wait for. Asked
-        #: with each heartbeat, so only in a wait. Written by who forms the group.
+        #: Says whether others continue in a later generation, without a member that this one may wait for.
+        #: Asked with each heartbeat, so only in a wait. Written by who forms the group.
         self.is_superseded: Callable[[], bool] = lambda: False
         self._last_frame_at = dict.fromkeys(control, 0.0)
         self._waits_for = dict.fromkeys(control, rank)
@@ -316,7 +316,7 @@ class PeerConnections:
     ) -> None:
         """Sleep until something can be sent or received and call `resume`, until it returns (True, ...).
 
-        The second value that `resume` returns tells whether it moved anything. `pending`: the transfers under
+        The second value that `resume` returns says whether it moved anything. `pending`: the transfers under
         way, by rank. Raises MemberLost, Mismatch.
         """
         progress = time.monotonic()
@@ -370,8 +370,8 @@ class PeerConnections:
             self._check_hosts(now)
 
     def _check_hosts(self, now: float) -> None:
-        """Find hosts that have vanished, and send a heartbeat to the others. Raises MemberLost where a later
-        generation makes the wait vain: who has published it may know of a loss long before."""
+        """Find hosts that have vanished, and send a heartbeat to the others. Raises MemberLost if a later
+        generation makes the wait vain: its publisher may know of a loss long before."""
         if self.is_superseded():
             raise MemberLost(self._rank, "waited for one that has been replaced")
         if now > self._last_heartbeat + 3 * _HEARTBEAT_INTERVAL:
@@ -393,7 +393,7 @@ class PeerConnections:
             self._send_heartbeat(rank, now)
 
     def _send_heartbeat(self, rank: int, now: float) -> None:
-        """Send the rank that this member waits for, to the peers that have acknowledged the one before."""
+        """Send the rank that this member waits for, to the peers that have acknowledged the previous one."""
         self._send_frame(_HEARTBEAT, rank, has_acknowledged_all)
         self._last_heartbeat = now
 

@@ -1,7 +1,6 @@
 """Describes what must be equal on all ranks so that they understand each other's bytes.
 
-Ranks cut and order what they send by constants of the code. Where these differ, sums would be wrong without
-any
+Ranks cut and order what they send by constants of the code. If these differ, sums would be wrong without any
 error. So each rank sends a digest of them, and a difference is an error.
 """
 

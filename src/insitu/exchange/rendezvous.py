@@ -52,7 +52,7 @@ class Peer:
 
     #: Its rank in the group.
     rank: int
-    #: Non-blocking, with TCP_NODELAY; a TlsSocket where it is encrypted.
+    #: Non-blocking, with TCP_NODELAY; a TlsSocket if it is encrypted.
     connection: socket.socket
     #: The facts that it sent about itself.
     info: PeerInfo
@@ -175,7 +175,7 @@ class Rendezvous:
         """Return a socket that is bound to the address. Raises OSError, also while its name isn't known
         yet."""
         found = self._resolver.find(host, port)
-        # A name may stand for the loopback interface first, where no other host can call.
+        # A name may stand for the loopback interface first, which no other host can call.
         others = [each for each in found if not each.is_loopback] or found
         if not others:
             raise OSError(errno.EAGAIN, self._resolver.get_failure(host) or "its name isn't known")
@@ -262,7 +262,7 @@ class Rendezvous:
         self._begin(connection, {**self._info, "channel": key[1]}, key, until)
 
     def _check_route(self, error: OSError, host: str, port: int) -> None:
-        """Raise ExchangeError where there has been no way to an address of this host for a while."""
+        """Raise ExchangeError if there has been no way to an address of this host for a while."""
         now = time.monotonic()
         if error.errno not in _NO_ROUTE:
             return
@@ -295,7 +295,7 @@ class Rendezvous:
             else:
                 self._selector.modify(handshake, handshake.events, pending)
         except (OSError, AuthenticationError, ProtocolError, ValueError) as error:
-            # Also a wrong proof is but a note: a stranger may have called, or may listen where a rank should.
+            # Also a wrong proof is but a note: a stranger may have called, or may listen in a rank's place.
             handshake.send_answer(error)
             self._drop(pending, self._describe(pending, error))
 

@@ -21,7 +21,7 @@ class Address:
 
     #: AF_INET or AF_INET6.
     family: socket.AddressFamily
-    #: What `socket.connect` takes.
+    #: The argument of `socket.connect`.
     address: Any
 
     @property
@@ -56,7 +56,7 @@ class Resolver:
         return []
 
     def get_failure(self, host: str) -> str:
-        """Return why a host isn't known; empty where nothing is known about that."""
+        """Return why a host isn't known; empty if nothing is known about that."""
         return self._failures.get(host, "")
 
     def _look_up(self, key: tuple[str, int]) -> None:
@@ -103,7 +103,7 @@ _look_ups_lock = threading.Lock()
 
 
 def resolve(host: str, port: int, seconds: float) -> list[Address]:
-    """Return the addresses of `host`. Raises OSError where it isn't known, or isn't after `seconds`."""
+    """Return the addresses of `host`. Raises OSError if it isn't known, or isn't after `seconds`."""
     key = host, port
     try:
         return _list_addresses(key, socket.AI_NUMERICHOST)

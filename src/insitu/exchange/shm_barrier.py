@@ -55,7 +55,7 @@ class SpinPolicy:
 
 
 def choose_spin_policy(members: int, crowded: bool, same_process: bool) -> SpinPolicy:
-    """Return how to poll. Spinning pays only where the awaited member runs on another processor meanwhile.
+    """Return how to poll. Spinning pays only if the awaited member runs on another processor meanwhile.
 
     `crowded`: the members are more than their processors. `same_process`: some are threads of one process.
     """
@@ -69,8 +69,8 @@ def choose_spin_policy(members: int, crowded: bool, same_process: bool) -> SpinP
 def count_barrier_bytes(members: int) -> int:
     """Return the bytes of shared memory that a ShmBarrier of so many members needs.
 
-    These are two lines for each member, one for the loss flag, and one byte for each member that tells
-    whether it sleeps.
+    These are two lines for each member, one for the loss flag, and one byte for each member that says whether
+    it sleeps.
     """
     return LINE * (2 * members + 1 + -(-members // LINE))
 
@@ -140,7 +140,7 @@ class ShmBarrier:
             *(policy.compiled_spins, policy.compiled_yields),
         )
         self.struct_address = ctypes.addressof(self.struct)
-        #: Address of the word that tells whether the others have evicted this member.
+        #: Address of the word that says whether the others have evicted this member.
         self.evicted_address = self._address + 8 * (self._own[0] + _EVICTED)
 
     def wait(self, signature: int) -> None:
@@ -216,7 +216,7 @@ class ShmBarrier:
         return bool(self._words[self._own[0] + _EVICTED])
 
     def eviction_error(self) -> MemberLost:
-        """Return the error that tells this member that it was evicted."""
+        """Return the error for this member's eviction."""
         return MemberLost(self._ranks[self._member], "was evicted by the other ranks")
 
     # Waiting

@@ -88,6 +88,6 @@ class Region:
     size: int
 
     def find_offset(self, array: np.ndarray) -> int | None:
-        """Return the offset of `array` in this member's part, or None if it lies elsewhere."""
+        """Return the offset of `array` in this member's part, or None if it is elsewhere."""
         start = array.__array_interface__["data"][0] - self.own.address
         return start if start >= 0 and start + max(array.nbytes, 1) <= self.size else None

@@ -158,8 +158,8 @@ class RegionReduction:
         self._session.wait_stats.seconds += barrier.waited
 
     def _finish_for(self, factors: Factors | None, first: int, member: int) -> None:
-        """Finish the part of a lost member, from where it left off, or from where another member that
-        finished it and was lost too left off. Call under the lock. `first` is the phase before the part."""
+        """Finish the part of a lost member from where it stopped, or from where another member stopped that
+        finished it and was lost too. Call under the lock. `first` is the phase before the part."""
         session, plan = self._session, self._plan
         words, own, base = session.progress, member * _PROGRESS_WORDS, first << PIECE_BITS & _WORD
         pieces = plan.make_pieces(member)
@@ -179,13 +179,12 @@ class RegionReduction:
     def _find_progress(
         self, member: int, base: int, pieces: Sequence[ReducePiece]
     ) -> tuple[int, np.ndarray | None]:
-        """Return how far a lost member's part is, and a copy of the sum that is to be copied over the rows
-        next,
-        or None if it must be computed first.
+        """Return how far a lost member's part is, and a copy of the sum that comes over the rows next, or
+        None if it must be computed first.
 
-        The member may go on for a moment, with its next piece in the same scratch memory: so the copy counts
-        only if its progress is still the same afterwards. Once it looks, it sees that it was evicted, and
-        doesn't copy that next sum itself.
+        The member may continue for a moment, with its next piece in the same scratch memory: so the copy
+        counts only if its progress is still the same afterwards. Once it looks, it sees that it was evicted,
+        and doesn't copy that next sum itself.
         """
         words, own = self._session.progress, member * _PROGRESS_WORDS
         helper, word = member, own

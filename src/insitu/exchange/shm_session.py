@@ -34,7 +34,7 @@ from insitu.exchange.shm_layout import DIRECTORY_BYTES, SLOT_BYTES, Region, Segm
 
 
 def sign(text: str) -> int:
-    """Return 24 bits that tell operations apart."""
+    """Return 24 bits that distinguish operations."""
     return zlib.crc32(text.encode()) & SIGNATURE_MASK
 
 
@@ -183,7 +183,7 @@ class ShmSession:
         return region.parts[self.member]
 
     def find_buffer(self, array: np.ndarray) -> tuple[int, int] | None:
-        """Return (number of the buffer, offset) where `array` begins, or None if it lies in no buffer."""
+        """Return (number of the buffer, offset) where `array` begins, or None if it is in no buffer."""
         for number, region in enumerate(self._buffers):
             offset = region.find_offset(array)
             if offset is not None:

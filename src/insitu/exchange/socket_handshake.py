@@ -1,4 +1,4 @@
-"""The handshake of one connection: first TLS where the connection leaves this host, then the proofs.
+"""The handshake of one connection: first TLS when the connection leaves this host, then the proofs.
 
 The side that dials decides by the address at the other end. The side that accepts sees by the first byte
 whether a caller speaks TLS. It refuses plain text that must not be, and always allows TLS.
@@ -54,7 +54,7 @@ class SocketHandshake:
         self._settings = settings
         side = dial if dialled else accept
         self._make_steps: Callable[[bytes], HandshakeSteps] = functools.partial(side, secret, own_info)
-        #: What an acceptor's proofs are bound to: the certificate that this connection shows.
+        #: The certificate that this connection shows, to which an acceptor's proofs are bound.
         self._binding = b""
         #: The proofs, once it is known whether the connection is encrypted.
         self._protocol: Handshake | None = None
@@ -137,10 +137,10 @@ class SocketHandshake:
         return self._binding
 
     def _is_dialled_encrypted(self) -> bool:
-        """Return whether this process must speak TLS. Raises OSError where nobody is at the other end."""
+        """Return whether this process must speak TLS. Raises OSError if nobody is at the other end."""
         peer = self.socket.getpeername()
         if self.socket.getsockname() == peer:
-            # Linux connects a socket to itself where the port is free and was drawn as the local one.
+            # Linux connects a socket to itself if the port is free and was drawn as the local one.
             raise ConnectionRefusedError("nobody listens there yet")
         return self._settings.must_encrypt(peer[0])
 

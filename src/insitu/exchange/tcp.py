@@ -73,7 +73,7 @@ class TcpTransport:
         ]
         for probe, _ in _WARM_UP_REPEATS * probes:
             probe()  # connections get faster while the system learns how much it may send
-        # The median of several: the first one waits for members that are still busy with the one before.
+        # The median of several: the first one waits for members that are still busy with the previous one.
         own = np.array([statistics.median(probe() for _ in range(count)) for probe, count in probes])
         highest = self._gather_values(own).max(axis=0).reshape(len(MEASURED), len(_PROBE_REPEATS))
         least, most = _PROBE_REPEATS

@@ -1,7 +1,7 @@
 """The congestion control of a connection: how its sender decides when the next packet may be sent.
 
-Some machines are set up with BBR for the sake of long, lossy paths. It spaces packets by timers. Where a
-host's processor is the bottleneck, on loopback and in a rack, that costs more than half of the bandwidth. So
+Some machines are set up with BBR for the sake of long, lossy paths. It spaces packets by timers. If a host's
+processor is the bottleneck, on loopback and in a rack, that costs more than half of the bandwidth. So
 connections start with plain Reno, which any user may choose on any Linux, and those that turn out to cross a
 long path get the machine's default. The other order would not work: a connection that has used BBR keeps its
 timers.

@@ -3,8 +3,8 @@
 Each process makes a certificate of its own (`certificates.py`), and no authority signs it. It is recognized
 by the job's secret: the proofs that the peers send each other inside of the connection are also over the
 digest of the acceptor's certificate (`handshake.py`). Somebody between two peers shows another certificate,
-so the proofs don't fit. Nothing needs to be distributed, no clock is looked at, and the certificate tells a
-stranger nothing that helps to guess the secret.
+so the proofs don't fit. Nothing needs to be distributed, no clock is looked at, and the certificate reveals
+nothing to a stranger that helps to guess the secret.
 
 A user who has certificates sets INSITU_TLS_CERT, INSITU_TLS_KEY and INSITU_TLS_CA. Then both sides must
 also show one that the authority has signed and that is valid now.
@@ -30,7 +30,7 @@ TLS_ENV = "INSITU_TLS"
 TLS_CERT_ENV = "INSITU_TLS_CERT"
 """A PEM file with the certificate of this process, and those that lead to the authority."""
 TLS_KEY_ENV = "INSITU_TLS_KEY"
-"""A PEM file with its private key; not needed where INSITU_TLS_CERT has it, too."""
+"""A PEM file with its private key; not needed if INSITU_TLS_CERT has it, too."""
 TLS_CA_ENV = "INSITU_TLS_CA"
 """A PEM file with the certificates of the authorities that the peers' certificates must come from."""
 
@@ -40,7 +40,7 @@ _END = "-----END CERTIFICATE-----"
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """What the user has set; the same for all tasks of a job."""
+    """Settings of the user; the same for all tasks of a job."""
 
     #: When connections are encrypted.
     mode: TlsMode = "auto"
@@ -84,7 +84,7 @@ def read_tls_settings(environ: Mapping[str, str] = os.environ) -> TlsSettings:
         )
     found = TlsSettings(mode, certificate, key, ca)  # type: ignore[arg-type]
     if certificate:
-        load_identity(found)  # else only callers would hear of it
+        load_identity(found)  # else only callers would notice
     return found
 
 
@@ -142,6 +142,6 @@ def _make_context(protocol: int) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # addresses are numbers as often as names
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        # A ticket would arrive unasked, where a byte means that the peer has ended.
+        # A ticket would arrive unasked, and a byte means here that the peer has ended.
         context.num_tickets = 0
     return context

@@ -23,9 +23,9 @@ from typing import Any, NoReturn, cast
 from insitu.exchange.forks import close_in_children
 
 TLS_FIRST_BYTE = b"\x16"
-"""What each TLS connection begins with: a handshake record."""
+"""First byte of each TLS connection: that of a handshake record."""
 _HEADER_BYTES = 5
-"""Of a record: type, version, and the length that follows."""
+"""Bytes of a record's header: type, version, and the length that follows."""
 _WRITE_BYTES = 1 << 17
 """Bytes that are encrypted for one call of `send` at most: eight records."""
 _READ_BYTES = 1 << 17
@@ -64,7 +64,7 @@ class TlsSocket(socket.socket):
     def advance_handshake(self) -> bool:
         """Send and receive without waiting. Return whether TLS's handshake is done.
 
-        Raises ssl.SSLError where the peer can't be spoken with, OSError where the connection has ended.
+        Raises ssl.SSLError if the peer can't be spoken with, OSError if the connection has ended.
         """
         for _ in range(_READS_PER_TURN):
             try:
@@ -78,7 +78,7 @@ class TlsSocket(socket.socket):
                     return False
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
-                    self._flush()  # what tells the peer the reason
+                    self._flush()  # which sends the peer the reason
                 raise
             else:
                 with contextlib.suppress(BlockingIOError):
@@ -87,7 +87,7 @@ class TlsSocket(socket.socket):
         return False
 
     def get_peer_certificate(self) -> bytes:
-        """Return the peer's certificate as DER; b"" where it has shown none."""
+        """Return the peer's certificate as DER; b"" if it has shown none."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     @property
@@ -111,7 +111,7 @@ class TlsSocket(socket.socket):
         return count
 
     def post(self, data: bytes) -> None:
-        """Send a short message. What the system doesn't take now is sent with the next one."""
+        """Send a short message. Bytes that the system doesn't take now are sent with the next one."""
         self._tls.write(data)
         with contextlib.suppress(BlockingIOError):
             self._flush()

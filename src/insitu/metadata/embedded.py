@@ -58,7 +58,7 @@ def read_boot_time() -> float:
 
 
 def read_boot_id() -> str:
-    """Return what tells this start of the machine from others."""
+    """Return an id of this boot of the machine."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -398,7 +398,7 @@ def create_file(path: Path, cluster: str, boot: str) -> None:
 
 
 def open_file(path: Path, cluster: str) -> sqlite3.Connection:
-    """Return a connection to the file of a store. Raises MetadataError where it isn't that of `cluster`."""
+    """Return a connection to the file of a store. Raises MetadataError if it is another cluster's."""
     if not path.exists():
         raise InputError(
             f"A cluster's metadata must be in {path}. Received: no such file. `insitu up` makes it for a new "

@@ -60,7 +60,7 @@ has to begin its answer within a second."""
 _REMEMBERED_SECONDS, _RENEWED_SECONDS = 660, 60.0
 """Ids go with a lease that all transactions of a minute share, so each is known for ten minutes at least."""
 _MADE, _REFUSED = b"made", b"refused"
-"""What an id's key says: the transaction was made, or a comparison failed.
+"""Value of an id's key: the transaction was made, or a comparison failed.
 
 The second is for tries whose answer was lost, and which etcd may make yet, say in a process that was
 stopped: they compare the id's key too. After its lease they can't be made, for they want that lease.
@@ -357,7 +357,7 @@ class EtcdStore:
         return Record(self._decode(kv["key"]), value, int(kv["mod_revision"]), int(kv.get("lease", 0)))
 
     def _read_changes(self, answer: dict[str, Any], revision: int) -> Iterator[list[Change]]:
-        """Yield the changes that a watch tells, by revision; an empty list where it has nothing to tell."""
+        """Yield the changes that a watch reports, by revision; an empty list if it has none."""
         compacted = int(answer.get("compact_revision", 0))
         is_idle = answer.keys().isdisjoint(("events", "created", "canceled"))
         if compacted or (is_idle and _revision_of(answer) < revision):  # it may be an etcd of another history

@@ -1,9 +1,9 @@
 """Calls of etcd by its JSON gateway (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/), on any of its
 endpoints. One that is silent costs a second, once.
 
-Of the clients that are maintained, etcd3gw 2.7 and aetcd 1.0 know one endpoint each, and ask no other one if
-it is silent. etcd3gw has no passwords, and its watch of a silent endpoint never ends; aetcd has no TLS. etcd3
-and etcetra had no release since 2022. The gateway is etcd's own, and needs nothing but Python.
+Among the maintained clients, etcd3gw 2.7 and aetcd 1.0 know one endpoint each, and ask no other if it is
+silent. etcd3gw has no passwords, and its watch of a silent endpoint never ends; aetcd has no TLS. etcd3 and
+etcetra had no release since 2022. The gateway is etcd's own, and needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Unanswered(Exception):
 
 
 class NotEtcd(Unanswered):
-    """What answers at an endpoint is no etcd, or one that wants other certificates."""
+    """Another server than etcd answers at an endpoint, or an etcd that wants other certificates."""
 
 
 class EtcdGateway:
@@ -81,7 +81,7 @@ class EtcdGateway:
         self.closed = threading.Event()
 
     def call(self, path: str, body: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
-        """Return etcd's answer. A `body` of None asks by GET. What is asked may be asked twice.
+        """Return etcd's answer. A `body` of None asks by GET. A request may be sent twice.
 
         Raises StoreUnavailable at `deadline`, of time.monotonic, EtcdAnswer for what the caller may expect,
         and other MetadataErrors for what etcd refuses.
@@ -105,8 +105,8 @@ class EtcdGateway:
             self.closed.wait(_PAUSE_SECONDS)
 
     def stream(self, body: dict[str, Any], read: dict[str, Any], idle: float) -> Iterator[dict[str, Any]]:
-        """Yield what an endpoint tells a watch, and after `idle` seconds without anything what it answers to
-        a range, `read`: a silent endpoint, and one that most others don't hear, can't. Raises Unanswered."""
+        """Yield the messages of a watch, and after `idle` seconds without any the answer to a range, `read`:
+        an endpoint that is silent, or cut off from most others, can't answer it. Raises Unanswered."""
         endpoint, data = self._list_endpoints()[0], json.dumps(read).encode()
         try:
             connection = self._connect(endpoint, _SILENCE_SECONDS)
@@ -115,7 +115,7 @@ class EtcdGateway:
                 for line in _read_lines(connection, idle):
                     if self.closed.is_set():
                         return
-                    # A silent endpoint and one that has nothing to tell look the same: ask it.
+                    # A silent endpoint and one without news look the same: ask it.
                     answer = _parse(200, line) if line else self._ask(endpoint, "kv/range", data, _soon())
                     if answer.get("canceled") and "compact_revision" not in answer:
                         raise _parse_cancellation(str(answer.get("cancel_reason", "")))
@@ -173,7 +173,7 @@ class EtcdGateway:
     def _exchange(
         self, endpoint: Endpoint, path: str, data: bytes | None, deadline: float, token: str
     ) -> dict[str, Any]:
-        """Ask an endpoint once, and again where a connection was over that it had kept."""
+        """Ask an endpoint once, and again if its kept connection had ended."""
         with self._lock:
             kept = self._idle.get((os.getpid(), endpoint), [])
             connection = kept.pop() if kept else None
@@ -206,7 +206,7 @@ class EtcdGateway:
         token: str,
     ) -> dict[str, Any]:
         headers = {"Authorization": token} if token else {}
-        is_whole, sock = False, connection.sock  # http.client lets go of it where the server ends it
+        is_whole, sock = False, connection.sock  # http.client lets go of it when the server ends it
         try:
             sock.settimeout(_wait_up_to(deadline))
             if data is None:
@@ -335,7 +335,7 @@ def _parse_cancellation(reason: str) -> EtcdAnswer:
 
 
 def _translate(answer: EtcdAnswer) -> MetadataError | StorageFull:
-    """Return the error for what etcd refuses; the answer itself where it is another one."""
+    """Return the error for what etcd refuses; the answer itself if it is no refusal."""
     message = answer.received
     if answer.code == _RESOURCE_EXHAUSTED and "space" in message:
         return StorageFull(

@@ -25,15 +25,15 @@ HEAD_KEY = "head/leader"
 
 @dataclass(frozen=True, slots=True)
 class LeaderKey:
-    """What the key of the head says."""
+    """Contents of the head's key."""
 
-    #: Where it listens, as host:port; empty: it is being started.
+    #: Its address, as host:port; empty: it is being started.
     address: str
     #: The first epoch of the number that it has won. Grows with each win.
     epoch: int
     #: Tells the winner from others.
     instance: str
-    #: True: `insitu down` has ended it, and nobody is to follow.
+    #: True: `insitu down` has ended it, and nobody may follow.
     is_down: bool = False
 
     def encode(self) -> bytes:

@@ -94,7 +94,7 @@ Operation = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a transaction."""
+    """Outcome of a transaction."""
 
     #: True: all comparisons held, and all operations are done. False: nothing was changed.
     succeeded: bool
@@ -158,7 +158,7 @@ class MetadataStore(Protocol):
         """End a lease, and remove its keys."""
 
     def close(self) -> None:
-        """Close connections. Leases go on until their time is over."""
+        """Close connections. Leases remain until their time is over."""
 
 
 # A caller that is waited for itself gives its calls less time
@@ -182,7 +182,7 @@ def find_deadline(seconds: float) -> float:
     return min(time.monotonic() + seconds, _ENDS_AT.get())
 
 
-# What both stores refuse before they begin: keys, values and transactions beyond the limits
+# Both stores refuse before they begin: keys, values and transactions beyond the limits
 
 
 _MAX_LEASE_SECONDS = 86_400.0
@@ -213,7 +213,7 @@ def find_end(prefix: bytes) -> bytes:
 
 
 def check_transaction(compare: Sequence[Compare], operations: Sequence[Operation], id: str) -> None:
-    """Raise InputError where a transaction breaks a limit of the interface."""
+    """Raise InputError if a transaction breaks a limit of the interface."""
     if not re.fullmatch("[0-9a-f]{32}", id):
         raise InputError(f"A transaction's id is 32 hexadecimal digits. Received: {id!r}")
     for what, count in (("comparisons", len(compare)), ("operations", len(operations))):
@@ -244,7 +244,7 @@ def check_transaction(compare: Sequence[Compare], operations: Sequence[Operation
 
 
 def check_lease_seconds(seconds: float) -> None:
-    """Raise InputError where a lease can't have this length."""
+    """Raise InputError if a lease can't have this length."""
     if not (math.isfinite(seconds) and 0 < seconds <= _MAX_LEASE_SECONDS):
         raise InputError(
             f"A lease lasts more than 0 and up to {_MAX_LEASE_SECONDS:.0f} seconds. Received: {seconds}"
@@ -252,6 +252,6 @@ def check_lease_seconds(seconds: float) -> None:
 
 
 def check_limit(limit: int) -> None:
-    """Raise InputError where `limit` isn't a number of records."""
+    """Raise InputError if `limit` isn't a number of records."""
     if limit < 1:
         raise InputError(f"A range has a limit of at least 1 record. Received: {limit}")

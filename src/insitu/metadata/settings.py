@@ -23,11 +23,11 @@ from insitu.metadata.interface import MetadataStore
 class MetadataSettings:
     """The etcd of a cluster."""
 
-    #: The cluster, under whose name its keys lie in etcd.
+    #: The cluster, under whose name its keys are stored in etcd.
     cluster: str
     #: The URL, which holds no secrets.
     url: str
-    #: What the files hold that the URL names, by its options.
+    #: Contents of the files that the URL names, by its options.
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: The members that insitu runs itself, as etcd's --initial-cluster has them; empty: others run it.
     peers: str = ""

@@ -1,4 +1,4 @@
-"""What is declared of an option, and what follows from it at each door. Pure."""
+"""Declare options once, for each interface that takes them. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 from insitu.base.errors import InputError
 
 Door = Literal["url", "rest", "form"]
-"""Where options are given, beside the command line, which takes all of them."""
+"""Interfaces that take options, beside the command line, which takes all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Option:
     """An option as its dataclass declares it. Doors take its value, or what `words` or `parse` say."""
 
-    #: What it does, for users.
+    #: Its effect, for users.
     help: str
     #: The value if it isn't given.
     default: Any
-    #: What help and forms say of the default; None: the value.
+    #: Text for the default in help and forms; None: the value.
     default_text: str | None = None
     #: The names on the command line; empty: made from the field's name.
     flags: tuple[str, ...] = ()
-    #: What stands for the value in help; None: the choices, or the type.
+    #: Placeholder of the value in help; None: the choices, or the type.
     metavar: str | None = None
     #: The least number.
     least: float = -math.inf
@@ -119,7 +119,7 @@ class Option:
 
     @property
     def hint(self) -> str:
-        """What a form shows of the default."""
+        """Text for the default in forms."""
         default = "" if self.default in (None, (), "") else show_value(self.write(self.default))
         return self.default_text or default
 

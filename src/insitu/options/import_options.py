@@ -12,7 +12,7 @@ _MOST = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions(Declared):
-    """What `insitu import` was given."""
+    """Options of `insitu import`."""
 
     #: Name of the cache.
     cache: str

@@ -20,7 +20,7 @@ _OF_IGNITE: dict[Door, str] = command_line_only(
 
 @dataclass(frozen=True, slots=True)
 class JobOptions(Declared):
-    """What `insitu start` was given. None stands for a default that depends on the cache and the machine."""
+    """Options of `insitu start`. None stands for a default that depends on the cache and the machine."""
 
     #: Name of the cache to train on; NO_CACHE for a script that brings its own data.
     cache: str

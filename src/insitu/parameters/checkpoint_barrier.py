@@ -4,7 +4,7 @@ chief                      each server
 freeze                 ->  blocks changes from now on
                        <-  what it has applied; the furthest of each shard is the cut
 checkpoint, cut        ->  lets changes before the cut through; at the cut, a thread begins to write
-                           and all changes go on
+                           and all changes continue
                        <-  once the checkpoint is on disk
 """
 
@@ -68,7 +68,7 @@ class CheckpointBarrier:
         self.allocate_copies()
 
     def allocate_copies(self) -> None:
-        """Allocate memory for the copies, where checkpoints are expected. Call it after each definition."""
+        """Allocate memory for the copies, if checkpoints are expected. Call it after each definition."""
         if self._checkpoints_expected:
             snapshots.allocate_copies(self._state, self._copies)
 
@@ -76,7 +76,7 @@ class CheckpointBarrier:
         """Block changes from now on, and return what has been applied.
 
         A message with "thaw" ends the freeze instead, because another server couldn't be frozen. Raises
-        ParameterError where a checkpoint is under way.
+        ParameterError if a checkpoint is under way.
         """
         if message.meta.get("thaw"):
             if self._freeze is not None and self._freeze.coordinator is connection:
@@ -118,7 +118,7 @@ class CheckpointBarrier:
                 "another worker, or after the freeze had ended. Call Client.checkpoint again"
             )
         cut = ConsistentCut.from_json(message.meta)
-        # What is wrong with the request must come out now, not once the cut is reached.
+        # Errors of the request must show now, not once the cut is reached.
         Path(str(message.meta["directory"]))
         cut.is_reached(self._state.policy.mode, self._state.push_state.version, self._applied())
         freeze.request = message, cut
@@ -126,7 +126,7 @@ class CheckpointBarrier:
         return blocked
 
     def write_if_at_cut(self) -> list[tuple[Connection, Message]]:
-        """Begin to write where the cut is reached. Return the blocked requests, to be handled then."""
+        """Begin to write if the cut is reached. Return the blocked requests, to be handled then."""
         freeze, state = self._freeze, self._state
         if freeze is None or freeze.request is None:
             return []
@@ -161,7 +161,7 @@ class CheckpointBarrier:
             coordinator.enqueue(Message(REPLY, message.request, {"number": message.meta["number"]}))
 
     def expire(self, now: float, closed: Connection | None = None) -> list[tuple[Connection, Message]]:
-        """End the freeze where the cut isn't reached in time or its worker's connection `closed`.
+        """End the freeze if the cut isn't reached in time or its worker's connection `closed`.
 
         Return the blocked requests, which must be handled then.
         """

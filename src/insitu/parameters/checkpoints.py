@@ -1,4 +1,4 @@
-"""Writes checkpoints of one server in a thread, while the server goes on, and reads them.
+"""Writes checkpoints of one server in a thread, while the server keeps running, and reads them.
 
 DIRECTORY/
   server-0/                     of the first server; servers on other hosts may use other disks
@@ -54,10 +54,10 @@ _WRITE_BYTES = 4 << 20
 _CANCEL_TIMEOUT = 10.0
 """Seconds that a cancelled checkpoint has to end."""
 _NICENESS = 10
-"""Priority of the writing thread, so that training comes first where processors are few."""
+"""Priority of the writing thread, so that training comes first if processors are few."""
 _LOG = logging.getLogger("insitu")
 _CheckCancelled = Callable[[], None]
-"""Raises where the checkpoint was cancelled."""
+"""Raises if the checkpoint was cancelled."""
 
 
 def server_folder(directory: Path, server: int) -> Path:
@@ -75,7 +75,7 @@ class CheckpointWriter:
     def __init__(
         self, directory: Path, number: int, server: int, snapshot: LiveSnapshot, key: bytes | None = None
     ) -> None:
-        """Begin to write; see `write`. Raises ParameterError where no thread can be started."""
+        """Begin to write; see `write`. Raises ParameterError if no thread can be started."""
         self._error: InsituError | None = None
         self._cancelled = threading.Event()
         self._done_out, self._done_in = os.pipe2(os.O_CLOEXEC)
@@ -117,7 +117,7 @@ class CheckpointWriter:
         return self._done_out
 
     def join(self) -> InsituError | None:
-        """Wait until it is done. Return its error; None where the checkpoint is published."""
+        """Wait until it is done. Return its error; None if the checkpoint is published."""
         self._thread.join()
         os.close(self._done_out)
         return self._error
@@ -211,11 +211,11 @@ def list_numbers(folder: Path) -> list[int]:
 
 
 def read_newest(directory: Path, server: int, key: bytes | None = None) -> Snapshot | None:
-    """Return the checkpoint that `server` starts from; None where there is none.
+    """Return the checkpoint that `server` starts from; None if there is none.
 
     That is its newest one that is intact, that `key` has signed (None: this user's), and that all servers
     have whose folders are here. Logs a warning for each that is damaged or forged. Raises CheckpointError for
-    one that was signed with another key, and if the disk goes on failing.
+    one that was signed with another key, and if the disk keeps failing.
     """
     own = server_folder(directory, server)
     return try_again(lambda: _read_newest(directory, own, key), own, (OSError, MemoryError))

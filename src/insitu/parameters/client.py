@@ -49,7 +49,7 @@ class Client:
         self.connections = requests.connections
         #: The shards that this worker pushes for.
         self.shards = tuple(shards)
-        #: Rows of tables. What scripts call of it is given here, too.
+        #: Rows of tables. Its methods for scripts are given here, too.
         self.tables = tables = TableClient(requests, self.shards, self._make_version_meta)
         self.define_tables, self.load_rows = tables.define_tables, tables.load_rows
         self.pull_rows, self.push_rows, self.read_rows = tables.pull_rows, tables.push_rows, tables.read_rows
@@ -112,7 +112,7 @@ class Client:
         together: bool = False,
         parts: Mapping[str, int] | None = None,
     ) -> ShardingPlan:
-        """Define the dense variables, alike in all workers. Return where they went.
+        """Define the dense variables, alike in all workers. Return their places.
 
         All start with the chief's initial values, unless the servers have values already.
 
@@ -124,7 +124,7 @@ class Client:
             parts: the pieces of each variable, by name, in place of `min_piece_bytes`. One for what isn't
                 named.
 
-        Raises DefinitionMismatch where the servers hold another model, InputError.
+        Raises DefinitionMismatch if the servers hold another model, InputError.
         """
         listed = [Variable(n, tuple(int(i) for i in d[0]), str(d[1])) for n, d in variables.items()]
         plan = plan_sharding(listed, len(self.connections), min_piece_bytes, together=together, parts=parts)
@@ -238,7 +238,7 @@ class Client:
 
     @property
     def can_pipeline_pulls(self) -> bool:
-        """True where a pull may be sent before the push ahead of it is answered. It may not where a leader
+        """True if a pull may be sent before the push ahead of it is answered. It may not if a leader
         decides, because the pull needs its decision."""
         return self.mode != "sync" or len(self.connections) == 1
 
@@ -336,7 +336,7 @@ class Client:
         if gradients is not None:
             self._copy_gradients(gradients, chosen)
         metas, arrays = [], []
-        # Where only tables are trained, only rows are ever pulled.
+        # If only tables are trained, only rows are ever pulled.
         seen = self.tables.row_versions if self._buffers is None and self.mode != "sync" else self._versions
         split = self.tables.split_by_server(tables or {})
         for connection in self.connections:
@@ -368,7 +368,7 @@ class Client:
         return self._resolve_outcome(self.requests.request_each("push", metas, arrays, defer_send=defer_send))
 
     def _find_nonfinite_dense(self, metas: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the servers, where there are several, whose part of the gradient isn't finite. Note in the
+        """Return the servers whose part of the gradient isn't finite, if there are several. Note in the
         requests to the others that theirs is."""
         suspects, buffers = [], self._buffers
         for server, meta in enumerate(metas if len(self.connections) > 1 else ()):
@@ -480,8 +480,8 @@ class Client:
     def last_applied(self, shard: int | None = None, *, table: str = "") -> int:
         """Return the last sequence of the shard's pushes that needs not be pushed again; -1: none.
 
-        `table`: of its pushes to that table alone. A worker that was restarted goes on with the next
-        sequence. Servers that have applied that one already don't apply it twice.
+        `table`: of its pushes to that table alone. A restarted worker continues with the next sequence.
+        Servers that have applied that one already don't apply it twice.
         """
         meta = {"shard": resolve_shard(self.shards, shard), "table": table}
         answers = self.requests.request_all("last_applied", meta).result()
@@ -515,11 +515,11 @@ class Client:
         """Have all servers write their state to `directory`, consistent over all of them.
 
         Returns once the cut is known (see `rules/consistent_cut.py`). The result, the checkpoint's
-        number, is there once it is on disk everywhere; training goes on meanwhile. Only one worker may ask at
-        a time.
+        number, is there once it is on disk everywhere; training continues meanwhile. Only one worker may ask
+        at a time.
 
-        Raises ParameterError where a checkpoint is under way. The future fails with StorageFull,
-        CheckpointError or ParameterError where it can't be written: then the one before stays valid.
+        Raises ParameterError if a checkpoint is under way. The future fails with StorageFull,
+        CheckpointError or ParameterError if it can't be written: then the previous one stays valid.
         """
         try:
             answers = self.requests.request_all("freeze", {}).result()
@@ -579,7 +579,7 @@ def connect(
         timeout: seconds to connect, and to find a lost server again.
         stall_timeout: seconds that an answer may take.
 
-    Raises InputError, ServerLost where a server isn't reached in time, AuthenticationError, VersionMismatch.
+    Raises InputError, ServerLost if a server isn't reached in time, AuthenticationError, VersionMismatch.
     """
     own_shards = (rank,) if shards is None else tuple(shards)
     if not addresses:
@@ -616,7 +616,7 @@ def connect(
 
 
 class ClosureClient:
-    """Takes closures, and tells what came of them. See `closure_queue`."""
+    """Takes closures, and reports their outcome. See `closure_queue`."""
 
     def __init__(self, client: Client, worker: int, incarnation: int) -> None:
         self._client = client
@@ -650,7 +650,7 @@ class ClosureClient:
 
     def join(self, number: int, limit: int, digest: str) -> JoinRecord:
         """Return what all workers find at join `number`. Call it once all closures below `limit` have
-        ended. Raises InputError where other workers have scheduled others."""
+        ended. Raises InputError if other workers have scheduled others."""
         answer = self._request("join", number=number, limit=limit, digest=digest)
         return JoinRecord(limit, digest, answer.arrays[0], int(answer.meta["failed"]))
 

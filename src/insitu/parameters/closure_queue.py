@@ -4,7 +4,7 @@ Workers that run the same script schedule the same closures under the same numbe
 be given a number. The queue is held by the first server: it outlives each worker, and its mirror has it too.
 
 A closure is run at least once. It is handed out again when its worker's connection closes, and when another
-incarnation of the worker asks. What it returns is taken from the run that ends first. Results and failures
+incarnation of the worker asks. Its result is that of the run that ends first. Results and failures
 are bytes that only workers read.
 """
 
@@ -36,7 +36,7 @@ class Holder:
 
 @dataclass(slots=True)
 class JoinRecord:
-    """What all workers find at one call of `join`, whenever they come to it."""
+    """The findings of all workers at one call of `join`, whenever they come to it."""
 
     #: Closures that were scheduled before the call.
     limit: int
@@ -58,13 +58,13 @@ class ClosureQueue:
     following: int = 0
     #: Numbers that were taken and aren't run any more, in order.
     released: list[int] = field(default_factory=list)
-    #: What each closure that has ended returned; None once it was dropped.
+    #: The result of each closure that has ended; None once it was dropped.
     results: dict[int, Array | None] = field(default_factory=dict)
     #: Numbers of the closures that failed.
     failed: set[int] = field(default_factory=set)
-    #: What closures have added to variables that are summed over workers.
+    #: Sums of closures' additions to variables that are summed over workers.
     sums: Array = field(default_factory=lambda: np.zeros(0))
-    #: What was found at each join, by its number.
+    #: The findings at each join, by its number.
     joins: dict[int, JoinRecord] = field(default_factory=dict)
     #: Bytes of the results that are kept.
     kept_bytes: int = 0
@@ -101,7 +101,7 @@ class ClosureQueue:
         return {}, ()
 
     def take(self, holder: Holder, limit: int) -> int:
-        """Return the number of a closure below `limit` that `holder` is to run; -1 where there is none.
+        """Return the number of a closure below `limit` that `holder` must run; -1 if there is none.
 
         A holder that asks again gets the same number: it hasn't received the answer.
         """
@@ -154,7 +154,7 @@ class ClosureQueue:
 
     def join(self, number: int, limit: int, digest: str) -> JoinRecord:
         """Return what all workers find at join `number`, once all closures below `limit` have ended. Raises
-        InputError where other workers have scheduled others."""
+        InputError if other workers have scheduled others."""
         record = self.joins.get(number)
         if record is None:
             before = max((j.limit for j in self.joins.values()), default=0)

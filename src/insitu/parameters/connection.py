@@ -56,7 +56,7 @@ class Connection:
         #: Views into `segments` that the owner made and keeps, by a key of its choice.
         self.views: dict[Any, Any] = {}
         #: On a server: the values that the last push wrote to the worker's memory before they were pulled, as
-        #: (segment, group offsets, version); None where it wrote none. Set and cleared by `RequestHandler`.
+        #: (segment, group offsets, version); None if it wrote none. Set and cleared by `RequestHandler`.
         self.values_written: tuple[Any, Any, int] | None = None
         #: The worker that takes closures by this connection; None before it does. Written by its handler.
         self.closure_worker: int | None = None
@@ -220,14 +220,14 @@ class Connection:
         self._segment_arrays[number] = segment.array()
 
     def borrow(self, number: int) -> Borrower:
-        """Return the right to write to a segment. Raises ParameterError where nothing is attached."""
+        """Return the right to write to a segment. Raises ParameterError if nothing is attached."""
         found = self.borrowed.get(number)
         if found is None:
             raise ParameterError(f"Memory must be attached before a message names it. Received: {number}")
         return found
 
     def close(self) -> None:
-        """Close the socket. What is still unsent is lost."""
+        """Close the socket. Unsent messages are lost."""
         self.socket.close()
 
 

@@ -1,9 +1,9 @@
-"""Reads the rows of a table as they were at one moment, while the table goes on changing: for a checkpoint.
+"""Reads the rows of a table as they were at one moment, while the table keeps changing: for a checkpoint.
 
 Nothing is copied when the snapshot begins. The thread that is about to change rows first saves them: it
-appends each of them once to a log and records where. The thread that reads copies a block of the table as it
-is, and only then looks which of its rows have been saved meanwhile or before. It takes these from the log. As
-each row is saved before it changes, every row that had changed when it was copied is found in the log.
+appends each of them once to a log and records its place. The thread that reads copies a block of the table as
+it is, and only then looks which of its rows have been saved meanwhile or before. It takes these from the log.
+As each row is saved before it changes, every row that had changed when it was copied is found in the log.
 
 So neither thread waits for the other. This relies on one thread seeing another's writes in their order, as
 processors of the x86 kind have it, and others by the locks that Python takes between the steps.
@@ -94,7 +94,7 @@ class TableSnapshot:
     def save(self, rows: NDArray[Any]) -> None:
         """Save rows that are about to change, by number and distinct.
 
-        Where the log has no room for them, the reader fails and the table goes on.
+        If the log has no room for them, the reader fails and the table keeps changing.
         """
         if self._error is not None:
             return
@@ -115,7 +115,7 @@ class TableSnapshot:
     def read(self, kind: str, low: int, high: int, out: Array) -> None:
         """Write rows [low, high) of `kind`, as they were, to `out`.
 
-        Raises CheckpointError where some couldn't be saved.
+        Raises CheckpointError if some couldn't be saved.
         """
         np.copyto(out, self.arrays[kind][low:high])
         if self._error is not None:

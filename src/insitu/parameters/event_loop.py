@@ -73,7 +73,7 @@ class EventLoop:
     """The sockets of one server's process. One thread polls; any thread, and signal handlers, may wake it."""
 
     def __init__(self, address: str, index: int, secret: bytes) -> None:
-        """Listen on `address`. Raises ParameterError where that can't be done."""
+        """Listen on `address`. Raises ParameterError if that can't be done."""
         self._index = index
         self._secret = secret
         self._tls_settings = read_tls_settings()

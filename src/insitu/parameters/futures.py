@@ -38,19 +38,19 @@ class Future(Generic[T]):
         return value
 
     def set_result(self, value: Any) -> None:
-        """Complete the future. Does nothing where it is done already."""
+        """Complete the future. Does nothing if it is already done."""
         if not self._done:
             self._done, self._value = True, value
             self._run_callbacks()
 
     def set_exception(self, error: BaseException) -> None:
-        """Fail the future. Does nothing where it is done already."""
+        """Fail the future. Does nothing if it is already done."""
         if not self._done:
             self._done, self._error = True, error
             self._run_callbacks()
 
     def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
-        """Call `callback(self)` once the future is done, or at once where it is."""
+        """Call `callback(self)` once the future is done, or at once if it is."""
         if self._done:
             callback(self)
         else:
@@ -63,7 +63,7 @@ class Future(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that the request failed with; None where it hasn't failed."""
+        """The error that the request failed with; None if it hasn't failed."""
         return self._error
 
     @property

@@ -21,14 +21,14 @@ Array = NDArray[Any]
 class Gradients:
     """The gradients of one push."""
 
-    #: The server's own flat gradient of each group; empty where the push has none.
+    #: The server's own flat gradient of each group; empty if the push has none.
     dense: Mapping[str, Array] = field(default_factory=dict)
     #: For each table, keys int64[n] and gradients [n, width].
     rows: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
     #: Whether the worker has checked that all of `dense` is finite.
     finite: bool = False
-    #: What the worker tells the others of its rows, float64[size], once the push has become part of an update
-    #: (mode sync).
+    #: The worker's record of its rows for the others, float64[size], once the push has become part of an
+    #: update (mode sync).
     record: Array | None = None
 
 

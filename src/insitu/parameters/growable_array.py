@@ -28,7 +28,7 @@ class GrowableArray:
 
     #: Rows in use.
     rows: int
-    #: All reserved rows, those in use first. Its address changes only where the system refuses to reserve as
+    #: All reserved rows, those in use first. Its address changes only if the system refuses to reserve as
     #: much as the machine has.
     array: NDArray[Any]
 
@@ -51,14 +51,14 @@ class GrowableArray:
                 whole = Pages(rows * self._row_bytes, huge=self._huge).array()
                 return whole[: rows * self._row_bytes].view(self._dtype).reshape(rows, *self._shape)
             except ExchangeError:
-                # Where the system counts reservations (overcommit off), reserve less; `extend` copies then.
+                # If the system counts reservations (overcommit off), reserve less; `extend` copies then.
                 if rows <= _MIN_RESERVED_ROWS:
                     raise
                 rows //= 2
 
     def extend(self, count: int) -> int:
-        """Use `count` more rows. Return the number of the first. Raises ParameterError where they don't fit
-        into the machine's memory."""
+        """Use `count` more rows. Return the number of the first. Raises ParameterError if they don't fit into
+        the machine's memory."""
         first, needed = self.rows, self.rows + count
         if needed > self._max_rows:
             raise ParameterError(

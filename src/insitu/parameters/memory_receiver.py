@@ -58,7 +58,7 @@ class MemoryReceiver:
 
     @property
     def name(self) -> str:
-        """The name under which workers reach it; empty where no memory is shared."""
+        """The name under which workers reach it; empty if no memory is shared."""
         return "" if self._listener is None else self._listener.name
 
     def fileno(self) -> int:

@@ -71,7 +71,7 @@ class StateFactory:
         return ServerState(server, self.policy, nan=self.nan, make_updater=self.make_updater)
 
     def restore(self, state: ServerState) -> None:
-        """Fill an empty state from its newest checkpoint, where there is one. Raises CheckpointError."""
+        """Fill an empty state from its newest checkpoint, if there is one. Raises CheckpointError."""
         if self.checkpoint is None:
             return
         snapshot = checkpoints.read_newest(self.checkpoint, state.server, self.checkpoint_key)

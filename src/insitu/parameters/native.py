@@ -80,7 +80,7 @@ def all_finite(values: Array) -> bool:
     if _are_plain_float32(values):
         return bool(kernels().finite(address_of(values), values.size))
     if values.dtype.itemsize >= 4:
-        # The sum of squares is one pass; a second one is needed only where it overflows.
+        # The sum of squares is one pass; a second one is needed only if it overflows.
         flat = values.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(np.dot(flat, flat)):
@@ -103,7 +103,7 @@ def copy_and_check(to: Array, source: Array, *, whole: int = 0) -> bool:
 def update_sgd(value: Array, gradient: Array, rate: float, to: Array | None) -> bool:
     """Compute `value -= rate * gradient` in place, and copy the result to `to`; all flat, of one size.
 
-    Return False where there is no compiled code for it: then nothing was done.
+    Return False if there is no compiled code for it: then nothing was done.
     """
     if not _are_plain_float32(value, gradient, *(() if to is None else (to,))):
         return False
@@ -136,7 +136,7 @@ def _describe_rows(array: Array) -> tuple[int, int]:
 
 
 def take(rows: Array, numbers: Array, out: Array) -> None:
-    """Compute `out[i] = rows[numbers[i]]`; leave alone where the number is -1. `out` is contiguous."""
+    """Compute `out[i] = rows[numbers[i]]`; skip it if the number is -1. `out` is contiguous."""
     kernels().take(address_of(rows), address_of(numbers), len(numbers), *_describe_rows(out))
 
 
@@ -148,7 +148,7 @@ def put(rows: Array, numbers: Array, source: Array) -> None:
 def update_sgd_rows(rows: Array, numbers: Array, gradients: Array, rate: float) -> bool:
     """Compute `rows[numbers[i]] -= rate * gradients[i]`.
 
-    Return False where there is no compiled code for it: then nothing was done.
+    Return False if there is no compiled code for it: then nothing was done.
     """
     if rows.dtype != np.float32 or not _are_plain_float32(gradients):
         return False

@@ -36,7 +36,7 @@ class ReplicationLog:
     def append(self, message: Message) -> int | None:
         """Send the request of a change to the mirror.
 
-        Return the change's number, for `reply`; None where its answer needs not wait.
+        Return the change's number, for `reply`; None if its answer needs not wait.
         """
         if self.mirror is None:
             if time.monotonic() >= self.mirror_expected_until:
@@ -44,7 +44,7 @@ class ReplicationLog:
             self._last_change += 1
             return self._last_change
         self._last_change += 1
-        # Arrays may lie in a worker's memory, which the worker may change before they are sent.
+        # Arrays may be in a worker's memory, which the worker may change before they are sent.
         arrays = [np.array(array) for array in message.arrays]
         try:
             self.mirror.send(Message(REQUEST, self._last_change, {**message.meta, "change": True}, arrays))

@@ -54,7 +54,7 @@ class DenseTransfer:
         """Return the server's own elements of each group, flat.
 
         `arrays` are those of the message that belong to dense variables: one for each span of each group, or
-        one for each group where the message is marked "flat". Raises InputError.
+        one for each group if the message is marked "flat". Raises InputError.
         """
         plan = self._state.plan
         if plan is None:
@@ -75,7 +75,7 @@ class DenseTransfer:
         return flats
 
     def _join(self, parts: Sequence[Array], group: str) -> Array:
-        """Return the parts as one flat array: a view where there is only one.
+        """Return the parts as one flat array: a view if there is only one.
 
         The memory is used again by the next push, except in mode sync, where pushes may be held.
         """
@@ -408,7 +408,7 @@ class RequestHandler:
         connection: Connection,
         message: Message,
     ) -> Sequence[PushResult]:
-        """Push, and write the new values to the worker's memory where it has lent some for that."""
+        """Push, and write the new values to the worker's memory if it has lent some for that."""
         if destination is None:
             return self.state.push(push, gradients, time.monotonic())
         borrowed = connection.borrow(message.meta["segment"])

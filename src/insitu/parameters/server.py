@@ -39,7 +39,7 @@ class ParameterServer:
         max_staleness: most pushes that a shard may be ahead of the slowest in mode bounded.
         nan: "refuse" gradients that aren't finite, or "clip" such elements to 0.
         make_updater: makes the updater of the config that workers send.
-        backups: with 1, the next server mirrors what this one holds, and this one mirrors the one before.
+        backups: with 1, the next server mirrors what this one holds, and this one mirrors the previous one.
         checkpoint: folder that `Client.checkpoint` wrote to. The server starts with what the newest
             checkpoint there holds of it, unless a mirror has its state.
         checkpoint_key: signs what `Client.checkpoint` writes; `checkpoint` must have been signed with it
@@ -47,7 +47,7 @@ class ParameterServer:
         stall_timeout: seconds after which a request that waits fails.
         report: called by the serving thread with `stats()`, each second and once the server has ended.
 
-    Raises InputError for bad arguments, ParameterError where it can't listen.
+    Raises InputError for bad arguments, ParameterError if it can't listen.
 
     Either call `serve()`, which returns after `stop()`, or use it as a context manager: then it serves in a
     thread of its own.
@@ -99,7 +99,7 @@ class ParameterServer:
                 index, addresses or [self.address], backups, secret, factory, stall_timeout, self._loop
             )
         except BaseException:
-            self._loop.close()  # as where its checkpoint can't be read
+            self._loop.close()  # as when its checkpoint can't be read
             raise
         self._loop.set_handler(self._mirrors)
 

@@ -82,7 +82,7 @@ class ServerConnection:
         self.seconds_to_connect = 0.0
         #: Attempts to connect since the last one that succeeded.
         self._failures = 0
-        #: Of each lane: what says for which connection memory is handed over.
+        #: Each lane's ticket, which says for which connection memory is handed over.
         self._tickets: list[str] = []
 
     @property
@@ -109,7 +109,7 @@ class ServerConnection:
                 self.connect_once(deadline)
                 return
             except (OSError, ConnectionClosed, ServerMoved, AuthenticationError) as error:
-                # Also a wrong proof is but a note: a stranger may listen where the server should.
+                # Also a wrong proof is but a note: a stranger may listen in the server's place.
                 reason = str(error)
                 refusal = error if isinstance(error, AuthenticationError) else refusal
             if time.monotonic() >= own_address_until:
@@ -167,9 +167,9 @@ class ServerConnection:
         self._failures, self.seconds_to_connect = 0, time.monotonic() - start
 
     def _verify_memory(self, deadline: float) -> None:
-        """Hand the server a page, and share no memory with it where that isn't possible.
+        """Hand the server a page, and share no memory with it if that isn't possible.
 
-        Raises ParameterError where it must be.
+        Raises ParameterError if sharing is required.
         """
         reason = "it isn't on this host"
         if self.shares_memory:

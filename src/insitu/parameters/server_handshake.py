@@ -49,7 +49,7 @@ def make_peer_info(role: str, index: int, **more: Any) -> PeerInfo:
 
 
 def check_peer_info(peer: PeerInfo) -> None:
-    """Raise VersionMismatch where the peer uses another protocol version, ExchangeError where it doesn't
+    """Raise VersionMismatch if the peer uses another protocol version, ExchangeError if it doesn't
     belong to parameter servers."""
     if peer.get("room") != "parameters":
         raise ExchangeError(
@@ -73,7 +73,7 @@ def connect_to_server(
     """Connect to a server and do the handshake. Return (socket, the server's description).
 
     Waits until `deadline` (monotonic) at most, and `limit` seconds each for the host's name to be known and
-    for the host to accept the connection. Raises OSError where nobody answers, AuthenticationError,
+    for the host to accept the connection. Raises OSError if nobody answers, AuthenticationError,
     VersionMismatch, ExchangeError.
     """
     host, port = parse_address(address, lowest=0)

@@ -55,7 +55,7 @@ class ServerRequests:
         self._waiting_threads = 0
         #: (operation, meta) of the requests that define the model, for a server that is found again.
         self._definitions: list[tuple[str, Mapping[str, Any]]] = []
-        #: What servers of this host map, in the order in which it was lent.
+        #: Memory that servers of this host map, in the order of lending.
         self._memories: list[LentMemory] = []
         self._has_background_work = threading.Event()
         self._io_thread: threading.Thread | None = None
@@ -237,7 +237,7 @@ class ServerRequests:
         self._definitions.append((operation, meta))
 
     def _reconnect(self, server: ServerConnection, seconds: float) -> None:
-        """Find a lost server again and resend what it hasn't answered; fail that where it isn't found."""
+        """Find a lost server again and resend its unanswered requests; fail these if it isn't found."""
         server.disconnect()
         try:
             self.take_memory_back(server, seconds)
@@ -248,7 +248,7 @@ class ServerRequests:
             server.resend_pending()
 
     def take_memory_back(self, server: ServerConnection, timeout: float) -> None:
-        """Take back what a server was lent: one that was stopped, and goes on, can't write to it any more.
+        """Take back memory lent to a server: if it was stopped and resumes, it can't write to it any more.
 
         Raises ExchangeError if it is in the middle of a write for longer than `timeout` seconds.
         """
@@ -259,7 +259,7 @@ class ServerRequests:
     def _find_again(self, server: ServerConnection, seconds: float) -> None:
         """Connect to a lost server, at its own address or its mirror's.
 
-        Raises ServerLost where it isn't found within `seconds`, or has lost its state.
+        Raises ServerLost if it isn't found within `seconds`, or has lost its state.
         """
         deadline = time.monotonic() + seconds
         if self._closed:
@@ -284,7 +284,7 @@ class ServerRequests:
     def _reintroduce(self, server: ServerConnection, deadline: float) -> None:
         """Repeat to a server that was found again what it must know of this worker.
 
-        Raises ServerLost where it has lost its state.
+        Raises ServerLost if it has lost its state.
         """
         for operation, meta in self._definitions:
             answer = server.call(operation, meta, deadline)

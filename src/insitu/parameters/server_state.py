@@ -140,7 +140,7 @@ class ServerState:
         self.values: dict[str, Array] = {}
         #: Learning rates that were set in place of the updaters' own, by table; "": of the dense variables.
         self.learning_rates: dict[str, float] = {}
-        #: Slots of the updater by piece, or by group where the updater is elementwise.
+        #: Slots of the updater by piece, or by group if the updater is elementwise.
         self.slots: dict[str, dict[str, Array]] = {}
         #: Rows of each table.
         self.tables: dict[str, RowStore] = {}
@@ -158,9 +158,9 @@ class ServerState:
         self.closures = ClosureQueue()
         #: Counts of what became of pushes.
         self.stats = PushStats()
-        #: What workers say of the rows of the last updates (mode sync, on the leader).
+        #: Workers' records of the rows of the last updates (mode sync, on the leader).
         self.step_records = StepRecords()
-        #: What shards bring to be gathered; the first server has it.
+        #: Arrays of shards to be gathered; the first server has them.
         self.gatherings = Gatherings()
         self._nan = nan
         self._make_updater = make_updater
@@ -179,7 +179,7 @@ class ServerState:
     ) -> None:
         """Define the dense variables, with zeros for values.
 
-        Raises DefinitionMismatch where they were defined otherwise before, InputError for an updater that
+        Raises DefinitionMismatch if they were defined otherwise before, InputError for an updater that
         can't be made.
         """
         if self.plan is not None:
@@ -215,7 +215,7 @@ class ServerState:
         return {p.name: updater.slots(p.name, p.shape, as_dtype(p.variable.dtype)) for p in pieces}
 
     def define_table(self, table: Table) -> None:
-        """Define a table. Raises DefinitionMismatch where it was defined otherwise before."""
+        """Define a table. Raises DefinitionMismatch if it was defined otherwise before."""
         known = self.tables.get(table.name)
         if known is None:
             self.tables[table.name] = RowStore(table)
@@ -248,7 +248,7 @@ class ServerState:
             self.learning_rates[table] = rate
 
     def get_table(self, name: str) -> RowStore:
-        """Return a table's rows. Raises InputError where it isn't defined."""
+        """Return a table's rows. Raises InputError if it isn't defined."""
         if name not in self.tables:
             known = ", ".join(sorted(self.tables)) or "none"
             raise InputError(
@@ -337,8 +337,8 @@ class ServerState:
             updater.finalize(self._view_pieces(), self.slots)
 
     def catch_up(self, version: int) -> None:
-        """Count on from `version`, at which the workers are, where this state was restored from a checkpoint
-        before it."""
+        """Continue counting from `version`, that of the workers, if this state was restored from an earlier
+        checkpoint."""
         if self.push_state.maybe_ahead and version > self.push_state.version:
             self.push_state = replace(self.push_state, version=version, held=(), held_since=None)
 
@@ -354,8 +354,8 @@ class ServerState:
         return max([self.push_state.applied.get(shard, -1), *held])
 
     def find_shards_before(self, sequence: int) -> list[int]:
-        """Return the shards that may yet come to where their next push is number `sequence`: those that
-        haven't pushed it, nor ended their fit."""
+        """Return the shards whose next push may yet be number `sequence`: those that haven't pushed it, nor
+        ended their fit."""
         shards = range(self.policy.total_replicas)
         finished = self.push_state.finished
         return [s for s in shards if s not in finished and self.last_applied(s) < sequence]
@@ -543,8 +543,8 @@ class Gatherings:
         self._bytes = 0
 
     def bring(self, meta: Mapping[str, Any], array: Array) -> None:
-        """Keep what a worker brings for its "shards" to a "place": so many "rows" of `array` for each. What a
-        shard has brought before stays, as others may have it."""
+        """Keep what a worker brings for its "shards" to a "place": so many "rows" of `array` for each. A
+        shard's earlier rows stay, as others may have them."""
         place, stop = str(meta["place"]), 0
         brought = self._brought.setdefault(place, {})
         for shard, rows in zip(meta["shards"], meta["rows"], strict=True):

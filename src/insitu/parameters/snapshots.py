@@ -32,7 +32,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class LiveSnapshot:
-    """A state as it was at one time, while the state itself goes on changing."""
+    """A state as it was at one time, while the state itself keeps changing."""
 
     #: JSON; see `_describe`.
     meta: dict[str, Any]
@@ -129,7 +129,7 @@ def _describe(state: ServerState) -> dict[str, Any]:
 
 
 def restore(state: ServerState, snapshot: Snapshot) -> None:
-    """Fill an empty state. Raises CheckpointError where the snapshot isn't one of its server."""
+    """Fill an empty state. Raises CheckpointError if the snapshot isn't one of its server."""
     meta, arrays = snapshot.meta, snapshot.arrays
     if meta.get("format") != FORMAT or meta.get("server") != state.server:
         raise CheckpointError(

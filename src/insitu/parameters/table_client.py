@@ -55,13 +55,13 @@ class TableClient:
             self._tables[table.name] = table
 
     def _attach_arena(self) -> None:
-        """Create the arena and have the servers of this host map it, where there are any."""
+        """Create the arena and have the servers of this host map it, if there are any."""
         if self._arena is None and any(connection.shares_memory for connection in self._connections):
             self._arena = Arena()
             self._requests.share(self._arena)
 
     def _allocate(self, server: ServerConnection, specs: Sequence[Spec]) -> Allocation | None:
-        """Allocate memory that a server sees; None where it sees none or there is no room."""
+        """Allocate memory that a server sees; None if it sees none or there is no room."""
         return self._arena.allocate(specs) if self._arena is not None and server.shares_memory else None
 
     # Rows
@@ -71,7 +71,7 @@ class TableClient:
     ) -> Future[Array]:
         """Look up the rows of `keys`, int64[n], which may repeat. The result is [n, width].
 
-        It is written to `out` where that is given; without it, and with one server, nothing is copied. A key
+        It is written to `out` if that is given; without it, and with one server, nothing is copied. A key
         without a row gets one, unless `create` is False: then its first values come and nothing is kept.
         """
         known, keys = self._get_table(table), _as_keys(keys)
@@ -155,7 +155,7 @@ class TableClient:
         return gather([answers], self._requests.run_until_done, lambda _: "applied")
 
     def find_nonfinite_rows(self, split: Sequence[Sequence[Pair]]) -> list[int]:
-        """Return the servers, where there are several, whose part of `split` isn't finite."""
+        """Return the servers whose part of `split` isn't finite, if there are several."""
         if len(self._connections) == 1:
             return []
         return [
@@ -167,7 +167,7 @@ class TableClient:
     def read_rows(self, table: str, *, block: int = 1 << 16) -> Iterator[Pair]:
         """Yield all rows of a table as (int64[n] keys, [n, width] rows), server by server, unordered.
 
-        Other workers should not push meanwhile: rows may be missed where some are evicted.
+        Other workers should not push meanwhile: rows may be missed if some are evicted.
         """
         self._get_table(table)
         for connection in self._connections:
@@ -250,7 +250,7 @@ def as_counts(**given: Any) -> dict[str, int]:
 
 
 def _as_keys(keys: Any) -> Array:
-    """Return `keys` as int64[n]. Raises InputError where they have no exact int64."""
+    """Return `keys` as int64[n]. Raises InputError if they have no exact int64."""
     array = np.asarray(keys)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InputError(f"Keys must be integers, [n]. Received: {array.dtype.name}{list(array.shape)}")

@@ -138,7 +138,7 @@ class RowStore:
         set_learning_rate(self._updater, rate)
 
     def set_updater(self, updater: Updater) -> None:
-        """Replace the updater by one of other settings. Raises InputError where it has other slots."""
+        """Replace the updater by one of other settings. Raises InputError if it has other slots."""
         if updater.row_slots().keys() != self._initial_slots.keys():
             raise InputError(
                 f"An updater of table {self.table.name!r} must have the slots {sorted(self._initial_slots)}. "
@@ -200,7 +200,7 @@ class RowStore:
         """Create rows for keys[missing], and write their numbers to `found`."""
         new, which = find_distinct(keys[missing])
         first = len(self.index)
-        # Where rows were evicted, the new ones overwrite memory that a snapshot may still read.
+        # If rows were evicted, the new ones overwrite memory that a snapshot may still read.
         self._save_rows(np.arange(first, first + len(new), dtype=np.int32))
         self._extend(len(new))
         self._initializer.fill(new, self._values.array[first : first + len(new)])
@@ -283,12 +283,12 @@ class RowStore:
         self._snapshot = None
 
     def _save_rows(self, numbers: NDArray[Any]) -> None:
-        """Save rows that are about to change, where a snapshot is being read."""
+        """Save rows that are about to change, if a snapshot is being read."""
         if self._snapshot is not None:
             self._snapshot.save(numbers)
 
     def load(self, arrays: Mapping[str, Array], *, updates: int | None = None) -> None:
-        """Set rows, in place of those of the same keys. New rows get fresh slots where none are given.
+        """Set rows, in place of those of the same keys. New rows get fresh slots if none are given.
 
         `arrays` as `arrays()` returns them; "keys", distinct, and "values" must be there. `updates` sets the
         count of updates.
@@ -317,7 +317,7 @@ def sum_duplicates(keys: Keys, gradients: Array) -> tuple[Keys, Array]:
 
 # Finds the row of each key: a hash table with linear probing, which looks up many keys at a time.
 #
-# The buckets hold 32-bit row numbers only. The keys lie by row in an array of their own, which a table
+# The buckets hold 32-bit row numbers only. The keys are stored by row in an array of their own, which a table
 # needs anyway. A quarter to a half of the buckets is in use, so each row costs 8 to 16 bytes
 
 
@@ -338,7 +338,7 @@ class HashIndex:
     def __init__(self, limit: int | None = None) -> None:
         #: The key of each row.
         self.keys = GrowableArray((), np.dtype(np.int64), limit=limit)
-        #: Row numbers, _EMPTY where there is none; a power of two of them.
+        #: Row numbers, _EMPTY if there is none; a power of two of them.
         self._buckets: RowNumbers = np.full(_MIN_BUCKETS, _EMPTY, np.int32)
 
     def __len__(self) -> int:
@@ -396,7 +396,7 @@ class HashIndex:
         buckets = self._hash_to_buckets(keys)
         while rows.size:
             free = table[buckets] == _EMPTY
-            # Of several rows for one bucket the last is written; the others then see that it isn't theirs.
+            # Among several rows for one bucket the last is written; the others then see that it isn't theirs.
             table[buckets[free]] = rows[free]
             left = table[buckets] != rows
             buckets, rows = (buckets[left] + 1) & mask, rows[left]

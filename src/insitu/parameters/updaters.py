@@ -33,7 +33,7 @@ class Updater(Protocol):
 
     @property
     def elementwise(self) -> bool:
-        """True where an element's update depends on that element alone. Then `update` may get all pieces of
+        """True if an element's update depends on that element alone. Then `update` may get all pieces of
         one dtype as one flat array, which is faster."""
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Array]:
@@ -82,7 +82,7 @@ def note_staleness(updater: object, staleness: int) -> None:
 
 
 def set_learning_rate(updater: object, rate: float) -> None:
-    """Have an updater go on with another learning rate. Raises InputError for an updater without one."""
+    """Have an updater continue with another learning rate. Raises InputError for an updater without one."""
     if not hasattr(updater, "learning_rate"):
         raise InputError(
             "A learning rate can be set where the updater has an attribute `learning_rate`. Received: "
@@ -151,13 +151,13 @@ class ElementwiseUpdater:
                     native.copy_and_check(copy[part], flat[part], whole=flat.size)
 
     def _update_compiled(self, value: Array, gradient: Array, step: int, copy: Array | None) -> bool:
-        """Update all in compiled code. Return False where there is none for it: then nothing was done."""
+        """Update all in compiled code. Return False if there is none for it: then nothing was done."""
         return False
 
     def update_rows_compiled(self, rows: Array, numbers: Array, gradients: Array, step: int) -> bool:
         """Update rows of a table in place, by their numbers, in compiled code.
 
-        Return False where there is none for it: then nothing was done.
+        Return False if there is none for it: then nothing was done.
         """
         return False
 

@@ -31,9 +31,9 @@ class LentMemory:
         """`name` is that of the segment; None: the memory isn't shared."""
         #: Bytes of the memory, and with the grants.
         self.size, self.shared_size = size, size + GRANT_BYTES
-        #: File descriptor of the segment; -1 where nothing is shared, or once closed.
+        #: File descriptor of the segment; -1 if nothing is shared, or once closed.
         self.descriptor = -1
-        #: Grants servers the right to write, and takes it back; None where nothing is shared.
+        #: Grants servers the right to write, and takes it back; None if nothing is shared.
         self.lender: Lender | None = None
         if name is None:
             self._memory = np.zeros(size, np.uint8)
@@ -62,7 +62,7 @@ class LentMemory:
 class WorkerBuffers(LentMemory):
     """One flat array for each group of a plan: one set for the values, and one for each shard's gradients.
 
-    Where a method takes `shard`, None means the values.
+    If a method takes `shard`, None means the values.
     """
 
     SEGMENT, LANE = 1, DENSE_LANE
@@ -155,7 +155,7 @@ def as_values(name: str, given: Any, like: Array) -> Array:
 
 
 ARENA_BYTES = 32 << 20
-"""Where the arena has no room for a request, its arrays are sent over the socket."""
+"""If the arena has no room for a request, its arrays are sent over the socket."""
 _CACHE_LINE = 64
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of an array."""
@@ -177,7 +177,7 @@ class Arena(LentMemory):
         self._dropped: deque[tuple[int, int]] = deque()
 
     def allocate(self, specs: Sequence[Spec]) -> Allocation | None:
-        """Allocate arrays of these shapes and dtypes in one block; None where no block is large enough."""
+        """Allocate arrays of these shapes and dtypes in one block; None if no block is large enough."""
         self._free_dropped()
         sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in specs]
         needed = sum(_round_up(size) for size in sizes)
@@ -249,7 +249,7 @@ class Allocation:
     def detach(self, number: int) -> Array:
         """Return array `number` for the caller to keep: the block is freed with its last view.
 
-        Returns a copy where more than half of the arena is allocated, so that results that are kept leave
+        Returns a copy if more than half of the arena is allocated, so that results that are kept leave
         room for requests.
         """
         array = self.arrays[number]

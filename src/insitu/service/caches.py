@@ -86,7 +86,7 @@ tick of the file system's clock, times show one."""
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What a catalogue holds."""
+    """Contents of a catalogue."""
 
     #: The latest version of each cache, by name.
     latest: Sequence[CacheSpec]
@@ -95,7 +95,7 @@ class Versions:
 
 
 class CatalogIndex:
-    """What the catalogue of a home holds. Read again when its file has changed. Safe for several threads."""
+    """Contents of a home's catalogue. Read again when its file has changed. Safe for several threads."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
@@ -135,7 +135,7 @@ _MAX_TEXT = 2000
 def preview_rows(paths: Paths, name: str, count: int = 24, seed: int = 0) -> dict[str, Any]:
     """Return rows of the latest version in the form of docs/json.md. The same seed gives the same rows.
 
-    They come from partitions on this machine. Raises UnknownCache, CorruptPartition, GridError where none is
+    They come from partitions on this machine. Raises UnknownCache, CorruptPartition, GridError if none is
     here.
     """
     import numpy as np

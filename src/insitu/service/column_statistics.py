@@ -1,4 +1,4 @@
-"""What the values of a cache's columns are like, estimated from a sample of rows at a bounded cost."""
+"""Statistics of a cache's columns, estimated from a sample of rows at a bounded cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_TEXT = 80
 def describe_columns(paths: Paths, name: str, rows: int = ROWS, seed: int = 0) -> dict[str, Any]:
     """Return statistics of each column of the latest version in the form of docs/json.md.
 
-    They are exact where the sample holds all rows: `rows` of docs/json.md equals `rows_of_cache`. Raises
+    They are exact if the sample holds all rows: `rows` of docs/json.md equals `rows_of_cache`. Raises
     UnknownCache, CorruptPartition, GridError.
     """
     from insitu.grid import sample_rows
@@ -120,7 +120,7 @@ def _describe_numbers(values: Values) -> dict[str, Any]:
 
 
 def _count_values(values: list[str]) -> dict[str, Any]:
-    """Return how many values differ, and the most frequent ones where these are few."""
+    """Return how many values differ, and the most frequent ones if these are few."""
     counts = Counter(values)
     frequent: list[tuple[str, int]] = []
     if len(counts) <= min(_FEW, max(1, len(values) // 2)):

@@ -16,9 +16,9 @@ class Example:
 
     #: Its name, for links and the command line.
     name: str
-    #: What it is, in a few words.
+    #: Its subject, in a few words.
     title: str
-    #: What it shows, and what it needs.
+    #: Its lesson, and its requirements.
     about: str
     #: Its folder among the examples.
     folder: str
@@ -80,7 +80,7 @@ IMPORT_OPTIONS = {"label_from_filename": True, "split": "train=0.9,test=0.1"}
 
 
 def find_examples() -> Path | None:
-    """Return the folder of the examples: in the package, or in the checkout; None where neither has them."""
+    """Return the folder of the examples: in the package, or in the checkout; None if neither has them."""
     package = Path(__file__).parents[1]
     folders = (package / "examples", package.parents[1] / "examples")
     return next((folder for folder in folders if (folder / "quickdraw" / "train.py").is_file()), None)
@@ -98,7 +98,7 @@ def list_examples() -> list[dict[str, Any]]:
 
 
 def find_example(name: str) -> dict[str, Any]:
-    """Return one example. Raises InputError where there is none of this name."""
+    """Return one example. Raises InputError if there is none of this name."""
     examples = {each["name"]: each for each in list_examples()}
     if name not in examples:
         raise InputError(f"An example is one of {', '.join(examples) or 'none here'}. Received: {name[:100]}")

@@ -39,7 +39,7 @@ def format_size(size: int) -> str:
 
 def format_split(split: Mapping[str, float], step: float | None, most: int = 4) -> str:
     """Return what a step's seconds went to, such as `gradient 71 %, wait 20 %`: the `most` longest parts
-    of at least 1 %. Empty where the time of a step isn't known."""
+    of at least 1 %. Empty if the time of a step isn't known."""
     if not step:
         return ""
     largest = sorted(split.items(), key=lambda item: -item[1])[:most]

@@ -297,12 +297,12 @@ class _Ended:
     journal: str
     #: The journal as it was when it was read.
     mark: _Mark
-    #: How the job stands.
+    #: State of the job.
     summary: dict[str, Any]
 
 
 class JobIndex:
-    """The jobs of a home. What has ended is read again when its journal changes. Safe for several threads."""
+    """The jobs of a home. An ended job is read again when its journal changes. Safe for several threads."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths

@@ -1,4 +1,4 @@
-"""Reads pages of a job's logs, as text that neither a terminal nor a browser obeys."""
+"""Reads pages of a job's logs, as text without control sequences for terminals or browsers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SEQUENCES = re.compile(
 def clean_line(line: bytes) -> str:
     """Return a line of a log as text: sequences for terminals left out, control characters escaped.
 
-    Of a line that was drawn over by carriage returns the last state is left.
+    If a line was drawn over by carriage returns, its last state is left.
     """
     text = _SEQUENCES.sub("", line[:MAX_LINE].decode("utf-8", errors="replace"))
     states = [state for state in text.split("\r") if state]
@@ -129,7 +129,7 @@ def read_page(
 def read_on(path: Path, count: int, after: int) -> tuple[list[tuple[int, bytes]], int, int]:
     """Return (lines with their positions, start, end): `count` whole lines at most, from position `after` on.
 
-    They lie in bytes [start, end)."""
+    They are in bytes [start, end)."""
     found: list[tuple[int, bytes]] = []
     at = after
     try:

@@ -41,7 +41,7 @@ def list_nodes(
 ) -> list[dict[str, Any]]:
     """Return the nodes: agents on hosts first, then the stores of this machine that hold something.
 
-    `notify` hears why what is listed may be old. `copies_of` returns what `count_copies` has returned of a
+    `notify` receives why the list may be old. `copies_of` returns what `count_copies` has returned of a
     node a while ago; None: it is counted now.
     """
     from insitu.grid import Catalog, load_topology, measure_store, read_store_id

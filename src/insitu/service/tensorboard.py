@@ -29,8 +29,8 @@ def has_summaries(job: JobPaths) -> bool:
 def make_tensorboard_command(
     job: JobPaths | str, host: str, port: int, find: Callable[[str], Any] | None = None
 ) -> list[str]:
-    """Return the command that starts TensorBoard for a job, or for files of `insitu://`. Raises InputError
-    where it isn't installed."""
+    """Return the command that starts TensorBoard for a job, or for files of `insitu://`. Raises InputError if
+    it isn't installed."""
     from importlib.util import find_spec
 
     from insitu.cluster import find_event_folders

@@ -1,6 +1,6 @@
 """Who may use the page: links that work once, sessions that expire, bearer tokens, and two roles.
 
-Secrets are kept as digests, so that neither a look into memory dumps nor the time of a comparison tells them.
+Secrets are kept as digests, so that neither memory dumps nor the time of a comparison reveal them.
 The time is passed in, in seconds of any clock.
 """
 
@@ -28,7 +28,7 @@ _SECRET_BYTES = 32
 class Session:
     """Who asks."""
 
-    #: What may be done: `operate` may change things, `view` may not.
+    #: Permission: `operate` may change things, `view` may not.
     role: Role
     #: Tells sessions from each other in the audit log; no secret.
     name: str

@@ -1,4 +1,4 @@
-"""What users change: used by the REST interface and by the page alike. Each runs in a thread."""
+"""Actions of users, shared by the REST interface and the page. Each runs in a thread."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def stop(state: UIState, job_id: str) -> dict[str, Any]:
 
 
 def resume(state: UIState, job_id: str, given: Mapping[str, str | None]) -> dict[str, Any]:
-    """Let a job go on that has ended, with some variables of the caller. Raises InputError, ClusterError."""
+    """Resume a job that has ended, with some variables of the caller. Raises InputError, ClusterError."""
     job = find(state, job_id)
     notices: list[str] = []
     resume_job(job, Shell.of_server(given), notices.append)

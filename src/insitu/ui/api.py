@@ -256,7 +256,7 @@ async def upload(
 
 @router.delete("/uploads/{token}", summary="Remove an upload that nobody has used")
 async def remove_upload(token: Annotated[str, PathField(pattern=r"^[0-9a-f]{32}$")], state: State) -> Json:
-    state.uploads.list_files(token)  # raises where there is none
+    state.uploads.list_files(token)  # raises if there is none
     await anyio.to_thread.run_sync(state.uploads.remove, token)
     return {"upload": token}
 

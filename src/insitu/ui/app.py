@@ -124,7 +124,7 @@ def _answer_error(request: Request, error: Exception) -> Response:
 def _answer_http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    # Such as which methods there are, where another one was tried.
+    # Such as the allowed methods, if another one was tried.
     return _answer(request, error.status_code, "HTTPException", str(error.detail), headers=error.headers)
 
 

@@ -1,4 +1,4 @@
-"""Files of a job that users may take away: checkpoints and models, nothing else of its folder."""
+"""Files of a job that users may download: checkpoints and models, nothing else of its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class UnknownArtifact(InputError):
 
 
 _MODELS = (".keras", ".h5", ".onnx", ".tflite")
-"""Suffixes of models, which scripts save in the folder of the job's code, where they run."""
+"""Suffixes of models, which scripts save in their working folder, that of the job's code."""
 
 
 def _roots(job: JobPaths) -> dict[str, Path]:

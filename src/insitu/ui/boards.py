@@ -31,7 +31,7 @@ class Boards:
         self._is_closed = False
 
     def find(self, job_id: str) -> str | None:
-        """Return the address of a job's TensorBoard, None where none runs."""
+        """Return the address of a job's TensorBoard, None if none runs."""
         with self._lock:
             return self._find(job_id)
 
@@ -43,8 +43,8 @@ class Boards:
         return url
 
     def start(self, job_id: str, command: Sequence[str]) -> str:
-        """Start one, unless it runs. Returns its address. Raises ClusterError where it doesn't come up, where
-        it is starting already, and where too many are."""
+        """Start one, unless it runs. Returns its address. Raises ClusterError if it doesn't come up, if it is
+        already starting, and if too many run."""
         with self._lock:
             known = self._find(job_id)
             if known is not None:
@@ -100,7 +100,7 @@ class Boards:
 
 
 def check_reach(url: str) -> None:
-    """Raise InputError where who opens the page at `url` can't reach what listens on this machine alone."""
+    """Raise InputError if users of the page at `url` can't reach servers on this machine's loopback."""
     from urllib.parse import urlsplit
 
     from insitu.base.net.unauthenticated import is_loopback

@@ -13,7 +13,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 36
 _MOST = 400
 """Points that are drawn of one series; a screen shows no more."""
 _LARGEST = 1e300
-"""Of a loss that has diverged so far no line can be drawn."""
+"""No line can be drawn of a loss that has diverged so far."""
 _NARROW = 1e-9
 """Values that differ by less, as a share of themselves, are drawn as equal ones."""
 COLOURS = 8
@@ -128,7 +128,7 @@ def _format_tick(value: float) -> str:
 def _draw_line(
     series: Series, colour: int, x_range: tuple[float, float], y_range: tuple[float, float]
 ) -> Markup:
-    """Return the line of a series, cut where a value isn't finite. A single point is a dot."""
+    """Return the line of a series, cut if a value isn't finite. A single point is a dot."""
     parts: list[Markup] = []
     for stretch in _split_at_gaps(series.points):
         places = [
@@ -210,7 +210,7 @@ def _draw_piece(x: float, width: float, height: int, name: str, title: str) -> M
 
 
 def draw_histogram(histogram: Mapping[str, Sequence[float]], name: str) -> Markup:
-    """Return a small picture of how often values lie in each of some ranges."""
+    """Return a small histogram: how many values are in each of some ranges."""
     counts, edges = histogram["counts"], histogram["edges"]
     most, width = max(counts) or 1, 160 / len(counts)
     bars = Markup("").join(

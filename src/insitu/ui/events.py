@@ -18,7 +18,7 @@ T = TypeVar("T")
 INTERVAL = 0.5
 """Seconds between two looks of a viewer, while few look."""
 _LOOKS = 40
-"""Looks a second of all viewers together. Where more viewers follow, each looks less often."""
+"""Looks a second of all viewers together. With more viewers, each looks less often."""
 HEARTBEAT = 15.0
 """Seconds after which an event that says nothing shows whether the viewer is still there."""
 
@@ -26,13 +26,13 @@ HEARTBEAT = 15.0
 @functools.lru_cache(maxsize=32)
 def encode_event(name: str, data: str) -> bytes:
     """Return one event. Each line of `data` is a field of its own, so that none can begin another event.
-    What many viewers follow is encoded once."""
+    An event for many viewers is encoded once."""
     lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return "".join([f"event: {name}\n", *(f"data: {line}\n" for line in lines), "\n"]).encode()
 
 
 def refuse_too_many(state: UIState) -> None:
-    """Raise HTTPException where as many follow as may."""
+    """Raise HTTPException if the limit of viewers is reached."""
     if state.streams >= MAX_STREAMS:
         raise HTTPException(503, f"{MAX_STREAMS} viewers follow at a time. Close another page")
 
@@ -40,7 +40,7 @@ def refuse_too_many(state: UIState) -> None:
 async def follow_changes(
     state: UIState, request: Request, read: Callable[[], Awaitable[T]]
 ) -> AsyncIterator[T | None]:
-    """Yield what `read` returns, and again whenever that has changed; None now and then where it hasn't.
+    """Yield what `read` returns, and again whenever that has changed; None now and then if it hasn't.
 
     Ends with the viewer, with the viewer's session, and with the server.
     """

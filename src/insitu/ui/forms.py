@@ -1,4 +1,4 @@
-"""What users give to start a job or an import, checked field by field."""
+"""Users' input to start a job or an import, checked field by field."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ScaleForm(BaseModel):
 
 
 class ResumeForm(BaseModel):
-    """What a job that goes on takes of its caller's shell."""
+    """Variables that a resumed job takes from its caller's shell."""
 
     model_config = ConfigDict(extra="forbid")
 

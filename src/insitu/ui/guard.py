@@ -28,7 +28,7 @@ from insitu.ui.rules import (
 )
 
 MAX_BODY = 1 << 20
-"""Bytes of a request's body, where nothing is uploaded."""
+"""Limit of a request's body in bytes, without an upload."""
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -82,7 +82,7 @@ class Guard:
         self._audit = audit
         self._origins = origins
         self._cookie = cookie
-        #: Bytes of a body, by path, where they are more than MAX_BODY.
+        #: Limits of a body in bytes, by path, if above MAX_BODY.
         self._upload_limits = upload_limits
         self._clock = clock
 
@@ -120,7 +120,7 @@ class Guard:
         cookie = facts.cookie(self._cookie)
         if cookie is None or not counts_as_own(facts):
             return None
-        # What the page gets pushed doesn't prolong a session: nobody may be there.
+        # Pushed updates of the page don't prolong a session: nobody may be there.
         return self._access.find_session(cookie, self._clock(), use=not facts.path.startswith("/live/"))
 
     def _write_audit(self, scope: Scope, facts: Facts, session: Session | None, status: int) -> None:
@@ -137,7 +137,7 @@ class Guard:
 
 
 class _Answer:
-    """Adds the headers to an answer, and notes its status; 500 where none began."""
+    """Adds the headers to an answer, and notes its status; 500 if none began."""
 
     def __init__(self, send: Send, *, static: bool) -> None:
         self._send = send

@@ -32,13 +32,13 @@ class _Import:
     token: str
     #: The cache that it makes.
     cache: str
-    #: What runs.
+    #: The command that runs.
     command: Sequence[str]
     #: When it was started, in seconds since 1970.
     started: float
     #: The process.
     process: subprocess.Popen[bytes]
-    #: The last lines that it printed, without what a terminal obeys.
+    #: The last lines that it printed, without control sequences of terminals.
     output: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=_TAIL))
     #: When it ended; None while it runs.
     ended: float | None = None
@@ -71,7 +71,7 @@ class Imports:
     def start(
         self, cache: str, sources: Sequence[str], options: Sequence[str], done: Callable[[], None]
     ) -> dict[str, Any]:
-        """Start an import. `done` is called when it has ended. Raises InputError where too many run."""
+        """Start an import. `done` is called when it has ended. Raises InputError if too many run."""
         arguments = ["import", *options, "--", cache, *sources]
         with self._lock:
             if sum(each.code is None for each in self._imports.values()) >= _AT_ONCE:

@@ -41,15 +41,15 @@ BATCH_ROWS = 1024
 
 
 class Model(Protocol):
-    """What predicts."""
+    """A model that can predict."""
 
     @property
     def inputs(self) -> Sequence[Value]:
-        """What it takes."""
+        """Its inputs."""
 
     @property
     def outputs(self) -> Sequence[Value]:
-        """What it returns."""
+        """Its outputs."""
 
     def predict(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name."""
@@ -61,7 +61,7 @@ class Served:
 
     #: Its number: the updates that the model has had.
     version: int
-    #: What predicts.
+    #: The model itself.
     model: Model
 
 

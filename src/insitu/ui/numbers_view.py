@@ -1,4 +1,4 @@
-"""Curves of a job, and where its time went, as charts."""
+"""Curves of a job, and how its time was spent, as charts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def read_curve_points(job: JobPaths) -> list[dict[str, Any]]:
 
 
 def read_numbers(job: JobPaths, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the charts of a job: its curves, and where its time went (None where that isn't known). Reads
-    files."""
+    """Return the charts of a job: its curves, and how its time was spent (None if unknown). Reads files."""
     try:
         goodput = measure_goodput(job).to_json()
     except InsituError:  # a job whose folder is being removed
@@ -40,8 +39,8 @@ def read_numbers(job: JobPaths, evaluations: Sequence[Mapping[str, Any]]) -> dic
 
 
 def draw_curves(curve: Sequence[CurvePoint], evaluations: Sequence[Mapping[str, Any]]) -> list[Markup]:
-    """Return a chart for each metric over updates, with its validation and what the evaluator has found. Of
-    several calls of `fit` the last one is drawn."""
+    """Return a chart for each metric over updates, with its validation and the evaluator's results. The last
+    call of `fit` is drawn."""
     last = max((point.call for point in curve), default=0)
     charts: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for point in curve:
@@ -65,7 +64,7 @@ def draw_comparison(
     curves: Mapping[str, tuple[float, Sequence[CurvePoint]]], over: Literal["updates", "seconds"]
 ) -> list[Markup]:
     """Return a chart for each metric, with a line for each job: `curves` has when it was created, and its
-    curve. Of several calls of `fit` the last one is drawn."""
+    curve. The last call of `fit` is drawn."""
     charts: dict[str, list[Series]] = {}
     for job, (created, curve) in curves.items():
         last = max((point.call for point in curve), default=0)

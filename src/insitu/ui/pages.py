@@ -42,7 +42,7 @@ from insitu.ui.pictures import show_rows
 from insitu.ui.rendering import render, render_page
 from insitu.ui.state import UIState, get_session, get_state, note_for_audit
 
-# What the page shows of one job: fragments that are pushed when they change
+# Parts of a job's page: fragments that are pushed when they change
 
 
 FRAGMENTS = ("head", "actions", "curves", "tasks", "log", "history", "goodput", "data")
@@ -463,7 +463,7 @@ def _explain(error: InputError | ValidationError) -> str:
 
 
 async def _keep_upload(state: UIState, form: FormData, field: str) -> str | None:
-    """Keep the files that a form has sent, and return their token; None where there are none."""
+    """Keep the files that a form has sent, and return their token; None if there are none."""
     token = None
     for sent in form.getlist(field):
         if isinstance(sent, UploadFile) and sent.filename:

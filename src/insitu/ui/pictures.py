@@ -15,7 +15,7 @@ _TEXT = 200
 
 
 def find_picture_shape(shape: Sequence[int], dtype: str) -> tuple[int, int, int] | None:
-    """Return (height, width, channels) where a value of this shape is shown as a picture, else None.
+    """Return (height, width, channels) if a value of this shape is shown as a picture, else None.
 
     Vectors of bytes whose length is a square are taken for pictures, too, as those of Quick, Draw!.
     """
@@ -41,8 +41,8 @@ def flatten(value: Any) -> list[float]:
 
 
 def encode_picture(value: Any, shape: tuple[int, int, int], dtype: str) -> str | None:
-    """Return a picture as a data URL; None where the numbers don't fit. Bytes are brightness; of other
-    numbers the smallest is black and the largest white."""
+    """Return a picture as a data URL; None if the numbers don't fit. Bytes are brightness; in other numbers
+    the smallest is black, the largest white."""
     height, width, channels = shape
     numbers = flatten(value)
     if len(numbers) != height * width * channels:

@@ -40,7 +40,7 @@ _TYPES = {
 
 
 class Value(Protocol):
-    """What a model takes or returns under one name."""
+    """An input or output of a model, with its name."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Value(Protocol):
 
     @property
     def shape(self) -> tuple[int | None, ...] | None:
-        """Its axes, rows first; None where it isn't known."""
+        """Its axes, rows first; None if it isn't known."""
 
 
 @dataclass(frozen=True, slots=True)

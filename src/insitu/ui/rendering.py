@@ -1,4 +1,4 @@
-"""Renders templates. What they are given is escaped: nothing of a job or a cache becomes markup."""
+"""Renders templates. Their values are escaped: nothing of a job or a cache becomes markup."""
 
 from __future__ import annotations
 

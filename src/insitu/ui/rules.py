@@ -22,7 +22,7 @@ _MAX_HEADER = 8192
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a request before its body is read."""
+    """The part of a request that is known before its body is read."""
 
     #: The method, in capitals.
     method: str
@@ -32,7 +32,7 @@ class Facts:
     headers: dict[str, list[str]]
 
     def one(self, name: str) -> str | None:
-        """Return the value of a header, None where it is missing. Raises ValueError where it comes twice."""
+        """Return the value of a header, None if it is missing. Raises ValueError if it comes twice."""
         values = self.headers.get(name, [])
         if len(values) > 1:
             raise ValueError(f"{name} comes {len(values)} times")
@@ -97,7 +97,7 @@ def check_origin(facts: Facts, origins: Collection[str]) -> Refusal | None:
 
 
 def counts_as_own(facts: Facts) -> bool:
-    """Return whether a cookie counts for this request: always to read; to change something only where the
+    """Return whether a cookie counts for this request: always to read; to change something only if the
     browser has said that the page itself asks."""
     if facts.method in READING:
         return True

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import uvicorn
 
 DEFAULT_PORT = 8780
-"""Tried first where no port is given; taken, another one is chosen."""
+"""Tried first if no port is given; if it is in use, another one is chosen."""
 _TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class UIOptions:
-    """What `insitu ui` was given."""
+    """Options of `insitu ui`."""
 
     #: The address or name that is listened on.
     host: str = "127.0.0.1"
@@ -94,7 +94,7 @@ def find_origins(options: UIOptions, port: int) -> frozenset[str]:
     origins = {f"{scheme}://{_bracket(name.lower())}:{port}" for name in names}
     if options.proxy is not None:
         origins.add(options.proxy.rstrip("/").lower())
-    # Browsers leave the port out where it is that of the scheme.
+    # Browsers leave the port out if it is that of the scheme.
     short = {o.removesuffix(":443" if o.startswith("https:") else ":80") for o in origins}
     return frozenset(origins | short)
 
@@ -116,7 +116,7 @@ def _bracket(name: str) -> str:
 
 
 def open_socket(options: UIOptions, default: int = DEFAULT_PORT, what: str = "The page") -> socket.socket:
-    """Return a listening socket; without a port at `default`, or another one. Raises InputError where the
+    """Return a listening socket; without a port at `default`, or another one. Raises InputError if the
     address can't be listened on."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     ports = [options.port] if options.port is not None else [default, 0]
@@ -135,7 +135,7 @@ def open_socket(options: UIOptions, default: int = DEFAULT_PORT, what: str = "Th
 def serve(paths: Paths, options: UIOptions, notify: Callable[[str], None], open_page: bool) -> None:
     """Serve the page until SIGINT or SIGTERM. `notify` gets the link; `open_page` shows it in a browser.
 
-    Raises InputError for options that can't be used, and where a page of this home runs already.
+    Raises InputError for options that can't be used, and if a page of this home runs already.
     """
     check_options(options)
     make_folder(paths.home, paths.home)
@@ -144,7 +144,7 @@ def serve(paths: Paths, options: UIOptions, notify: Callable[[str], None], open_
     port = int(listening.getsockname()[1])
     with contextlib.ExitStack() as stack:
         stack.callback(listening.close)
-        # uvicorn raises the signal again at its end, which would leave what is to be removed below.
+        # uvicorn raises the signal again at its end, which would skip the removal below.
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _interrupt))
         with contextlib.suppress(KeyboardInterrupt):
             server = _make_server(paths, options, port, stack, notify, open_page)
@@ -152,7 +152,7 @@ def serve(paths: Paths, options: UIOptions, notify: Callable[[str], None], open_
 
 
 def _check_alone(paths: Paths) -> None:
-    """Raise InputError where a page of this user and home answers: --link and programs find just one."""
+    """Raise InputError if a page of this user and home answers: --link and programs find just one."""
     try:
         link = request_link(paths, "operate")
     except (InputError, ClusterError):
@@ -282,14 +282,14 @@ def _tls_files(options: UIOptions, notify: Callable[[str], None]) -> Iterator[tu
 
 
 def _identify_itself() -> dict[str, Any]:
-    """Return what tells this process from another one that has its number later."""
+    """Return an id that differs from a later process' with the same number."""
     itself = identify_process(os.getpid())
     return {"pid": os.getpid(), "start": 0 if itself is None else itself.start, "boot": read_boot()}
 
 
 def _is_running(record: dict[str, Any]) -> bool:
     """Return whether the page that has written a record runs on this machine: else somebody else may have its
-    port, who isn't to hear its secret or to be shown."""
+    port, who must not receive its secret or be shown."""
     identity = ProcessIdentity(int(record["pid"]), int(record["start"]))
     return record["boot"] == read_boot() and not has_ended(identity)
 
@@ -310,7 +310,7 @@ def _remove_record(path: Path, pid: int) -> None:
 
 
 def request_link(paths: Paths, role: str) -> str:
-    """Return another link of the server that runs for this home. Raises InputError where none does."""
+    """Return another link of the server that runs for this home. Raises InputError if none does."""
     path = paths.ui(os.geteuid())
     try:
         record = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What one server of the page holds: shared by the REST interface and the page."""
+"""State of one server of the page, shared by the REST interface and the page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Snapshots:
     async def get(self, subject: Any, read: Callable[[], T], fresh: float = FRESH) -> T:
         """Return what `read` returns, or what it has returned for the subject `fresh` seconds ago or less.
 
-        `read` runs in a thread. What it raises is raised, and not kept.
+        `read` runs in a thread. Its errors are raised, and not kept.
         """
         known = self._values.get(subject)
         if known is not None and self._clock() - known[0] <= fresh:

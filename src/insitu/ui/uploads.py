@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 def check_file_name(name: str) -> str:
     """Return the last part of a file's name, as a browser sends it, with letters that are safe anywhere.
 
-    Raises InputError where nothing is left of it.
+    Raises InputError if nothing is left of it.
     """
     last = re.split(r"[/\\]", name)[-1]
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", last).lstrip(".-")[:100]
@@ -77,21 +77,21 @@ class Uploads:
         return token, path, opened
 
     def find(self, token: str) -> Path:
-        """Return the only file of a token. Raises InputError where there is none, or more."""
+        """Return the only file of a token. Raises InputError if there is none, or more."""
         files = self.list_files(token)
         if len(files) != 1:
             raise InputError(f"This takes one file. Received: an upload of {len(files)}")
         return files[0]
 
     def list_files(self, token: str) -> list[Path]:
-        """Return all files of a token. Raises InputError where there is none."""
+        """Return all files of a token. Raises InputError if there is none."""
         found = self._files.get(token)
         if found is None:
             raise InputError("An upload can be used once, within an hour. Send the file again")
         return list(found[1])
 
     def use(self, token: str) -> list[Path]:
-        """Return all files of a token, which stay until `end_use`. Raises InputError where there is none."""
+        """Return all files of a token, which stay until `end_use`. Raises InputError if there is none."""
         with self._lock:
             files = self.list_files(token)
             self._used[token] += 1
@@ -116,8 +116,8 @@ class Uploads:
         shutil.rmtree(self._root, ignore_errors=True)
 
     def _drop_old(self, beside: str | None) -> None:
-        """Remove what nobody has used for long, and the oldest of too many. What is used now stays, and what
-        gets a file more."""
+        """Remove uploads that nobody has used for long, and the oldest of too many. Uploads in use, or that
+        get another file, stay."""
         now = self._clock()
         idle = {t: at for t, (at, _) in self._files.items() if not self._used[t] and t != beside}
         old = [token for token, at in idle.items() if now - at > _SECONDS]

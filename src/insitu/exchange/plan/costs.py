@@ -2,12 +2,12 @@
 
 - "gather": each member sends its rows to each other and sums all of them. One message deep.
 - "star": one member, the hub, receives all rows and sends the sum to all. Two messages deep, but the fewest
-  messages: where members share processors, the number of messages counts, not the depth.
+  messages: if members share processors, the number of messages counts, not the depth.
 - "direct": each member owns a part of the length, receives that part of all rows, and sends the sums back.
   Two messages deep. It moves the fewest bytes, as a ring does, but keeps the order of summation.
 - "chain": a running sum passes from the first host to the last in shard order, chunk after chunk, and the
   result comes back. Deep, but a host that has many shards sends one sum instead of all its rows. Possible
-  only where each host's shards follow one another.
+  only if each host's shards follow one another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEASURED: tuple[MeasuredAlgorithm, ...] = ("gather", "star", "direct")
 MAX_PROBE_BYTES = 512 * 1024
 """Bytes of the largest rows that are measured."""
 _MAX_TABLE_BYTES = 8 << 20
-"""The rows of all shards lie in the memory of one member only up to this size together."""
+"""One member holds the rows of all shards in its memory only up to this total size."""
 _MIN_PARTITIONED_BYTES = 64 * 1024
 """Rows up to this size aren't cut into parts: messages cost more than the bytes in them."""
 _GATHER_FACTOR = 0.9

@@ -28,7 +28,7 @@ class ScheduleStep:
 
     #: The rows to sum: one piece of every shard's, in shard order.
     rows: Sequence[np.ndarray]
-    #: Where the sum goes.
+    #: Destination of the sum.
     out: np.ndarray
     #: By peer: the number of transfers from it that must be complete first. The header, which precedes those
     #: of the schedule, counts.

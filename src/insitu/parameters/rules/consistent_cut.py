@@ -1,6 +1,6 @@
 """Pure: the cut at which all servers write their state, so that a checkpoint is consistent over servers.
 
-Of each shard, all servers write the state after the same push: the furthest one that any of them had applied
+All servers write the state after the same push of each shard: the furthest one that any of them had applied
 when they froze. All servers receive each push, so the others will have it soon. In mode sync the leader's
 version is the cut, and the others follow its decisions.
 """

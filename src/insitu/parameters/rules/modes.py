@@ -210,7 +210,7 @@ class PushState:
     maybe_ahead: frozenset[int] = frozenset()
 
     def validate(self, policy: ConsistencyPolicy) -> None:
-        """Raise AssertionError where the state breaks an invariant; for tests."""
+        """Raise AssertionError if the state breaks an invariant; for tests."""
         shards = [p.shard for p in self.held]
         if len(set(shards)) != len(shards):
             raise AssertionError(f"a shard is held twice: {shards}")
@@ -310,7 +310,7 @@ def _find_slowest_clock(policy: ConsistencyPolicy, state: PushState) -> int:
 
 
 def _explain_refusal(policy: ConsistencyPolicy, state: PushState, push: PushEvent) -> str:
-    """Return why a push can't be taken; "" where it can."""
+    """Return why a push can't be taken; "" if it can."""
     if not 0 <= push.shard < policy.total_replicas:
         return f"shard must be in [0, {policy.total_replicas}), the total_replicas. Received: {push.shard}"
     if push.sequence < 0 or push.rows < 0:
@@ -395,7 +395,7 @@ def _drop(state: PushState, push: PushEvent) -> PushState:
 def _handle_push_as_leader(
     policy: ConsistencyPolicy, state: PushState, push: PushEvent, now: float
 ) -> Decision:
-    """Hold, drop or repeat a push, and make the step where it was the last one needed."""
+    """Hold, drop or repeat a push, and make the step if it was the last one needed."""
     if any(p.shard == push.shard for p in state.held):
         return state, [Await(push)]
     if push.step < state.version:
@@ -414,7 +414,7 @@ def _hold(state: PushState, push: PushEvent, now: float) -> Decision:
 
 
 def _make_step_if_complete(policy: ConsistencyPolicy, state: PushState, actions: list[Action]) -> Decision:
-    """Make the step where enough pushes are held."""
+    """Make the step if enough pushes are held."""
     active = policy.total_replicas - len(state.finished)
     if policy.mode != "sync" or not state.held or len(state.held) < min(policy.pushes_per_step, active):
         return state, actions

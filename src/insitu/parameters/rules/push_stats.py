@@ -37,7 +37,7 @@ class StalenessHistogram:
 
     @property
     def mean(self) -> float:
-        """Mean of all values; 0 where there are none."""
+        """Mean of all values; 0 if there are none."""
         counted = sum(self.counts)
         return self.total / counted if counted else 0.0
 

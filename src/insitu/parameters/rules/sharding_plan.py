@@ -1,4 +1,4 @@
-"""Pure: decides which server holds which part of which variable, and where it lies in the flat buffers.
+"""Pure: decides which server holds which part of which variable, and at which place in the flat buffers.
 
 Whole variables go to the server that has the fewest bytes so far, the largest first. A variable of more than
 `min_piece_bytes` is cut by rows (its first axis) into pieces of at least that size, one for each server at
@@ -114,7 +114,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """True where it is all of its variable."""
+        """True if it is all of its variable."""
         return self.size == self.variable.size
 
     @property
@@ -181,7 +181,7 @@ class ShardingPlan:
         return sum(p.size for p in self.pieces_of(server, group))
 
     def spans_of(self, server: int, group: str) -> tuple[ServerSpan, ...]:
-        """Return the pieces of `server` that aren't empty, joined where they are contiguous on both sides."""
+        """Return the pieces of `server` that aren't empty, joined if they are contiguous on both sides."""
         if (server, group) not in self._spans:
             self._spans[server, group] = self._join_pieces(server, group)
         return self._spans[server, group]
@@ -232,8 +232,8 @@ def plan_sharding(
     together: bool = False,
     parts: Mapping[str, int] | None = None,
 ) -> ShardingPlan:
-    """Return the plan of `variables` over `servers`. Raises InputError where names repeat, or a number of
-    parts can't be."""
+    """Return the plan of `variables` over `servers`. Raises InputError if names repeat, or a number of parts
+    is impossible."""
     if servers < 1:
         raise InputError(f"Variables need at least one server. Received: {servers}")
     check_min_piece_bytes(min_piece_bytes)
@@ -270,7 +270,7 @@ def _cut_rows(variable: Variable, servers: int, min_bytes: int) -> list[tuple[in
 
 
 def _cut_parts(variable: Variable, parts: int) -> list[tuple[int, int]]:
-    """Return the half-open intervals of rows of so many parts, the first ones a row longer where they don't
+    """Return the half-open intervals of rows of so many parts, the first ones a row longer if they don't
     divide evenly. There are no more parts than rows."""
     if parts < 1:
         raise InputError(f"A variable has at least 1 part. Received: {parts} for {variable.name!r}")
@@ -307,7 +307,7 @@ def to_json(plan: ShardingPlan, min_piece_bytes: int) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> ShardingPlan:
-    """Return the plan that `to_json` described. Raises InputError where this process comes to another one."""
+    """Return the plan that `to_json` described. Raises InputError if this process comes to another one."""
     variables = [Variable(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["variables"]]
     given = data.get("parts")
     plan = plan_sharding(
@@ -326,7 +326,7 @@ def from_json(data: Mapping[str, Any]) -> ShardingPlan:
 
 
 def describe_difference(old: ShardingPlan, new: ShardingPlan) -> str:
-    """Return the first thing in which `new` differs from `old`, in words; "" where nothing does."""
+    """Return the first thing in which `new` differs from `old`, in words; "" if nothing does."""
     if old.servers != new.servers:
         return f"{new.servers} servers instead of {old.servers}"
     before = {v.name: v for v in old.variables}

@@ -144,7 +144,7 @@ def decode(
     """Return the message whose JSON is `text` and whose numbers are `payload`, uint8[n].
 
     Its arrays are views of `payload` or of the memory that `get_segment(number)` returns. Raises
-    MalformedMessage where the JSON is wrong or an array would lie outside.
+    MalformedMessage if the JSON is wrong or an array would be outside.
     """
     try:
         meta = json.loads(text)

@@ -1,4 +1,4 @@
-"""Write checkpoints in a thread, while training goes on."""
+"""Write checkpoints in a thread, while training continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wait_for_writers(store: CheckpointStore) -> None:
     """Return once no writer of this process writes to the folder of `store`.
 
     The writer of a fit that failed may still write its last checkpoint when the next fit begins. Raises
-    CheckpointError where its storage doesn't answer.
+    CheckpointError if its storage doesn't answer.
     """
     for writer in list(_running):
         if writer.store.path == store.path and not writer.wait():
@@ -33,7 +33,7 @@ class AsyncCheckpointWriter:
     """Writes the checkpoints that it is given, one after the other, in a thread of its own.
 
     While one is being written the next waits; a newer one replaces the one that waits. If the disk is full,
-    training goes on, with a warning for each checkpoint that could not be written. Any other failure is
+    training continues, with a warning for each checkpoint that could not be written. Any other failure is
     raised by the next `submit` or by `finish`.
     """
 
@@ -71,7 +71,7 @@ class AsyncCheckpointWriter:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Return once everything is written. Raises CheckpointError for a failure, also where the storage
+        """Return once everything is written. Raises CheckpointError for a failure, also if the storage
         doesn't answer."""
         if not self.wait():
             raise self.make_timeout_error()

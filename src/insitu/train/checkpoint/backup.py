@@ -1,4 +1,4 @@
-"""The callback that lets a restarted job continue where it was."""
+"""The callback that lets a restarted job resume."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Raises:
         TrainingError: for a wrong argument, or a model outside of any strategy's scope.
-        CheckpointError: where the newest checkpoint is of another model, or of other vocabularies; at the
-            next save or at the end of training, where a checkpoint could not be written (where only room was
-            lacking there is a warning, and training goes on).
+        CheckpointError: if the newest checkpoint is of another model, or of other vocabularies; at the next
+            save or at the end of training, if a checkpoint could not be written (if only room was lacking,
+            there is a warning, and training continues).
     """
 
     restores_training = True
@@ -81,7 +81,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if directory is None:
             return
         self._vocabularies = find_vocabularies(self.model)
-        # Another job may go on from a directory that the user gives.
+        # Another job may resume from a directory that the user gives.
         key = None if self._directory else checkpoint_key(context)
         fit = trainer.fit_index if self.fit is None else self.fit
         note = context.job.saved_elsewhere(fit) if self._directory and context.job is not None else None
@@ -194,11 +194,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._enter(trainer, epoch, step, values, more)
 
     def _enter(self, trainer: KerasTrainer, epoch: int, step: int, values: dict[str, Any], more: Any) -> None:
-        """Enter the fit where a checkpoint stands."""
+        """Enter the fit at the position of a checkpoint."""
         trainer.loop.restore(epoch, step, values, more)
 
     def _tell_beginning(self, trainer: KerasTrainer, store: CheckpointStore) -> None:
-        """Tell that a script that was started again has found nothing to go on from, here or on servers."""
+        """Report that a restarted script has found nothing to resume from, here or on servers."""
         begins = (trainer.position.epoch, trainer.position.step) == (0, 0)
         if begins and trainer.membership.is_leader and trainer.membership.context.incarnation > 1:
             sys.stderr.write(
@@ -222,8 +222,8 @@ def checkpoint_key(context: Context) -> bytes:
 
 
 def memory_store(context: Context, fit: int) -> CheckpointStore | None:
-    """Return the store of this task's checkpoints of a fit in memory, or None where there shall be none, or
-    can't be."""
+    """Return the store of this task's checkpoints of a fit in memory, or None if none is wanted or
+    possible."""
     folder = context.memory_checkpoint_dir
     if folder is None:
         return None
@@ -237,7 +237,7 @@ def memory_store(context: Context, fit: int) -> CheckpointStore | None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder for this user alone. Raises OSError where another user has made it."""
+    """Make the folder for this user alone. Raises OSError if another user has made it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -245,8 +245,8 @@ def _make_private(folder: Path) -> None:
 
 
 def broadcast_newest(group: Group, own: Checkpoint | None) -> Any:
-    """Return [position, values, more] of the newest checkpoint that any rank holds, in each rank; None where
-    there is none. Of equally new ones that of the lowest rank. Collective."""
+    """Return [position, values, more] of the newest checkpoint that any rank holds, in each rank; None if
+    there is none. If several are equally new, the lowest rank's counts. Collective."""
     notes = all_gather_json(group, None if own is None else list(own.position))
     held = [(tuple(note), -rank) for rank, note in enumerate(notes) if note is not None]
     if not held:

@@ -47,7 +47,7 @@ class StateBuffer:
         return self._memory[: _to_pages(self.nbytes)].data
 
     def copy_from(self, payload: Payload) -> None:
-        """Copy the arrays of `payload` in place of those before. The same memory is used where it suffices:
+        """Copy the arrays of `payload` in place of the previous ones. The same memory is used if it suffices:
         new memory costs more than the copy."""
         begins, self.nbytes = compute_offsets(payload.specs)
         if self.nbytes > self._memory.size:

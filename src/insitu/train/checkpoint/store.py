@@ -75,7 +75,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class EncodedCheckpoint:
-    """A checkpoint as it lies on a disk, in memory that training no longer touches."""
+    """A checkpoint as it is on a disk, in memory that training no longer touches."""
 
     epoch: int
     """The epoch of the next step, from 0."""
@@ -141,7 +141,7 @@ class CheckpointStore:
         note: Path | None = None,
     ) -> None:
         """`note` is a file in another place, which says that a checkpoint was published here. If none is
-        found then, the storage is away."""
+        found then, the storage is unreachable."""
         if keep < 1:
             raise CheckpointError(f"keep must be at least 1. Received: {keep}")
         self._key = _read_user_key() if key is None else key
@@ -155,7 +155,7 @@ class CheckpointStore:
 
     @property
     def path(self) -> str:
-        """The folder, for messages and to tell stores apart."""
+        """The folder, for messages and to distinguish stores."""
         return self._folder.path("")
 
     def save(self, checkpoint: Checkpoint) -> str:
@@ -166,7 +166,7 @@ class CheckpointStore:
         """Write and publish a checkpoint, then remove the oldest beyond those to keep. Returns its path.
 
         Those that were found damaged are removed, too: they would be kept in the place of fresh ones.
-        Raises StorageFull where no room is left: nothing half-written and all older checkpoints stay.
+        Raises StorageFull if no room is left: nothing half-written and all older checkpoints stay.
         """
         name = _name((encoded.epoch, encoded.step))
         with explained_writing(self.path):
@@ -184,7 +184,7 @@ class CheckpointStore:
     def _remove_old(self, newest: str) -> None:
         try:
             names = self._folder.names()
-        except ClusterError:  # of insitu://, whose head is away
+        except ClusterError:  # of insitu://, whose head is unreachable
             names = sorted(self._own)
         good = [each for each in names if each <= newest and each not in self._damaged]
         for other in (*self._damaged.intersection(names), *good[: -self._keep]):
@@ -202,9 +202,9 @@ class CheckpointStore:
         return self._folder.path(_name(position))
 
     def load(self, position: tuple[int, int]) -> Checkpoint | None:
-        """Return the checkpoint of an (epoch, step), or None where it isn't there any more, or isn't whole,
-        which a warning says. May be called while another process writes. Raises CheckpointError for one that
-        was signed with another key, and if the storage fails."""
+        """Return the checkpoint of an (epoch, step), or None if it is gone or isn't whole, which a warning
+        says. May be called while another process writes. Raises CheckpointError for one that was signed with
+        another key, and if the storage fails."""
         name = _name(position)
         try:
             return self._read(name)
@@ -218,7 +218,7 @@ class CheckpointStore:
     def load_latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is whole, or None. One that is damaged or forged is named in a
         warning and skipped. Raises CheckpointError for one that was signed with another key, and if the
-        storage fails or is away. Only while nobody writes."""
+        storage fails or is unreachable. Only while nobody writes."""
         self._folder.recover()
         names = self._list()
         if not names and self._is_noted():
@@ -335,7 +335,7 @@ class _LocalFolder:
         return str(self._root / name)
 
     def recover(self) -> None:
-        # What can't be written to is read as it is.
+        # A store that can't be written to is read as it is.
         with contextlib.suppress(OSError):
             recover_replaced(self._root)
 
@@ -392,7 +392,7 @@ class _RemoteFolder:
             with self._system.open(f"{folder}/state.json", "wb") as file:
                 file.write(state)
         except OSError:
-            with contextlib.suppress(Exception):  # the first error tells more
+            with contextlib.suppress(Exception):  # the first error says more
                 self.remove(name)
             raise
 
@@ -413,5 +413,5 @@ class _RemoteFolder:
     def _may_exist(self, path: str) -> bool:
         try:
             return bool(self._system.exists(path))
-        except ClusterError:  # of insitu://, whose head is away: what is to be removed is removed later
+        except ClusterError:  # of insitu://, whose head is unreachable: removed later
             return True

@@ -51,9 +51,9 @@ def gather_bytes(group: Group, own: Sequence[bytes]) -> list[bytes]:
 def gather_rows(group: Group, outputs: Sequence[Any], example: Any) -> Any:
     """Return the rows of all shards of all tasks, concatenated in shard order, the same in each task.
 
-    `outputs[i]` is a structure of arrays, rows first, for the i-th shard of this task, or None where it has
-    no rows; `example` is such a structure of any one row. Structures and dtypes must agree. Raises InputError
-    where rows' shapes don't.
+    `outputs[i]` is a structure of arrays, rows first, for the i-th shard of this task, or None if it has no
+    rows; `example` is such a structure of any one row. Structures and dtypes must agree. Raises InputError if
+    rows' shapes don't.
     """
     counts = [0 if output is None else len(keras.tree.flatten(output)[0]) for output in outputs]
     all_counts = gather_counts(group, counts)

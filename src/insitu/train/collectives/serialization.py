@@ -1,4 +1,4 @@
-"""Encode values that travel between tasks or lie in a checkpoint, as JSON and arrays. Nothing is unpickled.
+"""Encode values that travel between tasks or are in checkpoints, as JSON and arrays. Nothing is unpickled.
 
 A serializable value is None, a bool, a number, a string, bytes, a NumPy array or scalar of numbers or
 strings, or a list, tuple, set, frozenset, dict, or a deque, Counter, OrderedDict or defaultdict of Python's,

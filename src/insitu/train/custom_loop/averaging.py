@@ -73,8 +73,8 @@ def average_loss(loss: Any, sample_weight: Any, global_batch_size: Any, replicas
 
 
 def scale_rows(rows: Any) -> Any:
-    """Return the rows of all replicas of something that has `rows` here: of a batch, or so many times them as
-    where a loss has a row for each token."""
+    """Return the rows of all replicas of something that has `rows` here: of a batch, or a multiple of them,
+    as when a loss has a row for each token."""
     share = current_share()
     if share is None:
         return rows

@@ -21,7 +21,7 @@ from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
 from insitu.train.replica import ShardBatch
 
 LoopFeed = Feed | WorkerFeed
-"""Where the steps of a custom loop come from."""
+"""Provide the steps of a custom loop."""
 
 _LARGEST = 1 << 52
 """Above all fingerprints: what a float64 holds."""
@@ -29,13 +29,13 @@ _LARGEST = 1 << 52
 
 class DistributedDataset(PositionedData):
     """Each iteration is the next epoch; each item is one step: a structure of arrays, with PerReplica leaves
-    where this process has several replicas. A replica that has no rows in a step gets arrays of zero rows.
+    if this process has several replicas. A replica that has no rows in a step gets arrays of zero rows.
     `element_spec` has the structure of one replica's rows: `tf.TensorSpec`s on TensorFlow, else KerasTensors.
 
-    `len()` is the number of steps, where it is known, else a TypeError.
+    `len()` is the number of steps, if it is known, else a TypeError.
 
-    A loop that is restarted goes on in the epoch whose rows its checkpoint hasn't seen. `state_dict()` says
-    where it stands; on TensorFlow the dataset may also be a part of a `tf.train.Checkpoint`.
+    A restarted loop resumes in the epoch whose rows its checkpoint hasn't seen. `state_dict()` says where it
+    is; on TensorFlow the dataset may also be a part of a `tf.train.Checkpoint`.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class DistributedDataset(PositionedData):
     ) -> None:
         """`after_step` is called after each step, and once more at the end, with the position, whether the
         step is the first of the iteration, and whether this is the end. `check_data` compares a fingerprint
-        of all batches so far among the tasks, which must be the same. `log` finds where a restarted loop
-        stands."""
+        of all batches so far among the tasks, which must be the same. `log` finds the position of a restarted
+        loop."""
         super().__init__()
         self._feed = feed
         self._bookkeeper = bookkeeper
@@ -65,7 +65,7 @@ class DistributedDataset(PositionedData):
 
     def __len__(self) -> int:
         if self._feed.num_steps is None:
-            # As with tf.distribute: `list` and progress bars ask, and go on without a length.
+            # As with tf.distribute: `list` and progress bars ask, and continue without a length.
             raise TypeError(
                 "The number of steps isn't known before the data has been read. Received: data without "
                 "a known size. Leave len() out, or use an insitu.Dataset, arrays, or a tf.data.Dataset with "
@@ -138,7 +138,7 @@ class DistributedDataset(PositionedData):
         return epoch, start
 
     def _find_place(self) -> None:
-        """Find where a restarted loop stands. Raises UnknownPosition."""
+        """Find the position of a restarted loop. Raises UnknownPosition."""
         if self._log is not None:
             matters = self._feed.follows_epochs or self._bookkeeper.keeps_ledger_of(self._feed.cache)
             self._log.find(self._number, repr(self._feed), matters=matters)
@@ -189,7 +189,7 @@ class OptionalStep:
         return bool(self._steps)
 
     def get_value(self) -> Any:
-        """Return the step. Raises InputError where there is none."""
+        """Return the step. Raises InputError if there is none."""
         if not self._steps:
             raise InputError(
                 "get_value() needs a step. Received: the end of the data. Ask has_value() before."

@@ -1,9 +1,9 @@
-"""Finds where a restarted custom loop stands in its data, where the loop itself doesn't say it.
+"""Finds the position of a restarted custom loop in its data, if the loop itself doesn't say it.
 
-A loop restores a checkpoint of its own, of which insitu knows nothing. But its weights tell which one it was:
-while a loop runs, the chief notes a hash of them when an epoch of the data begins and when it ends. A loop of
-a later attempt that begins with such weights goes on at that epoch. One whose weights are those that its
-script has made starts from scratch. Nothing else is known, and refused if it would change the rows.
+A loop restores a checkpoint of its own, of which insitu knows nothing. But its weights reveal which one it
+was: while a loop runs, the chief notes a hash of them when an epoch of the data begins and when it ends. A
+loop of a later attempt that begins with such weights resumes at that epoch. One that begins with the weights
+that its script has made starts from scratch. Nothing else is known, and refused if it would change the rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EpochNote:
     weights: str
     #: For each distributed dataset, in the order in which they were made, the epoch that it begins next.
     epochs: tuple[int, ...]
-    #: The dataset whose next epoch begins now; None where an epoch has ended.
+    #: The dataset whose next epoch begins now; None if an epoch has ended.
     begins: int | None
 
     def epoch_of(self, number: int) -> int:
@@ -58,7 +58,7 @@ class EpochLog:
         self._tracker = tracker
         self._count_updates = count_updates
         self._path: Path | None = context.job.loop_epochs if context.job is not None else None
-        #: What earlier attempts of the job have noted.
+        #: Entries of earlier attempts of the job.
         self._earlier = [e for e in self._read() if e.generation < context.generation]
         #: Those of the datasets that were distributed, in order.
         self._positions: list[DataPosition] = []
@@ -78,7 +78,7 @@ class EpochLog:
         return len(self._positions) - 1
 
     def find(self, number: int, data: str, *, matters: bool) -> None:
-        """Move all datasets to where they stand in the loop that dataset `number` begins to be iterated by.
+        """Move all datasets to their positions in the loop that begins to iterate over dataset `number`.
 
         Raises UnknownPosition if that `matters` and isn't known. `data` describes the dataset.
         """
@@ -102,7 +102,7 @@ class EpochLog:
         )
 
     def _look_up(self, number: int) -> bool:
-        """Move all datasets to where they were with the weights of now. Returns False if that isn't sure."""
+        """Move all datasets to where they were with the present weights. Returns False if that isn't sure."""
         weights = hash_values(self._tracker.weights())
         found = [entry for entry in self._earlier if entry.weights == weights]
         epochs = {entry.epoch_of(number) for entry in found}
@@ -130,7 +130,7 @@ class EpochLog:
 
     def _stands_still(self, number: int) -> bool:
         """Return whether an epoch of earlier attempts left the weights as they were, and none has changed
-        them: then they tell nothing."""
+        them: then they reveal nothing."""
         stood_still = False
         for _, attempt in groupby(self._earlier, lambda entry: entry.generation):
             begun: dict[int, str] = {}

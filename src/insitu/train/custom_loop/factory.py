@@ -38,7 +38,7 @@ def leave_graph(name: str) -> None:
     """Leave the graph that a function of the script is being compiled to, if any: what the public function
     `name` does can't be part of it. Called before anything is changed.
 
-    Raises TrainingError where the function can't be run as Python instead.
+    Raises TrainingError if the function can't be run as Python instead.
     """
     _backend().leave_graph(name)
 

@@ -1,4 +1,4 @@
-"""What functions that make data are given, and the options of data, as `tf.distribute` names them."""
+"""Arguments of functions that make data, and the options of data, as `tf.distribute` names them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class InputReplicationMode(enum.Enum):
 class InputOptions:
     """How data is distributed, as `tf.distribute.InputOptions`.
 
-    Where rows are read ahead, and how many, changes no number; insitu decides on that.
+    Neither the place nor the number of rows read ahead changes a result; insitu decides on both.
     """
 
     #: Whether batches are copied to devices ahead. insitu decides.
@@ -78,7 +78,7 @@ def is_per_replica(options: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How `strategy.run` compiles, as `tf.distribute.RunOptions`. What TPUs alone know changes no number."""
+    """How `strategy.run` compiles, as `tf.distribute.RunOptions`. Options for TPUs alone change no number."""
 
     #: Whether a TPU program takes batches of any size. Here all do.
     experimental_enable_dynamic_batch_size: bool = True

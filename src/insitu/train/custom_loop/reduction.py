@@ -27,10 +27,10 @@ class ReduceOp(enum.Enum):
 
 
 AnyReduceOp = ReduceOp | Literal["sum", "mean", "SUM", "MEAN"]
-"""What calls take: a ReduceOp of insitu or of TensorFlow, or its name."""
+"""Argument of calls: a ReduceOp of insitu or of TensorFlow, or its name."""
 
 Row = list[NDArray[Any] | None]
-"""One replica's value of each leaf, None where it has none."""
+"""One replica's value of each leaf, None if it has none."""
 
 
 def reduce_values(group: Group, reduce_op: AnyReduceOp, structure: Any, axis: int | None) -> Any:
@@ -46,7 +46,7 @@ def reduce_values(group: Group, reduce_op: AnyReduceOp, structure: Any, axis: in
 
 
 def _to_tensor(value: Any) -> Any:
-    """Return a tensor; where the backend has none of that dtype, as JAX of 64 bits, the array: a large
+    """Return a tensor, or the array if the backend has no such dtype, as JAX of 64 bits: a large
     number would come out as another."""
     tensor = keras.ops.convert_to_tensor(value)
     return tensor if keras.backend.standardize_dtype(tensor.dtype) == str(value.dtype) else value

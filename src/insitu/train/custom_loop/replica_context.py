@@ -1,4 +1,4 @@
-"""Tell a script where it is: which strategy's scope is open, and which replica of a step runs.
+"""Inform a script of its place: which strategy's scope is open, and which replica of a step runs.
 
 These are the questions that `tf.distribute` answers by `get_strategy`, `has_strategy`,
 `in_cross_replica_context` and `get_replica_context`.
@@ -73,16 +73,16 @@ class ReplicaContext:
     @property
     def replica_id_in_sync_group(self) -> Any:
         """The number of this replica, in [0, num_replicas_in_sync). A scalar of the backend in a step, traced
-        where that is compiled."""
+        if the step is compiled."""
         return 0 if self._share is None else self._share.replica_id
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """Return `value` where there is one replica. Raises TrainingError for several."""
+        """Return `value` if there is one replica. Raises TrainingError for several."""
         del reduce_op, options
         return value if self.num_replicas_in_sync == 1 else self._refuse("all_reduce")
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Return `value` where there is one replica. Raises TrainingError for several."""
+        """Return `value` if there is one replica. Raises TrainingError for several."""
         del axis, options
         return value if self.num_replicas_in_sync == 1 else self._refuse("all_gather")
 

@@ -35,7 +35,7 @@ class LoopAggregation(Protocol):
     """How the gradients of a custom loop's replicas are combined."""
 
     replicas: int
-    """Replicas whose gradients are summed; 1 where each replica's gradient is a mean of its own."""
+    """Replicas whose gradients are summed; 1 if each replica's gradient is a mean of its own."""
 
     def count_step_rows(self, rows: Sequence[int]) -> tuple[list[int], int]:
         """Return the number of rows that the step is about, for each replica of this task, which has
@@ -232,7 +232,7 @@ def _is_text(dtype: Any) -> bool:
 
 
 def _refuse_results(metrics: Sequence[Any]) -> None:
-    """Raise TrainingError where a step returns the result of a metric that it updates."""
+    """Raise TrainingError if a step returns the result of a metric that it updates."""
     if metrics:
         raise TrainingError(
             "In a step a metric has counted the rows of this replica in this step only; those of all "

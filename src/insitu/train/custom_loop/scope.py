@@ -46,7 +46,7 @@ class CreationTracker:
         return _alive(self._layers)
 
     def check_created_here(self, variables: Iterable[Any]) -> None:
-        """Raise TrainingError where one was created in the scope of another strategy, which has placed it."""
+        """Raise TrainingError if one was created in the scope of another strategy, which has placed it."""
         for variable in variables:
             maker = getattr(variable, _MADE_IN, None)
             if maker is not None and maker != self.number:

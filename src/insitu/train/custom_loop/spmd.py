@@ -210,7 +210,7 @@ class _ReplicaSubmesh:
         return jax.make_array_from_single_device_arrays(value.shape, NamedSharding(self.mesh, spec), pieces)
 
     def place(self, leaf: Any, rows: int) -> tuple[Any, int | None]:
-        """Return (the argument on this part of the mesh, the number of its rows where padding was added). An
+        """Return (the argument on this part of the mesh, the number of its rows if padding was added). An
         argument with the rows of the batch is sharded by them."""
         array = np.asarray(leaf)
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)

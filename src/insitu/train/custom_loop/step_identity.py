@@ -112,7 +112,7 @@ def _read_attribute(owner: Any, name: str) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _find_names(code: types.CodeType) -> tuple[tuple[str, str, tuple[str, ...], bool], ...]:
     """Return what a function reads of the world outside: (how, name, attributes behind it, whether its items
-    count). What it also writes is left out: that changes with each trace."""
+    count). Names that it also writes are left out: they change with each trace."""
     reads: dict[tuple[str, str, tuple[str, ...], bool], None] = {}
     stored: set[str] = set()
     stored_attributes: set[str] = set()

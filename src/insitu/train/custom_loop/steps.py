@@ -28,7 +28,7 @@ class LoopStep(Protocol):
 
 
 class TrainOrObserveStep:
-    """A `LoopStep` that trains by `step`, or only observes where that is None."""
+    """A `LoopStep` that trains by `step`, or only observes if that is None."""
 
     def __init__(self, replica: LoopReplica, step: StepExecutor | None) -> None:
         self._replica, self._step = replica, step

@@ -4,7 +4,7 @@ In a step, `tf.nn.compute_average_loss`, `tf.nn.scale_regularization_loss` and `
 `has_strategy()`, `in_cross_replica_context()` and `get_replica_context()` answer for insitu's strategy. Left
 alone, they would see one replica of one, and the loss would come out multiplied by the number of replicas.
 
-TensorFlow and Keras ask the same functions for their own purposes: their calls get the answers of before.
+TensorFlow and Keras ask the same functions for their own purposes: their calls get the original answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from insitu.train.custom_loop.replica_context import (
 
 _LIBRARIES = ("keras", "tensorflow", "tf_keras")
 _NN_OF_KERAS = "keras.src.backend.tensorflow.nn"
-"""Asks for the replica where moments are those of all replicas."""
+"""Asks for the replica if moments are those of all replicas."""
 _ASSIGNMENTS = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update")
 
 
@@ -63,7 +63,7 @@ def _for_scripts(original: Callable[[], Any], answer: Callable[[], Any]) -> Call
 
 
 def _refuse_synchronized_mean() -> None:
-    """Raise TrainingError where Keras is about to take the moments of one replica for those of all."""
+    """Raise TrainingError if Keras is about to take the moments of one replica for those of all."""
     if find_strategy().num_replicas_in_sync > 1:
         raise TrainingError(
             "Replicas meet at the end of a step, so each normalizes by its own rows. Received: moments with "
@@ -89,10 +89,10 @@ class _DistributeLib:
 
 
 class _Replicas:
-    """The number of replicas in arithmetic on losses: exact also where replicas have unequal rows."""
+    """The number of replicas in arithmetic on losses: exact also if replicas have unequal rows."""
 
     def __rmul__(self, rows: Any) -> Any:
-        """Return the rows of all replicas, where TensorFlow multiplies those of one."""
+        """Return the rows of all replicas; TensorFlow multiplies those of one."""
         return rows if current_share() is None else tf.cast(scale_rows(rows), rows.dtype)
 
     def __rtruediv__(self, loss: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Let a `tf.function` stand around `strategy.run`, as in every example for `tf.distribute`.
+"""Allow a `tf.function` around `strategy.run`, as in every example for `tf.distribute`.
 
 `strategy.run` compiles the step itself and moves gradients between tasks outside of graphs. So a function
 that calls it can't be one graph: as soon as it is found to call it, it runs as the Python code that it is,
@@ -38,7 +38,7 @@ def leave_graph(name: str) -> None:
 
 
 def install() -> None:
-    """Have `tf.function`s run as Python where they turn out to need it. Done once."""
+    """Have `tf.function`s run as Python if they turn out to need it. Done once."""
     original = Function.__call__
     if getattr(original, "knows_insitu", False):
         return

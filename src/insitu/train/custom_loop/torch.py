@@ -30,7 +30,7 @@ def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
     """See `insitu.train.custom_loop.trace_step`."""
     arrays = [keras.ops.convert_to_tensor(np.array(array)) for array in example]
     before = _are_numbers(model.trace(arrays))
-    # What depends on a metric is no number where the metric isn't.
+    # A value that depends on a metric is no number if the metric isn't.
     found = []
     for variable in model.metrics_variables if any(before) else ():
         if variable.value.is_floating_point():

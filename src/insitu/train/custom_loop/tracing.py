@@ -15,7 +15,7 @@ from insitu.base.errors import TrainingError
 from insitu.train.replica import tell_repeated_rows
 
 _SCOPE = "stateless_scope"
-"""Where Keras keeps the stateless scope that is open."""
+"""Keras' attribute for the open stateless scope."""
 
 
 class DeferredUpdates:
@@ -148,7 +148,7 @@ class VariableTracer(keras.StatelessScope):
             return draw(generator, ordered=ordered)
 
         def add_outside(metric: Any, *args: Any, **kwargs: Any) -> Any:
-            # With a value, as in the scope: the trace goes on to use it.
+            # With a value, as in the scope: the trace continues to use it.
             Variable.__init__ = make
             global_state.set_global_attribute(_SCOPE, None)
             try:

@@ -21,8 +21,8 @@ Cut = Callable[[ShardBatch], Iterator[ShardBatch]]
 class WorkerFeed:
     """Gives each replica of this task the next batch of its feed, until no task has a batch left.
 
-    A replica whose feed has ended, while another's goes on, has no rows. `feeds` are one for all replicas of
-    this task, or one for each.
+    A replica whose feed has ended, while another's continues, has no rows. `feeds` are one for all replicas
+    of this task, or one for each.
     """
 
     cache: str | None = None

@@ -51,7 +51,7 @@ class Device:
     model: str = ""
     """The hardware, empty for CPUs."""
     memory: int | None = None
-    """Bytes, None where unknown."""
+    """Bytes, None if unknown."""
     virtual: bool = False
     """True if it shares its hardware with other devices."""
 

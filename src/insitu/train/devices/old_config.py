@@ -1,4 +1,4 @@
-"""What `tf.config` says and sets of single devices, under its names in `insitu.base.config`.
+"""Functions of `tf.config` for single devices, under its names in `insitu.base.config`.
 
 On TensorFlow these are its own functions. JAX and PyTorch see the GPUs that CUDA_VISIBLE_DEVICES names as
 they start, and set up all of them alike.
@@ -100,8 +100,8 @@ def get_visible_devices(device_type: str | None = None) -> list[Any]:
 
 
 def set_memory_growth(device: Any, enable: bool) -> None:
-    """Let the backend take the memory of a GPU as it needs it. Raises InputError once it has started, and
-    where it can't set up one GPU alone."""
+    """Let the backend take the memory of a GPU as it needs it. Raises InputError once it has started, and if
+    it can't set up one GPU alone."""
     if active_backend() == "tensorflow":
         _call_tensorflow("experimental.set_memory_growth", device, enable)
         return
@@ -111,7 +111,7 @@ def set_memory_growth(device: Any, enable: bool) -> None:
 
 def set_logical_device_configuration(device: Any, logical_devices: Sequence[Any]) -> None:
     """Make several devices of one, or limit its memory. Raises InputError once the backend has started, and
-    where it can't."""
+    if it can't."""
     if active_backend() == "tensorflow":
         make = _tensorflow().LogicalDeviceConfiguration
         own = [make(memory_limit=each.memory_limit) for each in logical_devices]
@@ -134,7 +134,7 @@ experimental = SimpleNamespace(
     set_virtual_device_configuration=set_logical_device_configuration,
     set_visible_devices=set_visible_devices,
 )
-"""What had these names in `tf.config.experimental`."""
+"""Functions with these names in `tf.config.experimental`."""
 
 
 def _tensorflow() -> Any:
@@ -173,7 +173,7 @@ def _number_of(device: Any, known: Sequence[str]) -> int:
 
 
 def _check_alone(device: Any, what: str, instead: str) -> None:
-    """Raise InputError where a setting of one GPU would be that of others, too."""
+    """Raise InputError if a setting of one GPU would be that of others, too."""
     known = _read_visible()
     if device.device_type == "GPU":
         _number_of(device, known)

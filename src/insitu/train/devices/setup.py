@@ -19,8 +19,8 @@ _torch_modes: list[Any] = []
 
 
 def apply_settings(backend: str, settings: DeviceSettings) -> None:
-    """Set up `backend`, which is imported. Raises InputError where it has started with other settings, or
-    can't do what is asked."""
+    """Set up `backend`, which is imported. Raises InputError if it has started with other settings, or can't
+    apply these."""
     if _applied.get(backend) == settings:
         return
     {"tensorflow": _set_up_tensorflow, "jax": _set_up_jax, "torch": _set_up_torch}[backend](settings)
@@ -141,7 +141,7 @@ def _set_jax_cpu_count(jax: Any, count: int) -> None:
 
 
 def _read_gpu_mebibytes() -> int | None:
-    """Return the memory of the first GPU, of which JAX takes a limit as a fraction; None where there is no
+    """Return the memory of the first GPU, of which JAX takes a limit as a fraction; None if there is no
     GPU."""
     try:
         answer = subprocess.run(
@@ -191,7 +191,7 @@ def _set_up_torch(settings: DeviceSettings) -> None:
                 raise already_started_error("PyTorch", "Threads", beside, found) from error
 
 
-# Log where variables and operations go, if `insitu.config.set_log_placement` or `--log-placement` asks.
+# Log the devices of variables and operations, if `insitu.config.set_log_placement` or `--log-placement` asks.
 #
 # TensorFlow logs each operation itself. A JAX program runs as a whole on the devices of its arguments, so JAX
 # logs each program. PyTorch decides at each call: here an operation is logged once for each device

@@ -1,4 +1,4 @@
-"""Records a script's calls under a strategy: what a replacement must know to go on in the middle of them.
+"""Records a script's calls under a strategy: a replacement needs them to resume in their middle.
 
 A *call* is one `fit`, `evaluate` or `predict` that the script makes (not one that another call makes). A
 replacement runs the script from its start: finished calls return at once what they returned to the others,
@@ -34,7 +34,7 @@ class Resumable(Protocol):
 
     @property
     def number(self) -> int:
-        """What `CallLog.register` returned for it."""
+        """The number that `CallLog.register` returned for it."""
 
     @property
     def prepared(self) -> bool:
@@ -46,7 +46,7 @@ class Resumable(Protocol):
 
     @property
     def replays(self) -> bool:
-        """Whether a replacement runs what lies between the last unit and the next, and has the state behind
+        """Whether a replacement runs the code between the last unit and the next, and has the state behind
         the last one for that, before it comes to the next."""
 
     @property
@@ -61,10 +61,10 @@ class Resumable(Protocol):
         """The unit that comes next."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what another task needs to go on in the middle of the call under way."""
+        """Return what another task needs to resume in the middle of the call under way."""
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Load another task's `state_dict()`: this task has come to where that one was."""
+        """Load another task's `state_dict()`: this task has reached that one's position."""
 
     def begin_unit(self, group: Group, position: LoopPosition) -> None:
         """See `StateProvider`, for a unit of a call that isn't in the middle of another."""
@@ -138,19 +138,19 @@ class CallCounter:
         raise TrainingError("No result of a call is kept here. Ask `is_finished` before `recall`.")
 
     def staged_call(self, point: ResumePoint | None) -> tuple[LoopPosition, dict[str, Any]] | None:
-        """Return the others' position and state in the call under way, where this task is to enter it in its
+        """Return the others' position and state in the call under way, if this task enters it in its
         middle."""
         return None
 
 
 class CallLog(CallCounter):
-    """Keeps what a replacement needs to go on in the middle of a script's calls."""
+    """Keeps what a replacement needs to resume in the middle of a script's calls."""
 
     def __init__(self) -> None:
         super().__init__()
         #: Results of finished calls, by number.
         self._results: dict[int, Any] = {}
-        #: What callbacks remembered at the end of finished fits, by number.
+        #: State of callbacks at the end of finished fits, by number.
         self._memories: dict[int, Any] = {}
         #: Bytes in `_results` and `_memories`.
         self._kept_bytes = 0
@@ -232,7 +232,7 @@ class CallLog(CallCounter):
         return recalled["result"]
 
     def record_memory(self, memory: Any) -> None:
-        """Keep what callbacks remember: a script may ask them. What is too large is left out."""
+        """Keep what callbacks remember: a script may ask them. Values that are too large are left out."""
         size = sum(array.nbytes for array in encode(memory).arrays)
         if self._depth == 1 and self._kept_bytes + size <= KEPT_BYTES:
             self._kept_bytes += size
@@ -294,8 +294,8 @@ class CallLog(CallCounter):
         self._memories = dict(state["memories"])
 
     def resume(self, position: LoopPosition) -> None:
-        """Load the staged state into all models. Raises TrainingError where no call is under way that others
-        can enter."""
+        """Load the staged state into all models. Raises TrainingError if no call is under way that others can
+        enter."""
         trainer = self._under_way
         if trainer is None or self._finished != int(self._staged["call"]):
             raise TrainingError(
@@ -330,7 +330,7 @@ class CallLog(CallCounter):
         return Fingerprint(values, trainer.position.numbers)
 
     def _load(self, trainer: Resumable, *, last: bool = False) -> None:
-        """Load the staged variables of a model; `last` where they are loaded for the last time."""
+        """Load the staged variables of a model; `last` if they are loaded for the last time."""
         state = self._staged["states"].get(trainer.number)
         if state is None:
             return

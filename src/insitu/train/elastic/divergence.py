@@ -1,7 +1,7 @@
 """Finds replicas that must be equal and aren't, and names where they differ.
 
 Each replica's variables and its position in the data are hashed (XXH3: there against faults, not against
-forgery). Two numbers of each replica are compared; only where these differ are the hashes of all variables.
+forgery). Two numbers of each replica are compared; the hashes of all variables only if these differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Fingerprint:
     """
 
     def __init__(self, values: Iterable[tuple[str, NDArray[Any]]], position: Sequence[int] = ()) -> None:
-        #: Where in the data the replica is.
+        #: Its position in the data.
         self.position = tuple(int(number) for number in position)
         pairs = [(name, _hash(value)) for name, value in values]
         #: Names of the values, and last that of the position.

@@ -2,14 +2,14 @@
 
 All that tasks do together is cut into *units*: a training step, a test step, a prediction, a broadcast of
 the first weights. A unit computes, moves buffers and ends with one `all_gather`, whose result every task has
-before it changes anything of its model. So when a peer is lost each survivor stands in one of two places:
+before it changes anything of its model. So when a peer is lost each survivor is in one of two places:
 
 - in the newest unit, whose results nobody has: it is done again from its beginning, by all;
 - in the last gather of the unit before: then others have its result, and send it.
 
 Nothing has to be rolled back, and no survivor needs another's state. A replacement runs the script from its
-start, is given the state of a survivor in the newest unit, as it was behind the unit before, and skips
-everything up to there. Then it runs what lies between the two units, as callbacks, and does the newest one
+start, is given the state of a survivor in the newest unit, as it was behind the previous unit, and skips
+everything up to there. Then it runs the code between the two units, as callbacks, and does the newest one
 with the others.
 """
 
@@ -51,7 +51,7 @@ Work = Callable[[Group], NDArray[Any]]
 
 
 class RetryStep(Exception):
-    """Internal: the unit was interrupted and is to be done again, with the shards that this task then has."""
+    """Internal: the unit was interrupted and must be repeated, with the shards that this task then has."""
 
 
 class GenerationChanged(Exception):
@@ -68,7 +68,7 @@ class ElasticRendezvous(Protocol):
         """Wait for the next generation and form `group` again. Raises TrainingError when none comes."""
 
     def raise_if_superseded(self, group: Group) -> None:
-        """Raise GenerationChanged where there is a newer generation than the group's."""
+        """Raise GenerationChanged if there is a newer generation than the group's."""
 
     @property
     def ended(self) -> Sequence[str]:
@@ -85,7 +85,7 @@ class StateProvider(Protocol):
         """Return all that a replacement needs, as a plain value. Its arrays are read at once."""
 
     def stage(self, state: Any) -> None:
-        """Keep a survivor's `state` until the script has got to where the others are."""
+        """Keep a survivor's `state` until the script has reached the others' position."""
 
     def resume(self, position: LoopPosition) -> None:
         """Load the staged state: this task has come to the unit that the others are in."""
@@ -122,7 +122,7 @@ class Units(Protocol):
 
     def run_unit_until_done(self, position: LoopPosition, work: Work) -> NDArray[Any]:
         """Do a unit that doesn't depend on which shards this task has. Return the rows of all shards, or
-        an empty array where there is nothing for this task to do together with others."""
+        an empty array if this task has nothing to do together with others."""
 
 
 class Lockstep:
@@ -165,10 +165,10 @@ class Lockstep:
         """Do the unit at `position` with all others. Returns the rows of all shards.
 
         Raises:
-            RetryStep: where it is to be done again.
-            CollectiveMismatch: where other tasks have ended, and this is a training step.
-            TrainingError: where the script doesn't lead to where the others are, or they don't come back.
-            Diverged: where replicas aren't equal.
+            RetryStep: if it must be repeated.
+            CollectiveMismatch: if other tasks have ended, and this is a training step.
+            TrainingError: if the script doesn't lead to where the others are, or they don't come back.
+            Diverged: if replicas aren't equal.
         """
         group = self.group
         if self._resume_point is not None:
@@ -249,7 +249,7 @@ class Lockstep:
     def _recover(
         self, position: LoopPosition | None, committed: bool, lost: Exception
     ) -> NDArray[Any] | None:
-        """Form the next generation. Returns the result of the unit where others have it already."""
+        """Form the next generation. Returns the result of the unit if others have it already."""
         group = self._group
         if group is None:
             raise lost
@@ -264,7 +264,7 @@ class Lockstep:
     def _synchronize(self, position: LoopPosition | None, committed: bool) -> NDArray[Any] | None:
         """Compare where all tasks are; send the last result to those one unit behind, the state to new ones.
 
-        `position` is None in a task that is new. Returns the result of this task's unit where others have it.
+        `position` is None in a task that is new. Returns the result of this task's unit if others have it.
         """
         group = self._group
         if group is None:
@@ -314,7 +314,7 @@ _LIBRARIES = (
     *(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")),
     "<frozen",
 )
-"""What the paths of files begin with that aren't the user's."""
+"""Prefixes of paths of files that aren't the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,11 +325,11 @@ class CallRecord:
     task: str
     #: The name of the method, such as `fit`.
     name: str
-    #: Number of the call among those of the script, from 0; None where calls aren't counted.
+    #: Number of the call among those of the script, from 0; None if calls aren't counted.
     number: int | None = None
     #: 1 in a call of the script, 2 in one that a callback makes in it.
     depth: int = 1
-    #: Where the script makes it, such as `train.py:12`; "" if unknown.
+    #: Its place in the script, such as `train.py:12`; "" if unknown.
     place: str = ""
 
     def __str__(self) -> str:
@@ -353,7 +353,7 @@ class CallRecord:
 
 
 def find_place() -> str:
-    """Return the line of the script that is running, as `train.py:12`; "" where there is none."""
+    """Return the line of the script that is running, as `train.py:12`; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -396,7 +396,7 @@ def refuse_without(ended: Sequence[str], call: CallRecord | None, what: str = ""
 
 # Finds hosts whose backends round differently: other processors, other compiled kernels, other libraries.
 #
-# Replicas stay equal only where the same operations on the same numbers give the same bits. Each task of a
+# Replicas stay equal only if the same operations on the same numbers give the same bits. Each task of a
 # job on several hosts does a few small ones when it joins, and compares a hash of the results with those of
 # others. It is no proof: other operations, or other sizes, may still differ. For that replicas are compared
 # at times
@@ -442,15 +442,15 @@ def _run(given: Sequence[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
 
 
 def describe_sums(addresses: Sequence[str], node: str) -> dict[str, str]:
-    """Return what a task says of its sums to those at `addresses`; nothing where all are on one host, or
-    hosts may differ."""
+    """Return a task's note on its sums for those at `addresses`; empty if all are on one host, or hosts may
+    differ."""
     if os.environ.get(ALLOW_MIXED_ENV) == "1" or len({parse_address(each)[0] for each in addresses}) < 2:
         return {}
     return {"sums": probe_sums(), "node": node}
 
 
 def check_same_sums(notes: Sequence[Mapping[str, Any]]) -> None:
-    """Raise MixedProcessors where tasks, which have written these notes, differ in their sums."""
+    """Raise MixedProcessors if tasks, which have written these notes, differ in their sums."""
     nodes: dict[str, list[str]] = {}
     for note in notes:
         if "sums" in note:

@@ -38,7 +38,7 @@ CHECK_EVERY = 1000
 _ADVICE_BY_HAND = {
     "ps": "Start parameter servers by `insitu start --ps M - JOB_DIR SCRIPT`.",
 }
-"""What to do about a role in a TF_CONFIG that the user has written."""
+"""Advice on a role in a TF_CONFIG that the user has written."""
 
 
 class Membership:
@@ -128,7 +128,7 @@ class Membership:
     @contextlib.contextmanager
     def explain_loss(self, name: str) -> Iterator[None]:
         """While open, a call of the method `name` moves buffers. Raises CollectiveMismatch in place of the
-        exchange's errors where a task is missing since its script has ended, or calls something else."""
+        exchange's errors if a task is missing since its script has ended, or calls something else."""
         try:
             yield
         except PeerLost as lost:
@@ -193,8 +193,8 @@ class SynchronousMembership(Membership):
     def check_call(self, name: str) -> None:
         """Check that all tasks make the call of the method `name` that is under way. Collective.
 
-        Tasks that wait for one whose script has ended go on without it: in `evaluate` and `predict` they run
-        its shards. Raises CollectiveMismatch where tasks make different calls, or go on to train without it.
+        Tasks that wait for one whose script has ended continue without it: in `evaluate` and `predict` they
+        run its shards. Raises CollectiveMismatch if tasks make different calls, or train on without it.
         """
         if len(self.context.workers) <= 1:
             return

@@ -1,4 +1,4 @@
-"""Names where in its training loops a task is: the same name for the same unit of work in every task."""
+"""Names a task's position in its training loops: the same name for the same unit of work in every task."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SETUP: Final = "setup"
 RESTORE: Final = "restore"
 """Gives all replicas the state of a checkpoint, at the beginning of a fit."""
 BEGIN: Final = "begin"
-"""The beginning of a fit: callbacks have heard of it in all tasks."""
+"""The beginning of a fit: callbacks have received it in all tasks."""
 TRAIN: Final = "train"
 """A training step."""
 TEST: Final = "test"
 """A step of `evaluate`, or of the validation in a fit."""
 EPOCH: Final = "epoch"
-"""The end of an epoch, where the chief sends the state of callbacks that write files."""
+"""The end of an epoch, when the chief sends the state of callbacks that write files."""
 END: Final = "end"
-"""The end of a call: callbacks have heard of it in all tasks."""
+"""The end of a call: callbacks have received it in all tasks."""
 PREDICT: Final = "predict"
 """A step of `predict`."""
 LOOP: Final = "loop"
@@ -38,7 +38,7 @@ class LoopPosition:
 
     #: Number of the script's call of `fit`, `evaluate` or `predict`, from 0. Counted by `CallLog`.
     call: int
-    #: What the unit does.
+    #: Kind of the unit's work.
     kind: Kind
     #: 1 in a call of the script, 2 in one that a callback makes in it, 0 outside of calls.
     depth: int = 0
@@ -73,15 +73,15 @@ class LoopPosition:
         return LoopPosition(self.call, TEST, self.depth, self.epoch, self.step, test)
 
     def at_epoch_end(self) -> LoopPosition:
-        """Return the position where steps and tests of the epoch are done."""
+        """Return the position once steps and tests of the epoch are done."""
         return LoopPosition(self.call, EPOCH, self.depth, self.epoch, self.step, self.test)
 
     def at_begin(self) -> LoopPosition:
-        """Return the position where callbacks have heard of the beginning of the fit."""
+        """Return the position once callbacks have received the beginning of the fit."""
         return LoopPosition(self.call, BEGIN, self.depth, self.epoch, self.step)
 
     def at_end(self) -> LoopPosition:
-        """Return the position where callbacks have heard of the end of the call."""
+        """Return the position once callbacks have received the end of the call."""
         return LoopPosition(self.call, END, self.depth, self.epoch, self.step, self.test)
 
     def at_prediction(self, step: int) -> LoopPosition:

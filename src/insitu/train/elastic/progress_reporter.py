@@ -1,4 +1,4 @@
-"""Reports where this task is while it trains, for the controller, `insitu ps` and `insitu describe`."""
+"""Reports this task's position while it trains, for the controller, `insitu ps` and `insitu describe`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BEFORE_TRAINING = LoopPosition(0, SETUP, epoch=-1, step=-1)
 class ProgressReporter:
     """Writes this task's progress record. Outside a job nobody reads it, so nothing is written.
 
-    A record also says whether the task is elastic: whether the job can go on with a replacement if another
+    A record also says whether the task is elastic: whether the job can continue with a replacement if another
     task is lost now.
     """
 
@@ -37,7 +37,7 @@ class ProgressReporter:
         self._writer: ProgressWriter | None = None
         #: The position of the last `report`, which reports of a place alone repeat.
         self._position = _BEFORE_TRAINING
-        #: What this task was about to do at the last report, such as `gradient`.
+        #: The task's next action at the last report, such as `gradient`.
         self._place = ""
         #: Rows that entered the model in this process. Written by `Bookkeeper`.
         self.rows = 0
@@ -79,7 +79,7 @@ class ProgressReporter:
 
     def begin_training(self, read_updates: Callable[[LoopPosition], int | None]) -> None:
         """Begin a training. `read_updates` returns the updates of its model, given the position that comes
-        next, or None where they aren't known."""
+        next, or None if they aren't known."""
         self.open()
         self.sampler.begin(read_updates)
 
@@ -89,12 +89,12 @@ class ProgressReporter:
 
     @property
     def place(self) -> str:
-        """What this task was about to do at the last report."""
+        """The task's next action at the last report."""
         return self._place
 
     @property
     def elastic(self) -> bool:
-        """Whether this task can go on with another in the place of one that is lost."""
+        """Whether this task can continue with another in the place of one that is lost."""
         return not (self._disabled or self._paused)
 
     def disable_recovery(self) -> None:
@@ -105,7 +105,7 @@ class ProgressReporter:
 
     @contextlib.contextmanager
     def pause_recovery(self) -> Iterator[None]:
-        """Report while open that a loss restarts all tasks: a replacement can't get to where this one is."""
+        """Report while open that a loss restarts all tasks: a replacement can't reach this one's position."""
         outer, self._paused = self._paused, True
         self._write()
         try:
@@ -330,7 +330,7 @@ def _as_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-# What the GPUs of this process do, by NVIDIA's management library where it is installed
+# Load of this process' GPUs, by NVIDIA's management library if it is installed
 
 
 _DRIVER = Path("/proc/driver/nvidia")
@@ -342,7 +342,7 @@ class GpuReader:
     are none."""
 
     def __init__(self) -> None:
-        #: The library; None until the first look, and where there is none.
+        #: The library; None until the first look, and if there is none.
         self._library: Any = None
         #: The number of each device and the library's handle of it; None until the first look.
         self._devices: list[tuple[int, Any]] | None = None
@@ -387,5 +387,5 @@ def _choose(count: int) -> list[int]:
     if visible is None:
         return list(range(count))
     names = [name.strip() for name in visible.split(",")]
-    # Where devices are named by their identities, the numbers aren't known: those that are, are shown.
+    # If devices are named by their identities, their numbers aren't known: only known numbers are shown.
     return [int(name) for name in names if name.isdecimal() and int(name) < count]

@@ -25,9 +25,9 @@ _ALONE = ("127.0.0.1:1",)
 WAITING_POLL_INTERVAL = 0.005
 """Seconds between two looks for a newer roster, while there is nothing else to do."""
 VERDICT_TIMEOUT = 10.0
-"""Seconds in which the controller tells whether a lost task has ended well."""
+"""Seconds in which the controller reports whether a lost task has ended well."""
 TRAINING_POLL_INTERVAL = 0.05
-"""Seconds between two looks while training goes on."""
+"""Seconds between two looks while training continues."""
 
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -35,7 +35,7 @@ _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 class Released(SystemExit):
-    """The job goes on without this task: it ends well."""
+    """The job continues without this task: it ends well."""
 
 
 def _leave(group: weakref.ref[Group], reporter: ProgressReporter) -> None:
@@ -48,7 +48,7 @@ def _leave(group: weakref.ref[Group], reporter: ProgressReporter) -> None:
 
 
 class RosterRendezvous:
-    """Finds this task's rank and shards by the roster where there is one, else by TF_CONFIG."""
+    """Finds this task's rank and shards by the roster if there is one, else by TF_CONFIG."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class RosterRendezvous:
     @property
     def _recovery_timeout(self) -> float:
         """Seconds that this task, once it trains, waits for others. In a job twice the stall timeout: the
-        controller, which sees who stands still, is to act first."""
+        controller, which sees who stands still, must act first."""
         return self.context.stall_timeout * (1 if self.context.job is None else 2)
 
     def join(self) -> Group:
         """Form the group for the first time.
 
-        Raises JoinTimeout naming who is missing, and TrainingError where this process has another group.
+        Raises JoinTimeout naming who is missing, and TrainingError if this process has another group.
         """
         self._reporter.open()
         self._check_alone()
@@ -104,7 +104,7 @@ class RosterRendezvous:
             return group
 
     def _check_alone(self) -> None:
-        """Raise TrainingError where another group of this process holds the task's port, for which this one
+        """Raise TrainingError if another group of this process holds the task's port, for which this one
         would wait."""
         if self._watch is None or len(self.context.workers) <= 1 or not _groups:
             return
@@ -152,7 +152,7 @@ class RosterRendezvous:
         )
 
     def adopt_assignment(self, roster: Roster) -> int:
-        """Take over the shards that `roster` gives this task; return its rank. Raises Released where it names
+        """Take over the shards that `roster` gives this task; return its rank. Raises Released if it names
         another in its place."""
         context = self.context
         rank = roster.rank(context.task, context.incarnation)
@@ -214,10 +214,10 @@ class RosterRendezvous:
                 self._reporter.report_place(RECOVERING)
 
     def _wait_for_newer(self, known: int, deadline: float, lost: Exception) -> Roster:
-        """Return the next roster. Raises what was `lost` where none comes, or none could.
+        """Return the next roster. Raises what was `lost` if none comes, or none could.
 
-        A task in whose place no other can go on waits only as long as the controller needs to tell whether
-        those that it lost have ended well. Where they haven't, the controller stops it.
+        A task that no other can replace waits only as long as the controller needs to report whether those
+        that it lost have ended well. If they haven't, the controller stops it.
         """
         if not self._reporter.elastic:
             deadline = min(deadline, time.monotonic() + VERDICT_TIMEOUT)
@@ -237,7 +237,7 @@ class RosterRendezvous:
 
     def find_ended(self, group: Group) -> tuple[str, ...]:
         """Return the names of tasks of `group`, which has lost one, whose scripts have ended well. Waits
-        until the controller tells. Returns an empty tuple where none has, or nobody can tell."""
+        until the controller reports. Returns an empty tuple if none has, or nobody knows."""
         if self._watch is None:
             return ()
         self._reporter.report_place(RECOVERING)
@@ -251,7 +251,7 @@ class RosterRendezvous:
         return ()
 
     def raise_if_superseded(self, group: Group) -> None:
-        """Raise GenerationChanged where there is a newer generation. Looks only every so often."""
+        """Raise GenerationChanged if there is a newer generation. Looks only every so often."""
         now = time.monotonic()
         if now - self._last_look < TRAINING_POLL_INTERVAL or not self._reporter.elastic:
             return
@@ -261,14 +261,14 @@ class RosterRendezvous:
             raise GenerationChanged
 
     def describe_sums(self) -> dict[str, str]:
-        """Return what this task says of its backend's sums; nothing where all tasks are on one host."""
+        """Return this task's note on its backend's sums; empty if all tasks are on one host."""
         addresses = self._adopted.addresses if self._adopted is not None else self.context.workers
         return describe_sums(addresses, self.context.node or str(self.context.task))
 
     def _is_superseded(self) -> bool:
         """Return whether the newest roster lacks one that this task may wait for: it was lost or released.
 
-        A host that has vanished is known to the controller long before the exchange can tell.
+        The controller knows a vanished host long before the exchange can notice.
         """
         adopted, newest = self._adopted, self._newest_roster(None)
         if adopted is None or newest is None or newest.generation <= adopted.generation:

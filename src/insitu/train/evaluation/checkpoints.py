@@ -1,4 +1,4 @@
-"""Find and read checkpoints of a training that goes on: of insitu.BackupAndRestore, or .keras files.
+"""Find and read checkpoints of a running training: of insitu.BackupAndRestore, or .keras files.
 
 Neither is ever read half. The first are published by one rename, and are signed over a checksum; a .keras
 file is written in its place, but has an index at its end and a checksum of each part.
@@ -47,13 +47,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What is known of a checkpoint whose weights a model has now."""
+    """Facts about a checkpoint whose weights a model has now."""
 
-    #: Updates of the model until then; None where they aren't known.
+    #: Updates of the model until then; None if they aren't known.
     iterations: int | None
     #: Whether its fit ended with it.
     is_final: bool
-    #: Where a fit was that ended before its last epoch: the epoch and the step that would have come next.
+    #: Position of a fit that ended before its last epoch: the epoch and the step that would have come next.
     ended_at: tuple[int, int] | None = None
 
 
@@ -64,8 +64,8 @@ class CheckpointSource(Protocol):
         """Return the published checkpoints, oldest first."""
 
     def load(self, candidate: Candidate, model: Any) -> Loaded | None:
-        """Give `model` the weights of a checkpoint. Returns None, with the model unchanged, where it is gone
-        or isn't whole. Raises TrainingError or CheckpointError where it is another model's, or one of other
+        """Give `model` the weights of a checkpoint. Returns None, with the model unchanged, if it is gone or
+        isn't whole. Raises TrainingError or CheckpointError if it is another model's, or one of other
         vocabularies."""
 
 
@@ -134,7 +134,7 @@ def _read_iterations(checkpoint: Checkpoint, optimizer: Any) -> int | None:
 
 
 def assign_iterations(optimizer: Any, count: int) -> int:
-    """Have an optimizer go on after `count` calls. Returns the updates that these were: fewer where it
+    """Have an optimizer continue after `count` calls. Returns the updates that these were: fewer if it
     accumulates the gradients of several calls."""
     inner_optimizer(optimizer)._iterations.assign(count)
     return read_update_count(optimizer)
@@ -153,12 +153,12 @@ def find_checkpoints(directory: str | Path, key: bytes | None) -> list[tuple[str
 
 def load_checkpoint(directory: str | Path, key: bytes | None, candidate: Candidate, model: Any) -> bool:
     """Give `model` the weights of a checkpoint of insitu.BackupAndRestore, and its count of updates. Returns
-    False, with the model unchanged, where it is gone or isn't whole."""
+    False, with the model unchanged, if it is gone or isn't whole."""
     return BackupCheckpoints(directory, key, None).load(candidate, model) is not None
 
 
 class FileCheckpoints(CheckpointSource):
-    """The .keras files of Keras' ModelCheckpoint. Of one that isn't whole, its end or a checksum is wrong."""
+    """The .keras files of Keras' ModelCheckpoint. If one isn't whole, its end or a checksum is wrong."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
@@ -196,13 +196,13 @@ class FileCheckpoints(CheckpointSource):
                     f"A checkpoint must be of the model that is scored. Received: {path}, which "
                     f"doesn't fit {model.name!r}: {error}. Build the model that was saved."
                 ) from error
-        # Where parameter servers do the updates, the model that was saved has counted none.
+        # If parameter servers do the updates, the model that was saved has counted none.
         iterations = None if optimizer is None else read_update_count(optimizer) or None
         return Loaded(iterations, is_final=False)
 
 
 class AnyCheckpoints(CheckpointSource):
-    """Checkpoints of the kind that comes first to lie in a folder; of both, those of insitu."""
+    """Checkpoints of the kind that is first in a folder; if both are there, those of insitu."""
 
     def __init__(self, directory: str | Path, key: bytes | None, fit: int | None) -> None:
         self._directory = directory

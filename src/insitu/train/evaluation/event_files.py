@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from insitu.base.paths import EVENT_FILE
 
 _BUCKETS = 30
-"""Of a histogram."""
+"""Buckets of a histogram."""
 _SESSION_START = 1
 
 
@@ -32,11 +32,11 @@ class GraphNode:
 
     #: Its name; a slash puts it into a group.
     name: str
-    #: What it does.
+    #: Its kind of operation.
     operation: str
     #: The names of the nodes that it takes.
     inputs: Sequence[str] = ()
-    #: Where its variables are, as the backend names devices; "" without any.
+    #: Devices of its variables, as the backend names them; "" without any.
     device: str = ""
 
 
@@ -50,7 +50,7 @@ class EventFile:
         now = time.time()
         name = f"{EVENT_FILE}{int(now)}.{socket.gethostname()}.{os.getpid()}.v2"
         self.path: Path | str = f"{folder}/{name}"
-        """Where it lies."""
+        """Its path or URL."""
         if not is_url(folder):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.path = Path(folder, name)
@@ -64,7 +64,7 @@ class EventFile:
         self._append(_double(1, time.time()) + _varint(2, step) + _bytes(5, summary))
 
     def write_histograms(self, step: int, arrays: Mapping[str, NDArray[np.floating]]) -> None:
-        """Append one event with a histogram of each array, by tag. What isn't finite isn't counted."""
+        """Append one event with a histogram of each array's finite values, by tag."""
         summary = b"".join(
             _bytes(1, _text(1, tag) + _bytes(5, _encode_histogram(values))) for tag, values in arrays.items()
         )
@@ -85,7 +85,7 @@ class EventFile:
         self._append(_double(1, time.time()) + _bytes(4, graph))
 
     def begin_at(self, step: int) -> None:
-        """Append that a training goes on at `step`: readers forget what other files have of later steps."""
+        """Append that a training resumes at `step`: readers forget what other files have of later steps."""
         self._append(_double(1, time.time()) + _varint(2, step) + _bytes(7, _varint(1, _SESSION_START)))
 
     def _append(self, event: bytes) -> None:
@@ -95,7 +95,7 @@ class EventFile:
 
 
 def is_url(folder: Path | str) -> bool:
-    """Return whether a folder lies in a file system that fsspec opens."""
+    """Return whether a folder is in a file system that fsspec opens."""
     return isinstance(folder, str) and "://" in folder
 
 

@@ -1,4 +1,4 @@
-"""Scores the checkpoints of a training that goes on in other processes."""
+"""Scores the checkpoints of a training that runs in other processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SidecarEvaluator:
 
     Args:
         model: the model that is trained, compiled with the loss and metrics to evaluate.
-        data: what `model.evaluate` takes as `x`, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
+        data: the argument `x` of `model.evaluate`, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
             Read again for each checkpoint.
         checkpoint_dir: where the training saves; None: the folder of the job.
         steps: batches to evaluate on; None: all.
@@ -146,7 +146,7 @@ class SidecarEvaluator:
         return self._source.find()
 
     def _identify(self, candidate: Candidate) -> str:
-        """Return what tells a checkpoint from others of the job."""
+        """Return a key that distinguishes a checkpoint from others of the job."""
         return candidate.name
 
     def _is_training_over(self) -> bool:
@@ -156,14 +156,14 @@ class SidecarEvaluator:
         return roster is not None and roster.training_over
 
     def _is_due(self) -> bool:
-        """Return whether a checkpoint may be scored now, while training goes on."""
+        """Return whether a checkpoint may be scored now, while training continues."""
         return True
 
     def _find_unreadable(self) -> set[str]:
         return {name for name, count in self._failures.items() if count >= _TRIES}
 
     def _score(self, candidate: Candidate) -> bool:
-        """Evaluate with the weights of one checkpoint. Returns True where that was the last one to score."""
+        """Evaluate with the weights of one checkpoint. Returns True if that was the last one to score."""
         with ACCOUNT.hold(EVALUATION):
             self._sampler.write(now=True)  # it may take long, and the process may be killed in it
             return self._score_now(candidate)
@@ -244,7 +244,7 @@ class SidecarEvaluator:
 
 @contextlib.contextmanager
 def expect_ends() -> Iterator[None]:
-    """While open, Keras doesn't warn where data has fewer batches than were asked for: it is read again."""
+    """While open, Keras doesn't warn if data has fewer batches than were asked for: it is read again."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Your input ran out of data")
         yield

@@ -34,7 +34,7 @@ class TensorBoard(keras.callbacks.Callback):
             outside a job `logs`.
         histograms: "weights" for a histogram of each trainable variable at each epoch's end; "gradients" for
             one of its gradient in the epoch's last step: the mean over all tasks, as it is applied, before
-            clipping. They are seen where tasks or devices exchange them, and cost a copy in each step.
+            clipping. They are seen when tasks or devices exchange them, and cost a copy in each step.
         graph: whether to write the model's layers as a graph.
         update_freq: "epoch", or a number of steps after which logs are written too.
 
@@ -68,7 +68,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._update_freq = update_freq
         #: The file of the training under way; None in tasks that write none. Written as a training begins.
         self._file: EventFile | None = None
-        #: Returns the trainer where insitu does the steps, else None. Written as a training begins.
+        #: Returns the trainer if insitu does the steps, else None. Written as a training begins.
         self._find_trainer: Callable[[], KerasTrainer | None] = _nobody
         #: Updates of the model as the training began, and at the last event with the logs of a step.
         self._first_update = self._newest_update = 0
@@ -135,7 +135,7 @@ class TensorBoard(keras.callbacks.Callback):
             self._newest_update, self._newest_numbers = step, numbers
 
     def _begin(self, file: EventFile) -> EventFile:
-        """Return the file, in which the first event says where the training goes on. A task that takes up a
+        """Return the file, in which the first event says where the training resumes. A task that takes up a
         fit in its middle knows that from its first step on."""
         path = str(file.path)
         if path not in self._paths:
@@ -185,7 +185,7 @@ def _as_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _keep_gradients(model: Any, trainer: KerasTrainer | None) -> None:
-    """Have the steps keep the gradients that they apply. Raises TrainingError where they can't."""
+    """Have the steps keep the gradients that they apply. Raises TrainingError if they can't."""
     if hasattr(model.optimizer, "inner_optimizer"):
         raise TrainingError(
             "Histograms of gradients are of gradients as they are. Received: a LossScaleOptimizer, which "

@@ -33,7 +33,7 @@ def _find(path: Any) -> tuple[Any, str]:
 
 
 class _Files:
-    """What Keras calls `gfile`: that of TensorFlow, and the cluster's files."""
+    """Keras' `gfile`: that of TensorFlow, and the cluster's files."""
 
     available = True
 
@@ -44,7 +44,7 @@ class _Files:
         return getattr(self._original, name)
 
     def _others(self, path: Any) -> Any:
-        """Return TensorFlow's. Raises ValueError as Keras does where there is none."""
+        """Return TensorFlow's. Raises ValueError as Keras does if there is none."""
         if not self._original.available:
             file_utils._raise_if_no_gfile(path)
         return self._original

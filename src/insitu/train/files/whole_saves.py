@@ -84,7 +84,7 @@ def _load_own_exports() -> None:
     import tensorflow as tf
 
     # An import of `tensorflow.saved_model.experimental`, as in Keras' export, makes another module
-    # `tf.saved_model`, with the function from where it is defined.
+    # `tf.saved_model`, with the function of the defining module.
     defined: Any = importlib.import_module("tensorflow.python.saved_model.load")
     load = defined.load
 
@@ -105,8 +105,8 @@ def _is_local(filepath: Any) -> bool:
 
 @contextlib.contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """Yield a path to write to. What is there at the end takes the place of `target`, and so do files beside
-    it. Nothing changes after an error."""
+    """Yield a path to write to. The files there at the end replace `target`, and so do files beside it.
+    Nothing changes after an error."""
     me = context()
     task = f".{target.name}-{me.job_id}-{me.role}-{me.index}-"
     own = f"{task}{os.getpid()}-"

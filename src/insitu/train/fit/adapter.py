@@ -39,8 +39,8 @@ class FeedAdapter(_UnevenBatches):
     """Shows a feed to Keras, as an iterable of steps for the train function of a strategy.
 
     Keras' own `EpochIterator` cuts it into epochs, so that `steps_per_epoch` and `steps_per_execution` mean
-    what they mean without a strategy: an iteration of the data goes on over several epochs of Keras', and is
-    followed by another where the data ends. `start` tells where training is, as (epoch, step).
+    what they mean without a strategy: an iteration of the data continues over several epochs of Keras', and
+    is followed by another when the data ends. `start` returns the position of training, as (epoch, step).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FeedAdapter(_UnevenBatches):
         self.steps_per_epoch = steps_per_epoch
         self._start = start
         self._initial_epoch = initial_epoch
-        #: Steps by which an epoch of Keras' goes on in the data: whole executions.
+        #: Steps by which an epoch of Keras' advances in the data: whole executions.
         self._stride = -(-(steps_per_epoch or 0) // steps_per_execution) * steps_per_execution
         #: Keras' iterator over the feed. Written by `attach`.
         self._iterator: EpochIterator | None = None
@@ -90,7 +90,7 @@ class FeedAdapter(_UnevenBatches):
         """The steps of Keras' epochs, as far as they are known."""
         return EpochLengths(self.feed.num_steps, self._stride)
 
-    # Keras' iterator tells of epochs
+    # Keras' iterator reports epochs
 
     def attach(self, iterator: EpochIterator) -> None:
         """Let `iterator` be Keras' iterator over the feed. Called when that is reset."""
@@ -118,7 +118,7 @@ class FeedAdapter(_UnevenBatches):
             self._iterator._num_batches = self.feed.count_steps(self._place[0])
             ACCOUNT.enter(CALLBACKS)
         if is_first and self._place[1] and self._iterator is not None:
-            # Another process has begun the iteration, which goes on over several epochs.
+            # Another process has begun the iteration, which continues over several epochs.
             self._iterator._current_iterator = iter(self)
             self._iterator._steps_seen = self._place[1]
 
@@ -146,7 +146,7 @@ class FeedAdapter(_UnevenBatches):
 
     @property
     def _goes_on(self) -> bool:
-        """Whether Keras goes on with an iteration in its next epoch."""
+        """Whether Keras continues an iteration in its next epoch."""
         iterator = self._iterator
         return bool(self.steps_per_epoch) and iterator is not None and iterator._current_iterator is not None
 
@@ -159,8 +159,8 @@ class FeedAdapter(_UnevenBatches):
             source.skip(loaded["iterations"] - source.begun, loaded.get("entered"))
         if self._iteration is None:
             self._iteration = source.begun
-        # Some data draws its order here, as without a strategy. Where training is, is asked for later: Keras
-        # makes the iterator of the next epoch while this one is still under way.
+        # Some data draws its order here, as without a strategy. The position of training is asked for later:
+        # Keras makes the iterator of the next epoch while this one is still under way.
         return self._read(self.feed.begin())
 
     def _read(self, read: StepReader) -> Iterator[StepBatch]:
@@ -186,7 +186,7 @@ class FeedAdapter(_UnevenBatches):
         return data_epoch, done + index
 
     def ends_with(self, epoch: int) -> bool:
-        """Return whether the data ends where Keras' `epoch` does, which is over."""
+        """Return whether the data ends with Keras' `epoch`, which is over."""
         return self.data_position(epoch + 1, 0)[1] == 0
 
     def assign_shards(self, shards: Sequence[int]) -> None:
@@ -197,10 +197,10 @@ class FeedAdapter(_UnevenBatches):
         """Return one step, of the shards that this task has now."""
         return self.feed.step_at(*self.data_position(epoch, index))
 
-    # Another process goes on
+    # Another process continues
 
     def state_dict(self, epoch: int) -> dict[str, int]:
-        """Return where the data is in Keras' `epoch`: the one under way or, between two, the next."""
+        """Return the position of the data in Keras' `epoch`: the one under way or, between two, the next."""
         begun = self.feed.source.begun
         if epoch == self._epoch:
             (data_epoch, done), over = self._place, begun - 1 if self._iteration is None else self._iteration
@@ -215,7 +215,7 @@ class FeedAdapter(_UnevenBatches):
         return {**place, "iterations": max(0, over), "entered": entered, "length": length}
 
     def tests_state_dict(self, *, under_way: bool) -> dict[str, int]:
-        """Do as `state_dict` for data of tests, which each test reads from their beginning. `under_way` tells
+        """Do as `state_dict` for data of tests, which each test reads from their beginning. `under_way` says
         that a test is."""
         begins, ends = (count - under_way for count in self._events)
         over = self.feed.source.begun - under_way
@@ -233,7 +233,7 @@ class FeedAdapter(_UnevenBatches):
         return (self._iterator._num_batches or 0) if self._iterator is not None else 0
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where another process was."""
+        """Continue at another process' position."""
         self._loaded = dict(state)
 
     def get_tf_dataset(self) -> FeedAdapter:
@@ -254,7 +254,7 @@ class FeedAdapter(_UnevenBatches):
 
 
 def check_all_shards(dataset: Dataset) -> None:
-    """Raise TrainingError where a model that no strategy holds would be given a part of the rows."""
+    """Raise TrainingError if a model that no strategy holds would be given a part of the rows."""
     if len(dataset.shards) < dataset.num_shards:
         raise TrainingError(
             f"A model is given all rows. Received: {dataset!r}, of which this task has "
@@ -295,7 +295,7 @@ class DatasetAdapter(_UnevenBatches):
         import torch
 
         for batch in self.get_numpy_iterator():
-            # Torch has no read-only tensors: rows that lie in a partition's file are copied.
+            # Torch has no read-only tensors: rows in a partition's file are copied.
             yield keras.tree.map_structure(
                 lambda leaf: torch.from_numpy(np.require(leaf, requirements="W")), batch
             )
@@ -320,7 +320,7 @@ class _Repeatable:
 
     @property
     def _variant_tensor(self) -> Any:
-        """What TensorFlow's strategies ask a dataset for that they split. Raises TrainingError."""
+        """TensorFlow's strategies ask for this of a dataset that they split. Raises TrainingError."""
         raise TrainingError(
             "An insitu.dataset is for models of insitu's strategies, or of none. Received: one for a model "
             "that was made in the scope of a strategy of tf.distribute. Make it in the scope of the strategy "
@@ -354,7 +354,7 @@ def register_dataset_adapter() -> None:
 
 
 def refuse_beside_dataset(**arguments: Any) -> None:
-    """Raise InputError where `fit` got arguments that an `insitu.Dataset` already holds."""
+    """Raise InputError if `fit` got arguments that an `insitu.Dataset` already holds."""
     for name, value in arguments.items():
         if value is not None:
             raise InputError(

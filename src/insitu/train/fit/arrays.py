@@ -32,7 +32,7 @@ Shuffle = Literal["batch"] | bool
 class DrawnOrder:
     """Draws the order of a fit's epochs: a pure function of these seeds and the number of the epoch."""
 
-    #: What all randomness of the job follows from.
+    #: The seed of all randomness of the job.
     seed: int = 0
     #: Number of the fit among those of its model.
     fit: int = 0
@@ -145,7 +145,7 @@ class SparseRows:
 
 
 def count_array_rows(data: Any) -> int:
-    """Return the number of rows of each array. Raises InputError where these differ or there are none."""
+    """Return the number of rows of each array. Raises InputError if these differ or there are none."""
     lengths = {int(leaf.shape[0]) for leaf in keras.tree.flatten(data) if leaf is not None}
     if len(lengths) != 1 or not lengths.isdisjoint({0}):
         raise InputError(
@@ -183,5 +183,5 @@ def refuse_ragged() -> None:
 
 
 def default_batch_size(rows: int, steps: int | None) -> int:
-    """Return the size of the global batch where `fit` was given none: Keras' own."""
+    """Return the size of the global batch if `fit` was given none: Keras' own."""
     return -(-rows // steps) if steps else 32

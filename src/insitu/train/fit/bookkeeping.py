@@ -28,7 +28,7 @@ class Bookkeeper:
         self._membership = membership
         #: Reports progress; here it learns of rows, and of the end of a fit.
         self.reporter = membership.reporter
-        #: What the fit under way trains on. Written by `begin`.
+        #: The data of the fit under way. Written by `begin`.
         self._adapter: FeedAdapter | None = None
         #: Whether rows of the fit under way come from the job's cache. Written by `begin`.
         self._keeps_ledger = False
@@ -36,7 +36,7 @@ class Bookkeeper:
         self._ledgers: dict[int, ShardLedger] = {}
         #: Ledgers that are yet to be written, by (epoch, shard).
         self._unpublished: dict[tuple[int, int], ShardLedger] = {}
-        #: When to try again to write them, by the monotonic clock in seconds; 0 where there was room.
+        #: When to try again to write them, by the monotonic clock in seconds; 0 if there was room.
         self._retry_at = 0.0
 
     def begin(
@@ -91,8 +91,8 @@ class Bookkeeper:
         self._publish_waiting(at_once=at_once)
 
     def _publish_waiting(self, *, at_once: bool) -> None:
-        """Write all ledgers that are yet to be written. Where there is no room, training goes on, and it is
-        tried again until the fit ends. Raises StorageFull then, or where it must be `at_once`."""
+        """Write all ledgers that are yet to be written. If there is no room, training continues, and it is
+        tried again until the fit ends. Raises StorageFull then, or if it must be `at_once`."""
         job = self._membership.context.job
         if job is None:
             return
@@ -176,7 +176,7 @@ class Bookkeeper:
     def _publish_unless_empty(self, ledger: ShardLedger) -> None:
         """Publish a ledger; an empty one only in place of another, as of rows that were trained in vain.
 
-        So a fit that is taken up where it had ended has no ledger of an epoch that it doesn't have.
+        So a fit that is taken up at its end has no ledger of an epoch that it doesn't have.
         """
         job = self._membership.context.job
         if ledger.counts or (job is not None and ShardLedger.published(job, ledger.epoch, ledger.shard)):

@@ -1,4 +1,4 @@
-"""Callbacks that a script gives to `evaluate` or `predict`: what they hear."""
+"""Callbacks that a script gives to `evaluate` or `predict`: the events that they receive."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CallCallbacks(ResumableCallbacks):
 
     @contextlib.contextmanager
     def _entering(self, event: Key) -> Iterator[None]:
-        """Enter the call where the position is, while open. `event` is the call's beginning."""
+        """Enter the call at the position, while open. `event` is the call's beginning."""
         state, writes = self._state, any(map(begins_files, self.callbacks))
         self._listener.name_uncopied(self.memory)
         if state.entry.was_heard(event):
@@ -82,12 +82,12 @@ class CallCallbacks(ResumableCallbacks):
         super()._set_up_by_hand(event, *args)
 
     def _end(self, steps: int) -> None:
-        """Come to the end of the call, before callbacks hear of it."""
+        """Come to the end of the call, before callbacks receive it."""
         if self._progbar is not None:
             self._progbar.seen = steps
 
     def _meet(self) -> None:
-        """Wait for all tasks: their callbacks have heard of the end."""
+        """Wait for all tasks: their callbacks have received the end."""
         self._listener.meet(self._state.position.at_end())
 
     # Tests

@@ -25,21 +25,21 @@ from insitu.train.fit.entry import (
 from insitu.train.fit.loop_state import LoopState
 
 _OLD_NAMES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}
-"""What Keras calls where a callback doesn't have the event itself."""
+"""Methods that Keras calls if a callback doesn't have the event itself."""
 
 
 class CallListener(Protocol):
     """Does what all tasks do at certain points of a call."""
 
     can_be_replaced: bool
-    """Whether another can take this task's place while the others go on."""
+    """Whether another can take this task's place while the others continue."""
 
     def name_uncopied(self, memory: CallbackMemory) -> None:
         """Have the chief name what callbacks keep that is lost with their process, before that happens."""
 
     def hear(self, position: LoopPosition, event: Key) -> bool:
-        """Note that callbacks are about to hear an event of the call at `position`; return whether they may
-        have heard it in an earlier process of this task."""
+        """Note that callbacks are about to receive an event of the call at `position`; return whether they
+        may have received it in an earlier process of this task."""
 
     def begin_files(self, callbacks: Sequence[Any]) -> None:
         """Take out of files what earlier processes of this task have written of a call that begins again."""
@@ -48,11 +48,11 @@ class CallListener(Protocol):
         """Return who has written the chief's files of this call before; this process does from now on."""
 
     def meet(self, position: LoopPosition) -> None:
-        """Wait for all tasks: their callbacks have heard of what comes before `position`."""
+        """Wait for all tasks: their callbacks have received all events before `position`."""
 
     def record(self, heard: Key) -> None:
-        """Write down what callbacks remember, if no other task can tell the next process of this one: they
-        have heard all events before `heard`."""
+        """Write down what callbacks remember, if no other task can inform the next process of this one: they
+        have received all events before `heard`."""
 
 
 def flatten_callbacks(callbacks: Any) -> list[Any]:
@@ -70,7 +70,7 @@ def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:
 
 
 def _keeps_steps(callback: Any) -> bool:
-    """Return whether a callback that insitu tells of each step remembers something of it, or writes it."""
+    """Return whether a callback that insitu notifies of each step remembers something of it, or writes it."""
     return hasattr(callback, "end_step") and bool(getattr(callback, "remembers_steps", True))
 
 
@@ -85,11 +85,11 @@ def _hears(callback: Any, event: str) -> bool:
 
 
 class ResumableCallbacks(keras.callbacks.CallbackList):
-    """Calls callbacks in Keras' way. A process that enters a call in its middle calls none for what others
-    have heard to its end (see `Entry`). The exceptions are beginnings at which a callback has opened what
-    can't be copied, such as a file.
+    """Calls callbacks in Keras' way. A process that enters a call in its middle calls none for events that
+    others have received to their end (see `Entry`). The exceptions are beginnings at which a callback has
+    opened what can't be copied, such as a file.
 
-    Where no callback does anything at the end of a batch, nobody is called then: a call in Keras' way, by a
+    If no callback does anything at the end of a batch, nobody is called then: a call in Keras' way, by a
     thread, with the logs as Python's numbers, takes as long as the step of a small model.
     """
 
@@ -122,7 +122,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         self._batch_callbacks: list[Any] = []
         #: Whether some of them may draw random numbers.
         self._has_users_batch_callbacks = False
-        #: What the callbacks remember.
+        #: State that the callbacks remember.
         self.memory = CallbackMemory(given, self._history, is_chief)
         #: Sends all tasks what those of the chief do.
         self.chief_memory = ChiefMemory(self.memory)
@@ -169,7 +169,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         self.chief_memory.end_unit()
         self.memory.release()
 
-    # Who hears what
+    # Who receives which event
 
     @contextlib.contextmanager
     def _calling(self, event: Key, callbacks: Sequence[Any] | None = None) -> Iterator[None]:
@@ -185,8 +185,8 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
             yield
 
     def _set_up(self, event: str, *args: Any, but: Sequence[Any] = ()) -> None:
-        """Let those callbacks hear a beginning again that have something from there that can't be copied.
-        Those of `but` have heard of it here."""
+        """Repeat a beginning for those callbacks that have something from there that can't be copied. Those
+        of `but` have received it here."""
         ACCOUNT.enter(CALLBACKS)
         state = self._state
         with state.setting_up(), repeating_events():
@@ -209,7 +209,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
                     callback._push_writer(callback._val_writer, callback._global_test_batch)
 
     def _call_of_batch(self, name: str, event: Key, batch: int, logs: Any) -> None:
-        """Call the method `name` of callbacks, unless none does anything then, or all have heard `event`."""
+        """Call the method `name` of callbacks, unless none does anything, or all have received `event`."""
         if name in self._heard and not self._state.entry.was_heard(event):
             with self._calling(event, self._batch_callbacks):
                 getattr(super(), name)(batch, logs)

@@ -75,11 +75,11 @@ def is_of_chief(callback: Any) -> bool:
 class CallbackMemory:
     """The plain values that the callbacks of a call remember, and how far their files were written.
 
-    A script that has changed gives other callbacks: those of both go on, the state of others is dropped.
+    A script that has changed gives other callbacks: those of both continue, the state of others is dropped.
 
     Attributes that are no plain values (files, functions, objects) stay behind, and so do those that are as
-    they were before the fit: how a callback was set up is the script's. Of what the chief alone runs or
-    knows, the other tasks keep what it last sent them.
+    they were before the fit: how a callback was set up is the script's. The other tasks keep what the chief
+    last sent them of the state that it alone has.
     """
 
     def __init__(self, given: Sequence[Any], history: Any, is_chief: bool) -> None:
@@ -87,9 +87,9 @@ class CallbackMemory:
         self._callbacks = _named([*given, *([] if history is None else [history])])
         self._is_chief = is_chief
         self._before = {name: _InitialAttributes(callback) for name, callback in self._callbacks.items()}
-        #: What the chief sent before the last unit that was done, by name. Written by `release`.
+        #: State that the chief sent before the last unit that was done, by name. Written by `release`.
         self._of_chief: StateDict = {}
-        #: What it has sent since, with None for what it has like this task. Written by `take_sent`.
+        #: State that it has sent since; None for state that this task has, too. Written by `take_sent`.
         self._sent: dict[str, dict[str, Any] | None] = {}
         #: Those that would write no header in the next fit, since their file was appended to in this one.
         self._without_header: list[Any] = []
@@ -138,11 +138,11 @@ class CallbackMemory:
     def _mark_files(self, callback: Any) -> Marks:
         return mark_files(callback) if self._is_chief else {}
 
-    # The chief tells the others
+    # The chief informs the others
 
     def chief_state_dict(self, callbacks: Sequence[Any] | None = None) -> StateDict:
-        """Return what the chief sends of its callbacks as they are now; None: of all. What is large, and may
-        be the same in all tasks, isn't sent: only its hash, as `#hash`."""
+        """Return what the chief sends of its callbacks as they are now; None: of all. State that is large,
+        and may be the same in all tasks, isn't sent: only its hash, as `#hash`."""
         states: StateDict = {}
         for name, callback in self._callbacks.items():
             if callbacks is not None and not any(callback is one for one in callbacks):
@@ -178,7 +178,7 @@ class CallbackMemory:
         """Have the chief send the state of these callbacks in full."""
         self._differing.update(names)
 
-    # Another process goes on
+    # Another process continues
 
     def state_dict(self) -> StateDict:
         """Return what all callbacks remember, those of the chief as far as this task knows."""
@@ -265,7 +265,7 @@ class CallbackMemory:
 
     def is_made_by(self, event: str, callback: Any, state: StateDict) -> bool:
         """Return whether a callback has something from `event` that can't be copied from another process.
-        True for one of which `state` has nothing: it hasn't heard of the event."""
+        True for one of which `state` has nothing: it hasn't received the event."""
         name = next((name for name, one in self._callbacks.items() if one is callback), None)
         if name is None or _UNCOPIED not in state.get(name, {}):
             return True
@@ -292,7 +292,7 @@ def _read_objects(callback: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if not is_of_user(callback):
         return found
-    # Only objects count, which are few: this is done in each step that callbacks hear of.
+    # Only objects count, which are few: this is done in each step that callbacks receive.
     held = {
         name: value
         for name, value in vars(callback).items()

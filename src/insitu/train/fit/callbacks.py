@@ -1,4 +1,4 @@
-"""Callbacks of `fit` under a strategy: what they hear, and what is refused."""
+"""Callbacks of `fit` under a strategy: the events that they receive, and which callbacks are refused."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class FitListener(CallListener, Protocol):
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether nobody knows here what earlier processes of this task have heard."""
+        """Whether nobody knows here which events earlier processes of this task have received."""
 
     def share_restored(self) -> None:
         """Give all tasks what a callback that the chief alone runs has restored."""
 
     def end_fit(self) -> None:
-        """Finish a fit whose steps are all done, before callbacks hear of its end."""
+        """Finish a fit whose steps are all done, before callbacks receive its end."""
 
 
 def check_callbacks(callbacks: list[Any]) -> None:
@@ -53,10 +53,10 @@ _BATCH_EVENTS = ("on_train_batch_begin", "on_train_batch_end", *ResumableCallbac
 
 
 class EpochCallbacks(ResumableCallbacks):
-    """Calls the callbacks of a fit, and enters each epoch where the position is.
+    """Calls the callbacks of a fit, and enters each epoch at the position.
 
     A fit that is taken up begins an epoch in its middle: its first steps are skipped, so that step numbers,
-    progress bars and schedules go on where they were.
+    progress bars and schedules continue where they were.
     """
 
     batch_events = _BATCH_EVENTS
@@ -71,19 +71,19 @@ class EpochCallbacks(ResumableCallbacks):
         is_chief: bool,
         **params: Any,
     ) -> None:
-        # What restores comes first: the others begin by what it has found.
+        # A callback that restores comes first: the others begin with its findings.
         own = own_callbacks(given, is_chief)
         own.sort(key=lambda callback: not hasattr(callback, "restores_training"))
-        #: Callbacks that insitu itself tells of each step.
+        #: Callbacks that insitu itself notifies of each step.
         self._step_listeners = [callback for callback in own if hasattr(callback, "end_step")]
-        #: What to do once all callbacks have heard of the present event. Written by callbacks.
+        #: To be called once all callbacks have received the present event. Written by callbacks.
         self.due: list[Callable[[], None]] = []
         super().__init__(model, state, listener, given, own, is_chief, add_history=True, **params)
         #: How many of the callbacks restore a training; they are the first ones.
         self._restoring = sum(hasattr(callback, "restores_training") for callback in own)
         #: Whether some callback restores weights from files that the chief alone reads.
         self._restores = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given)
-        #: `model._initial_epoch` before this fit changed it, in a tuple; empty where it hasn't.
+        #: `model._initial_epoch` before this fit changed it, in a tuple; empty if it hasn't.
         self._initial_epoch: tuple[Any, ...] = ()
 
     def _do_what_is_due(self) -> None:
@@ -93,7 +93,7 @@ class EpochCallbacks(ResumableCallbacks):
 
     def _set_up_by_hand(self, event: str, *args: Any) -> None:
         if self._progbar is not None:
-            # Without a line that an epoch begins: it stands there already.
+            # Without a line that an epoch begins: it is already there.
             self._progbar._called_in_fit = True
             self._progbar._reset_progbar()
             self._progbar._maybe_init_progbar()
@@ -110,7 +110,7 @@ class EpochCallbacks(ResumableCallbacks):
         called: list[Any] = []
         with self._calling(TRAIN_BEGIN):
             for callback in self.callbacks:
-                # The first ones may find out where the fit is taken up.
+                # The first ones may find the position at which the fit is taken up.
                 if not state.entry.was_heard(TRAIN_BEGIN):
                     if len(called) == self._restoring:
                         self._listener.begin_files(self.callbacks[len(called) :])
@@ -211,7 +211,7 @@ class EpochCallbacks(ResumableCallbacks):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._listener.end_fit()
-        # Where the whole fit was done before, no epoch has begun, and Keras knows no logs.
+        # If the whole fit was done before, no epoch has begun, and Keras knows no logs.
         logs = logs or self._state.epoch_logs
         with self._calling(TRAIN_END):
             super().on_train_end(logs)

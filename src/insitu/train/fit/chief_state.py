@@ -18,15 +18,15 @@ class ChiefMemory:
     """Sends all tasks what the chief's callbacks remember, wherever they may have been called.
 
     So the task in the chief's place calls them again with what they remembered the first time. Between the
-    batches of an epoch that is only those that hear of batches.
+    batches of an epoch these are only the ones that receive batches.
     """
 
     def __init__(self, memory: CallbackMemory) -> None:
         self._memory = memory
-        #: Whether callbacks that don't hear of batches may have been called since the last time. The same in
+        #: Whether callbacks that don't receive batches may have been called since the last time. The same in
         #: all tasks, as `_hears` is. Written by the list of callbacks, and at the end of a unit.
         self.all_due = True
-        #: Whether some of the chief's callbacks hear of batches. Sent by it.
+        #: Whether some of the chief's callbacks receive batches. Sent by it.
         self._hears = False
 
     def is_due(self, position: LoopPosition) -> bool:
@@ -37,7 +37,7 @@ class ChiefMemory:
         return self.all_due or position.kind in (BEGIN, EPOCH, END)
 
     def share(self, group: Group, chief: int | None, position: LoopPosition, hearing: Sequence[Any]) -> None:
-        """Send what may have changed since the last unit. `hearing` are the callbacks that hear of batches.
+        """Send what may have changed since the last unit. `hearing` are the callbacks that receive batches.
         Collective."""
         if chief is None or group.size == 1:
             return

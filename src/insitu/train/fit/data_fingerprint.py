@@ -1,4 +1,4 @@
-"""Numbers that tell whether processes were given the same data. They serve against mistakes, not forgery.
+"""Numbers that show whether processes were given the same data. They serve against mistakes, not forgery.
 
 A *fingerprint* is below 2**52, so that a float64 holds it, and is never 0, which means "not taken".
 """
@@ -51,7 +51,7 @@ def fingerprint_arrays(leaves: Iterable[Any], numbers: Sequence[int] = ()) -> in
 
 
 def check_same_data(fingerprints: Sequence[float], where: object) -> None:
-    """Raise InputError, in each task, where shards were given different data. `fingerprints` are those of all
+    """Raise InputError, in each task, if shards were given different data. `fingerprints` are those of all
     shards; `where` names the step."""
     first = fingerprints[0]
     if all(one == first for one in fingerprints):

@@ -1,9 +1,9 @@
-"""Decides which events callbacks hear in a process that enters a call in its middle. Pure.
+"""Decides which events callbacks receive in a process that enters a call in its middle. Pure.
 
 Events and units of a call have one order, in which each has a key. Between two units a task runs the user's
 code: the callbacks' events. A task that takes the place of a lost one enters behind the last unit that all
-have done, so it hears again what the lost one may have been hearing. What lies before that, others have heard
-to its end: it isn't heard again.
+have done, so it receives again the events that the lost one may have been receiving. Others have received all
+earlier events to their end: these aren't repeated.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def key_behind_epoch(epoch: int) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a process enters a call. Without arguments: at its beginning."""
+    """The position at which a process enters a call. Without arguments: its beginning."""
 
-    #: Events before this key were heard to their end.
+    #: Events before this key were received to their end.
     heard: Key = NOTHING
-    #: Events before this key may have been heard: by a task that was lost.
+    #: Events before this key may have been received: by a task that was lost.
     repeated: Key = NOTHING
     #: Events from the first key on and before the second belong to steps that another process has done.
     skipped: tuple[Key, Key] = (NOTHING, NOTHING)
@@ -80,49 +80,49 @@ class Entry:
     is_at_end: bool = False
 
     def was_heard(self, event: Key) -> bool:
-        """Return whether callbacks have heard an event, so that they don't hear it here."""
+        """Return whether callbacks have received an event, so that they don't receive it here."""
         first, end = self.skipped
         return event < self.heard or first <= event < end
 
     def repeats(self, event: Key) -> bool:
-        """Return whether callbacks may hear an event for the second time."""
+        """Return whether callbacks may receive an event for the second time."""
         return event < self.repeated
 
     @property
     def is_in_middle(self) -> bool:
-        """Whether the process hears less than the whole fit."""
+        """Whether the process receives less than the whole fit."""
         return self.heard > NOTHING
 
 
 def enter_beside_others(position: LoopPosition, entry_of_others: Key | None) -> Entry:
     """Return the entry of a task that joins others in the unit at `position`, which they haven't done yet.
 
-    `entry_of_others` is what callbacks had heard where the others entered the fit, if they have done nothing
-    since but begin it; else None.
+    `entry_of_others` is what callbacks had received when the others entered the fit, if they have done
+    nothing since but begin it; else None.
     """
     last = _key_of_last_unit(position) if entry_of_others is None else max(GRAPHS, entry_of_others)
     return Entry(last, _key_of(position), is_at_end=position.kind == END)
 
 
 def enter_at_beginning(heard: Key, epoch: int, step: int) -> Entry:
-    """Return the entry of a task that joins others whose callbacks have heard of the fit's beginning, and of
+    """Return the entry of a task that joins others whose callbacks have received the fit's beginning, and
     nothing else in these processes. `heard` is that of their own entry, which is before this step."""
     return Entry(heard, _BEGIN_UNIT, _steps_before(epoch, step))
 
 
 def enter_without_memory(epoch: int, step: int) -> Entry:
-    """Return the entry of a process that goes on at this step with new callbacks: they hear of the beginning
-    of the fit and of the epoch, and of no step before."""
+    """Return the entry of a process that resumes at this step with new callbacks: they receive the beginning
+    of the fit and of the epoch, and no earlier step."""
     return Entry(skipped=_steps_before(epoch, step))
 
 
 def enter_by_checkpoint(epoch: int, step: int) -> Entry:
-    """Return the entry of a process that goes on from a checkpoint: callbacks had heard all before it."""
+    """Return the entry of a process that resumes from a checkpoint: callbacks had received all before it."""
     return Entry(_key_before_step(epoch, step))
 
 
 def is_behind(heard: Key, epoch: int, step: int) -> bool:
-    """Return whether a record of what callbacks had heard was made behind this step: steps are done again."""
+    """Return whether a record of received events was made behind this step: steps are done again."""
     if step or heard[0] != epoch:
         return heard > _key_before_step(epoch, step)
     return heard > key_of_batch_begin(epoch, 0)
@@ -131,10 +131,10 @@ def is_behind(heard: Key, epoch: int, step: int) -> bool:
 def enter_by_record(
     heard: Key, epoch: int, step: int, steps_before: int | None
 ) -> tuple[tuple[int, int], Entry]:
-    """Return where a worker goes on whose steps before (`epoch`, `step`) are done, and its entry, by a record
-    of what its callbacks had `heard`. `steps_before` are the steps of the epoch before, if that is known.
+    """Return where a worker resumes whose steps before (`epoch`, `step`) are done, and its entry, by a record
+    of what its callbacks had `heard`. `steps_before` are the steps of the previous epoch, if that is known.
 
-    If all steps of an epoch are done, and its end may not have been heard, it is entered again behind them.
+    If an epoch's steps are all done, and its end may not have been received, it is entered again behind them.
     """
     previous = epoch - 1
     if step == 0 and heard[0] == previous and heard <= key_of_epoch_end(previous) and steps_before:

@@ -32,17 +32,17 @@ _KEPT_BATCHES = 2
 class Feed(Protocol):
     """A source of steps."""
 
-    #: Where global batches come from. An `insitu.Dataset` has a source that only hears of epochs.
+    #: The source of global batches. That of an `insitu.Dataset` only receives epochs.
     source: Source
     #: The name of the cache that the rows come from; None for other sources.
     cache: str | None
-    #: The most rows that one shard has in a step; None where it isn't known.
+    #: The most rows that one shard has in a step; None if it isn't known.
     part_rows: int | None
 
     @property
     def num_steps(self) -> int | None:
-        """The number of steps of an epoch; None where that isn't known before the data has been read, and
-        where it has no end."""
+        """The number of steps of an epoch; None if that isn't known before the data has been read, and if it
+        has no end."""
 
     @property
     def follows_epochs(self) -> bool:
@@ -53,8 +53,8 @@ class Feed(Protocol):
         """Whether epochs may have different rows, and so different numbers of steps."""
 
     def count_steps(self, number: int) -> int | None:
-        """Return the steps of pass `number` over the rows, of which an epoch may have several; None where
-        that isn't known."""
+        """Return the steps of pass `number` over the rows, of which an epoch may have several; None if that
+        isn't known."""
 
     def find_pass(self, epoch: int, step: int) -> tuple[int, int]:
         """Return the pass over the rows, counted over all epochs, that a step is of, and its number in that.
@@ -74,7 +74,7 @@ class Feed(Protocol):
         can't go back."""
 
     def step_at(self, epoch: int, step: int) -> StepBatch:
-        """Return one step, of the shards that are assigned now: the one that was read last, or any where the
+        """Return one step, of the shards that are assigned now: the one that was read last, or any if the
         source can be read anywhere."""
 
     def assign_shards(self, shards: Sequence[int]) -> None:
@@ -88,7 +88,7 @@ class Feed(Protocol):
 class DatasetFeed:
     """Cuts an `insitu.Dataset` into steps.
 
-    Where a strategy has several replicas for each shard of the dataset, a shard's batch is split among them,
+    If a strategy has several replicas for each shard of the dataset, a shard's batch is split among them,
     as evenly as can be; the first of them names the rows' origins.
     """
 
@@ -207,7 +207,7 @@ class DatasetFeed:
 class StreamFeed:
     """Slices steps out of the global batches of a source, the same in each process.
 
-    `fingerprint` tells global batches apart: tasks compare its numbers in each step.
+    `fingerprint` distinguishes global batches: tasks compare its numbers in each step.
     """
 
     cache: str | None = None
@@ -311,7 +311,7 @@ class StreamFeed:
 
 
 def check_global_batch(rows: int, replicas: int) -> None:
-    """Raise InputError where a whole batch of `rows` rows of an `insitu.Dataset` leaves replicas without
+    """Raise InputError if a whole batch of `rows` rows of an `insitu.Dataset` leaves replicas without
     any."""
     if rows < replicas:
         raise InputError(

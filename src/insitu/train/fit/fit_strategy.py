@@ -52,13 +52,13 @@ class FitStrategy(Protocol):
         and no job that follows it."""
 
     def check_open(self, model: Any) -> None:
-        """Raise TrainingError where `model` is trained in the scope of another strategy."""
+        """Raise TrainingError if `model` is trained in the scope of another strategy."""
 
     def check_recompile(self, model: Any) -> None:
-        """Raise TrainingError where `model`, which belongs to this strategy, can't be compiled again."""
+        """Raise TrainingError if `model`, which belongs to this strategy, can't be compiled again."""
 
     def configure_compiled(self, model: Any) -> None:
-        """Change what `compile` has chosen for `model`, where this strategy needs it otherwise."""
+        """Change what `compile` has chosen for `model`, if this strategy needs it otherwise."""
 
     def adapt_callbacks(self, callbacks: list[Any]) -> list[Any]:
         """Return the callbacks of a fit, with others in place of those that would do the wrong thing. Raises
@@ -74,14 +74,14 @@ class FitStrategy(Protocol):
         """Prepare `model` to be built for batches like `example`, `part_rows` rows a shard at most."""
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        """Return the executor of `model` for batches like `example`; `first` where it has none yet."""
+        """Return the executor of `model` for batches like `example`; `first` if it has none yet."""
 
     def begin_fit(self, model: Any, fit_index: int, epochs: int, lengths: EpochLengths) -> tuple[int, int]:
         """Begin fit number `fit_index`, of so many epochs of these lengths. Returns the (epoch, step) to
         start at: another run of the script may have done what comes before."""
 
     def count_updates(self) -> int | None:
-        """Return how many updates the model has had; None where the optimizer of each replica counts them."""
+        """Return how many updates the model has had; None if the optimizer of each replica counts them."""
 
     def end_fit(self, fit_index: int, executors: Sequence[StepExecutor], position: LoopPosition) -> None:
         """End a fit whose steps are all done by these executors, up to `position`."""
@@ -96,7 +96,7 @@ class FitStrategy(Protocol):
         """Expect that the state of the fit that begins is saved now and then."""
 
     def save_elsewhere(self) -> bool:
-        """Save the training's state where it is, if that isn't in the replicas; return whether it did."""
+        """Save the training's state in its place, if that isn't in the replicas; return whether it did."""
 
     def left_out(self) -> Collection[int]:
         """Return the shards of this task whose rows of the last step entered no update."""

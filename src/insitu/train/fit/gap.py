@@ -20,11 +20,11 @@ from insitu.train.replica import ModelState, view
 _RAW_ASSIGNMENTS = re.compile(
     r"assign(_add|_sub)?|(batch_)?scatter_\w+|_strided_slice_assign|load|count_up_to"
 )
-"""What changes a variable of TensorFlow, by its methods' names."""
+"""Operations that change a variable of TensorFlow, by its methods' names."""
 
 
 class Gap:
-    """What has changed since the last unit of a fit, by callbacks and by Keras' loop around them.
+    """Changes since the last unit of a fit, by callbacks and by Keras' loop around them.
 
     A task that takes another's place begins behind the last unit, and calls callbacks again. It must find
     what they found the first time, not what they have made of it. Nothing is copied but what changes, and
@@ -37,7 +37,7 @@ class Gap:
         self._values: dict[int, tuple[Any, NDArray[Any]]] = {}
         #: `model.stop_training` when the gap opened.
         self._stop_training = False
-        #: States of the process' random generators when it opened; empty where nobody has drawn since.
+        #: States of the process' random generators when it opened; empty if nobody has drawn since.
         self._random: dict[str, Any] = {}
         #: Whether callbacks have been called since the last unit. Written by `open` and `close`.
         self.is_open = False
@@ -91,8 +91,8 @@ class Gap:
 
     @contextlib.contextmanager
     def reverting(self) -> Iterator[None]:
-        """While open, changes of variables are noted; they are undone at the end, and so is whether training
-        is to stop."""
+        """While open, changes of variables are noted; they are undone at the end, and so is a request to stop
+        training."""
         stop_training = bool(getattr(self._model, "stop_training", False))
         self.open()
         try:
@@ -132,7 +132,7 @@ _open_gaps: set[Gap] = set()
 
 @functools.cache
 def _install() -> None:
-    """Have assignments to variables tell the open gaps. Done once: each costs a look at a set then."""
+    """Have assignments to variables notify the open gaps. Done once: each costs a look at a set then."""
     if keras.backend.backend() != "tensorflow":
         _watch(Variable, "assign", lambda variable: np.array(view(variable)))
         return

@@ -1,6 +1,6 @@
 """Reads and writes what the objects hold that a callback keeps: a generator, a metric, one of the user's own.
 
-Such an object is made by the script in each process. What it holds is carried over as plain values, into the
+Such an object is made by the script in each process. Its contents are carried over as plain values, into the
 one that is there: no class is named, and nothing is made from what was sent.
 """
 
@@ -55,7 +55,7 @@ _UNCHANGING = (
 """Kinds of values that hold nothing which changes, or nothing that is a callback's own."""
 
 _OF_LIBRARIES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "insitu")
-"""What belongs to models, data and strategies is carried over by these, or is the script's."""
+"""Objects of models, data and strategies are carried over by these, or are the script's."""
 
 State = dict[str, Any]
 
@@ -129,7 +129,7 @@ def is_unchanging(value: Any) -> bool:
     if isinstance(value, (*_UNCHANGING, keras.callbacks.Callback)):
         return True
     root = type(value).__module__.partition(".")[0]
-    # What torch changes in place is its tensors.
+    # Torch changes its tensors in place.
     return root in _OF_LIBRARIES and not (root == "torch" and type(value).__name__ == "Tensor")
 
 

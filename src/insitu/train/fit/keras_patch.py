@@ -1,4 +1,4 @@
-"""Lets Keras ask a model's trainer, where it has one, what its `fit` and the like shall do.
+"""Lets Keras ask a model's trainer, if it has one, what its `fit` and the like shall do.
 
 Methods of Keras' own classes are replaced, once. So a class of the user's that overrides `fit` runs as
 written, and its `super().fit(...)` gets here; type, name and attributes of a model stay what they are, which
@@ -43,13 +43,13 @@ class ModelTrainer(Protocol):
         """Do what the method of that name does."""
 
     def make_function(self, attribute: str, make: Callable[[], Any]) -> Any:
-        """Set the model's attribute to what Keras' loop is to call for a step. `make` is Keras' own way."""
+        """Set the model's attribute to the function that Keras' loop calls. `make` is Keras' own way."""
 
     def compile(self, compile_model: Callable[[], None]) -> None:
         """Compile the model again."""
 
     def build(self, build: Callable[[], None]) -> None:
-        """Build the model where its loop asks for it. `build` is Keras' own way."""
+        """Build the model when its loop asks for it. `build` is Keras' own way."""
 
 
 def attach_trainer(model: Any, trainer: ModelTrainer) -> None:
@@ -178,7 +178,7 @@ def _dispatch_state(original: Original) -> Original:
             return original(model, *args, **kwargs)
         if trainer.does_steps:
             return original(model, *args, **{**kwargs, "purge_model_variables": False})
-        # Weights that became their averages share memory with them, and Keras' step would give it away twice.
+        # Weights that became their averages share memory with them, and Keras' step would donate it twice.
         return copy_aliased(original(model, *args, **kwargs))
 
     return method
@@ -186,7 +186,7 @@ def _dispatch_state(original: Original) -> Original:
 
 # Remembers the strategy in whose scope a layer or model was made, as `tf.distribute` does.
 #
-# A model that was made in a scope belongs to its strategy, also where it is compiled and trained outside
+# A model that was made in a scope belongs to its strategy, also when it is compiled and trained outside
 
 
 class Maker(Protocol):
@@ -201,8 +201,8 @@ class Maker(Protocol):
 
 
 _ATTRIBUTE = "_insitu_maker"
-"""Of the layer itself, so that a model and its strategy are freed together. A table of all layers would keep
-every model for ever, since a strategy knows its models."""
+"""Attribute of the layer itself, so that a model and its strategy are freed together. A table of all layers
+would keep every model for ever, since a strategy knows its models."""
 
 
 def note_maker(layer: Any, strategy: Maker) -> None:
@@ -218,7 +218,7 @@ def maker_of(layer: Any) -> Maker | None:
 
 
 def check_not_of_scope(model: Any) -> None:
-    """Raise TrainingError where Keras alone would train layers of a strategy, in each process by itself."""
+    """Raise TrainingError if Keras alone would train layers of a strategy, in each process by itself."""
     for layer in model._flatten_layers():
         maker = maker_of(layer)
         if maker is not None and not maker.delegates_to_keras:

@@ -1,4 +1,4 @@
-"""Holds where the call under way is, and hands it over to a task or a script that takes the call up."""
+"""Holds the position of the call under way, and hands it to a task or a script that takes the call up."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from insitu.train.replica import (
 )
 
 _RECORDED = frozenset({"logs", "epoch_logs", "memory", "random", "data", "validation"})
-"""What a record on servers holds of a checkpoint."""
+"""Parts of a checkpoint that a record on servers holds."""
 
 
 class CallbacksOfCall(Protocol):
     """The callbacks of a call, as far as tasks do something about them together."""
 
     memory: CallbackMemory
-    """What they remember."""
+    """State that they remember."""
 
     chief_memory: ChiefMemory
     """Sends all tasks what the chief's callbacks remember."""
@@ -62,12 +62,12 @@ class CallbacksOfCall(Protocol):
 
 
 class LoopState:
-    """Holds where one call of `fit`, `evaluate` or `predict` is, and its results so far.
+    """Holds the position of one call of `fit`, `evaluate` or `predict`, and its results so far.
 
     Two others can take the call up in its middle. A replacement of a lost task gets the `state_dict()` of a
     survivor: it skips to behind the unit that the survivors did last (`stage`), calls callbacks again, and is
     in the survivors' unit then (`resume`). A script that runs again after a failure gets a checkpoint
-    (`restore`). What callbacks hear in both follows from `entry`.
+    (`restore`). In both, `entry` decides which events callbacks receive.
     """
 
     def __init__(
@@ -78,28 +78,28 @@ class LoopState:
         self._strategy = strategy
         #: The unit that comes next. Written by `KerasTrainer` behind each step, and here.
         self.position = position
-        #: The step at which this task entered the epoch under way: callbacks hear of no step before.
+        #: The step at which this task entered the epoch under way: callbacks receive no step before.
         self.first_step = 0
-        #: The test step at which this task entered the tests: callbacks hear of none before.
+        #: The test step at which this task entered the tests: callbacks receive none before.
         self.first_test = 0
         #: Logs of the last training step, and of the last test step. Written by `KerasTrainer`.
         self.logs: Logs = {}
         self.test_logs: Logs = {}
         #: Steps since replicas were last compared. Written by `KerasTrainer`.
         self.steps_since_check = 0
-        #: What the metrics held when the tests of the epoch began, by variable name; empty before.
+        #: Values of the metrics as the tests of the epoch began, by variable name; empty before.
         self.metrics_before_tests: dict[str, Any] = {}
         #: Outputs of the steps of a `predict`. Written by `KerasTrainer`.
         self.outputs: list[Any] = []
-        #: Where the seeds of a fit on servers are.
+        #: Positions of the seeds of a fit on servers.
         self.seeds = SeedRecord()
-        #: What has changed since the last unit, by callbacks.
+        #: Changes since the last unit, by callbacks.
         self.gap = Gap(model)
-        #: Where this process enters the fit. Written by `stage` and `restore`.
+        #: The position at which this process enters the fit. Written by `stage` and `restore`.
         self.entry = Entry()
-        #: The state of callbacks that the entry is to give them, as `CallbackMemory` has it.
+        #: The state of callbacks that the entry gives them, as `CallbackMemory` has it.
         self.memory_at_entry: dict[str, Any] = {}
-        #: States of random generators that the entry is to set.
+        #: States of random generators that the entry sets.
         self._random_at_entry: dict[str, Any] = {}
         #: Logs of the last epoch that has ended, with those of its validation; None before. Written by
         #: the list of callbacks.
@@ -107,13 +107,13 @@ class LoopState:
         #: The list of the call's callbacks, which a replacement calls; None before and after. Written by
         #: `keeping_call`.
         self.callbacks: CallbacksOfCall | None = None
-        #: What Keras reads the data of a fit through; None in other calls. Written by `KerasTrainer`.
+        #: Keras' adapter for the data of a fit; None in other calls. Written by `KerasTrainer`.
         self.data: FeedAdapter | None = None
-        #: What Keras reads the data of its validation through; else None. Written by `KerasTrainer`.
+        #: Keras' adapter for the data of its validation; else None. Written by `KerasTrainer`.
         self.validation: FeedAdapter | None = None
         #: Whether the fit has come to its end. Written by `KerasTrainer`.
         self.fit_has_ended = False
-        #: What the metrics held in the middle of the epoch that is to be entered, by variable name.
+        #: Values of the metrics in the middle of the epoch that will be entered, by variable name.
         self._metrics_to_restore: dict[str, Any] = {}
         #: A survivor's state, from `stage` to `resume`, with the test steps that are yet to be skipped.
         self._staged: dict[str, Any] | None = None
@@ -121,12 +121,12 @@ class LoopState:
         self.has_begun_only = False
         #: Whether callbacks are called only for what can't be copied. Written by `setting_up`.
         self.sets_up = False
-        #: Whether training is to stop, as the entry is to set it; None where that was done.
+        #: Whether training must stop, as the entry sets it; None once that was done.
         self._stop_at_entry: bool | None = None
 
     @property
     def callback_memory(self) -> CallbackMemory | None:
-        """What the callbacks of the call remember; None before and after."""
+        """State of the callbacks of the call; None before and after."""
         return self.callbacks.memory if self.callbacks is not None else None
 
     @property
@@ -139,7 +139,7 @@ class LoopState:
         self._strategy.show_updates()
 
     def count_updates(self, position: LoopPosition) -> int | None:
-        """Return how many updates the model has had at `position`, in all runs of the script; None where that
+        """Return how many updates the model has had at `position`, in all runs of the script; None if that
         isn't known."""
         optimizer = getattr(self._model, "optimizer", None)
         on_servers = self._strategy.count_updates()
@@ -165,7 +165,7 @@ class LoopState:
     # How the position advances beside the steps, which KerasTrainer counts
 
     def start_at(self, epoch: int, step: int) -> None:
-        """Start the fit at this step: those before were done by another run of the script."""
+        """Start the fit at this step: another run of the script did the earlier ones."""
         self.position = self.position.at_step(epoch, step)
         self.entry = enter_without_memory(epoch, step)
         self._bookkeeper.restore(self.position)
@@ -184,7 +184,7 @@ class LoopState:
         self._metrics_to_restore = {}
 
     def begin_tests(self) -> None:
-        """Begin a validation or an `evaluate`, in its middle where the others are there."""
+        """Begin a validation or an `evaluate`, in its middle if the others are there."""
         self.position = self.position.at_test(self.first_test)
 
     @contextlib.contextmanager
@@ -236,7 +236,7 @@ class LoopState:
         load_random_states(self._random_at_entry)
 
     def enter_stop(self) -> None:
-        """Take over whether training is to stop, which Keras asks after each step. Not before: it would skip
+        """Take over whether training must stop, which Keras asks after each step. Not before: it would skip
         fewer steps."""
         if self._stop_at_entry is not None:
             self._model.stop_training, self._stop_at_entry = self._stop_at_entry, None
@@ -249,7 +249,7 @@ class LoopState:
         return {name: np.array(values[name]) for name in self.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a replacement needs to go on behind the unit that was done last."""
+        """Return what a replacement needs to resume behind the unit that was done last."""
         memory, metrics = self.callback_memory, self.metrics_behind_last_unit()
         return {
             "steps_since_check": self.steps_since_check,
@@ -361,12 +361,12 @@ class LoopState:
 
     def note_restored(self, *, is_forgotten: bool) -> None:
         """Enter by the checkpoint that was restored, if one was. If it `is_forgotten` how far the job came
-        behind that, callbacks may have heard the rest of the epoch."""
+        behind that, callbacks may have received the rest of the epoch."""
         if is_forgotten and self._staged is None:
             self.entry = replace(self.entry, repeated=key_behind_epoch(self.position.epoch))
 
     def forget_callbacks(self) -> None:
-        """Let a fit that was restored begin where the other was: its callbacks remember nothing."""
+        """Let a fit that was restored begin at the other's position: its callbacks remember nothing."""
         self.memory_at_entry, self._random_at_entry = {}, {}
         self.logs, self.epoch_logs = {}, None
         self.entry = enter_without_memory(self.position.epoch, self.position.step)
@@ -404,8 +404,8 @@ class LoopState:
 
     @contextlib.contextmanager
     def setting_up(self) -> Iterator[None]:
-        """Call callbacks while open only for what can't be copied: what they change of the model is undone,
-        and they have the state of the entry afterwards. What changes from then on is what others do too."""
+        """Call callbacks while open only for what can't be copied: their changes of the model are undone, and
+        they have the state of the entry afterwards. Later changes are those that others make, too."""
         self.sets_up = True
         try:
             with self.gap.reverting():
@@ -441,7 +441,7 @@ def as_floats(logs: Mapping[str, Any]) -> dict[str, float]:
 class SeedRecord:
     """How far each seed generator is: servers don't hold them, and a step moves each by the same amount.
 
-    So where they are in the middle of an epoch follows from where they were at its beginning, once one epoch
+    So their positions in the middle of an epoch follow from those at its beginning, once one epoch
     has shown by how much a step moves them.
     """
 

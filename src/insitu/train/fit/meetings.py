@@ -36,7 +36,7 @@ class Meetings:
         self._membership = membership
         self._name = name
         self._is_synchronous = isinstance(membership, SynchronousMembership)
-        #: Whether another can take this task's place while the others go on.
+        #: Whether another can take this task's place while the others continue.
         self.can_be_replaced = (
             self._is_synchronous and context.job is not None and len(context.workers) > 1 and not is_nested
         )
@@ -55,13 +55,13 @@ class Meetings:
             memory.warn_at_start(context.on_loss)
 
     def hear(self, position: LoopPosition, event: Key) -> bool:
-        """Note that callbacks are about to hear an event of the call at `position`; return whether they may
-        have heard it in an earlier process of this task."""
+        """Note that callbacks are about to receive an event of the call at `position`; return whether they
+        may have received it in an earlier process of this task."""
         return self._heard is not None and position.depth <= 1 and self._heard.note(position.call, event)
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether nobody knows here what earlier processes of this task have heard."""
+        """Whether nobody knows here which events earlier processes of this task have received."""
         return self._heard is not None and self._heard.is_empty and self._membership.context.incarnation > 1
 
     def begin_files(self, callbacks: Sequence[Any]) -> None:
@@ -82,7 +82,7 @@ class Meetings:
         return job.callbacks(self._membership.context.task) / f"files-{self._name}.json"
 
     def meet(self, position: LoopPosition) -> None:
-        """Wait for all tasks: their callbacks have heard of what comes before `position`."""
+        """Wait for all tasks: their callbacks have received all events before `position`."""
         if self.can_be_replaced:
             self._membership.lockstep.run_unit_until_done(position, barrier_token)
 
@@ -103,7 +103,7 @@ class FitMeetings(Meetings):
         self._model = model
         self._loop = loop
         self.end_fit = end_fit
-        #: What an earlier process of this task has recorded; None if others can tell how far this one is.
+        #: Records of an earlier process of this task; None if others know how far this one is.
         self.records = (
             FitRecords(context.job.callbacks(context.task), fit)
             if context.job is not None and not self._is_synchronous
@@ -111,7 +111,7 @@ class FitMeetings(Meetings):
         )
 
     def start_at(self, epoch: int, step: int, lengths: EpochLengths) -> None:
-        """Start the fit at a step: those before were done by another process of this task."""
+        """Start the fit at a step: another process of this task did the earlier ones."""
         record = self.records.find(epoch, step) if self.records is not None and (epoch or step) else None
         if record is not None:
             place, entry = find_place(record, epoch, step, lengths)
@@ -125,12 +125,12 @@ class FitMeetings(Meetings):
         self._loop.gap.rebase()
 
     def record(self, heard: Key) -> None:
-        """Write down what callbacks remember, if no other task can tell the next process of this one."""
+        """Write down what callbacks remember, if no other task can inform the next process of this one."""
         if self.records is not None:
             self.records.write(heard, self._loop.record_state())
 
 
-# Records where a worker's callbacks are in a fit on servers, for the next process of its task.
+# Records the position of a worker's callbacks in a fit on servers, for the next process of its task.
 #
 # Workers that train by parameter servers at a pace of their own have no survivor whose state a replacement
 # could take: the servers hold the weights, and each worker alone what its callbacks remember. So a worker
@@ -143,11 +143,11 @@ _KEPT = 12
 
 @dataclass(frozen=True, slots=True)
 class FitRecord:
-    """What callbacks had heard, and what they remembered then."""
+    """Events that callbacks had received, and what they remembered then."""
 
-    #: Events before this key were heard.
+    #: Events before this key were received.
     heard: Key
-    #: What `FitRecords.write` was given.
+    #: The state that `FitRecords.write` was given.
     state: dict[str, Any]
 
 
@@ -158,7 +158,7 @@ class FitRecords:
         self._folder = folder / f"fit-{fit}"
 
     def write(self, heard: Key, state: dict[str, Any]) -> None:
-        """Write a record. Where there is no room for it, training goes on without."""
+        """Write a record. If there is no room for it, training continues without."""
         try:
             data = to_bytes([list(heard), state])
         except NotSerializable:
@@ -194,8 +194,8 @@ class FitRecords:
 def find_place(
     record: FitRecord, epoch: int, step: int, lengths: EpochLengths
 ) -> tuple[tuple[int, int], Entry]:
-    """Return the (epoch, step) and the entry of a worker that goes on by a record, where the servers have all
-    of its gradients before the one of `epoch` and `step`."""
+    """Return the (epoch, step) and the entry of a worker that resumes by a record, if the servers have all of
+    its gradients before the one of `epoch` and `step`."""
     before = lengths.count(epoch), lengths.count(epoch - 1) if epoch else 0
     steps_before = before[0] - before[1] if before[0] is not None and before[1] is not None else None
     return enter_by_record(record.heard, epoch, step, steps_before)
@@ -203,7 +203,7 @@ def find_place(
 
 # Records how far callbacks have come in a task's process, for the processes of the task that follow.
 #
-# A job that goes on from a checkpoint has its callbacks hear events again. They learn it from this record,
+# A job that resumes from a checkpoint repeats events for its callbacks. They learn it from this record,
 # which is in a file that is mapped: a process that is killed leaves it, and a note costs no system call
 
 
@@ -217,11 +217,11 @@ _Place = tuple[int, ...]
 
 
 class HeardRecord:
-    """The furthest event of a script's calls of which callbacks of one task have heard, in all its
+    """The furthest event of a script's calls that callbacks of one task have received, in all its
     processes."""
 
     def __init__(self, path: Path) -> None:
-        #: The file; None where there is no room for it.
+        #: The file; None if there is no room for it.
         self._map: mmap.mmap | None = None
         with contextlib.suppress(StorageFull, OSError):
             if not path.exists() or path.stat().st_size != 2 * _SLOT:
@@ -240,8 +240,8 @@ class HeardRecord:
         return self._before is None
 
     def note(self, call: int, event: Key) -> bool:
-        """Note that callbacks are about to hear an event of a call; return whether they may have heard it in
-        a process before this one."""
+        """Note that callbacks are about to receive an event of a call; return whether they may have received
+        it in an earlier process."""
         place = (call, *event)
         if place > self._newest:
             self._newest = place

@@ -42,8 +42,8 @@ def predict_into(
 
     In a job each task predicts the rows of its own shards with its own replica; with --refresh the newest
     ones. All workers make the call, or one for which the others have ended, and it returns once all rows are
-    there. What is done again, after a failure, replaces itself. On parameter servers each worker calls alone:
-    the last one that does completes the target.
+    there. Work that is repeated after a failure replaces itself. On parameter servers each worker calls
+    alone: the last one that does completes the target.
 
     Returns how many rows this task has predicted. Raises InputError, SourceError, and TrainingError for a
     model of no strategy that is given a part of the rows.

@@ -48,9 +48,9 @@ from insitu.train.fit.streams import (
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Data for `fit` that is read again where it ends, so that an epoch goes on over its end."""
+    """Data for `fit` that is read again when it ends, so that an epoch continues over its end."""
 
-    #: What `fit` takes as `x`.
+    #: The argument `x` of `fit`.
     x: Any
 
 
@@ -98,8 +98,8 @@ def make_feed(
 
     `batch_size` is that of the global batch; without it, `steps` divides arrays. `seed` and `fit`, the number
     of the fit, draw the order of arrays. `launched_shards` are those that the script's datasets were made
-    for, where the task has others by now. With `several_processes`, steps tell whether all were given the
-    same. `may_be_endless` where the caller ends an iteration without a number of steps.
+    for, if the task has others by now. With `several_processes`, steps show whether all were given the same.
+    `may_be_endless` if the caller ends an iteration without a number of steps.
 
     Raises InputError for data that can't be cut into the same global batches in each process.
     """
@@ -216,16 +216,16 @@ def _make_tensorflow_source(
     )
 
 
-# Refuses training without labels where the model's loss needs them, before Keras fails on `None`
+# Refuses training without labels if the model's loss needs them, before Keras fails on `None`
 
 
 _USUAL_NAMES = ("y", "labels", "target", "targets", "class")
 
 
 def check_labels(model: Any, data: Any, method: str) -> None:
-    """Raise InputError where `model.fit` or `model.evaluate` of `data` must fail for want of labels.
+    """Raise InputError if `model.fit` or `model.evaluate` of `data` must fail for want of labels.
 
-    Looks only at an `insitu.Dataset`, and only where failure is certain: a model with a step or a loss of
+    Looks only at an `insitu.Dataset`, and only if failure is certain: a model with a step or a loss of
     its own may do without labels, and so may one that learns by `add_loss` alone.
     """
     if not isinstance(data, Dataset) or not _needs_labels(
@@ -276,19 +276,19 @@ def _is_of_keras(loss: Any) -> bool:
 # by side take them in any order. So each iteration gets a copy of the pipeline: its seeds follow from those
 # of the job and the number of the iteration, and TensorFlow rewrites it so that draws have an order.
 # Whatever doesn't draw stays parallel. The copy shares the generators of the pipeline's shuffles, but not
-# its variables. Functions that draw by variables, which go on from iteration to iteration, are rewritten
+# its variables. Functions that draw by variables, which continue from iteration to iteration, are rewritten
 # without a copy
 
 
 _WRITES = ("Assign", "Rng", "Stateful", "ResourceScatter")
 """How operations begin that change what outlives an iteration: a generator's state, a variable."""
 _IGNORE = 1
-"""Of `DatasetToGraphV2`: let resources of this process be referred to."""
+"""Policy of `DatasetToGraphV2`: let resources of this process be referred to."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What the functions of a pipeline do."""
+    """Actions of the functions of a pipeline."""
 
     #: Whether operations draw by seeds of their own.
     draws: bool = False
@@ -330,10 +330,10 @@ class RandomPipeline:
 
 
 def find_random_pipeline(dataset: Any, order: DrawnOrder, *, must_agree: bool) -> RandomPipeline | None:
-    """Return the pipelines of `dataset`; None where it can be read as it is.
+    """Return the pipelines of `dataset`; None if it can be read as it is.
 
-    It can where nothing is drawn, and where the script has seeded draws that have an order: then TensorFlow
-    repeats them in each epoch. Raises InputError where no copy can be made though processes `must_agree`.
+    It can if nothing is drawn, and if the script has seeded draws that have an order: then TensorFlow
+    repeats them in each epoch. Raises InputError if no copy can be made though processes `must_agree`.
     """
     found = _examine(dataset)
     is_left = found.is_seeded and not has_seeded()
@@ -447,7 +447,7 @@ class _Seeds:
                         self._draw(each, is_kept)
 
 
-# Gives random generators of a process the job's seed, where the script has given them none
+# Gives random generators of a process the job's seed, if the script has given them none
 
 
 _state = {"seeded_here": False}

@@ -26,14 +26,14 @@ class StepExecutors:
         self._strategy = strategy
         #: Those that were made, by the way of building and the structure. Written by `prepare`.
         self._made: dict[Any, StepExecutor] = {}
-        #: What they were made with: the optimizer and the trainable variables. Written by `prepare`.
+        #: The optimizer and the trainable variables with which they were made. Written by `prepare`.
         self._made_with: tuple[Any, ...] = ()
         #: The same of the first executor since the model was compiled, or got another optimizer. Written by
         #: `prepare`.
         self._first_made_with: tuple[Any, ...] = ()
         #: Whether the places of the variables were logged. Written by `log_variables`.
         self._has_logged = False
-        #: Whether `prepare` builds the model where Keras' loop would. Written by `building` and `prepare`.
+        #: Whether `prepare` builds the model in place of Keras' loop. Written by `building` and `prepare`.
         self.builds = False
         #: Whether any were made, also those that were forgotten since. Written by `prepare`.
         self.were_made = False
@@ -45,7 +45,7 @@ class StepExecutors:
 
     def prepare(self, example: Any, part_rows: int | None, build: Build = build_to_train) -> StepExecutor:
         """Return the executor for batches like `example`, of up to `part_rows` rows in each shard, if known.
-        Builds the model where it isn't built."""
+        Builds the model if it isn't built."""
         self._forget_stale()
         shapes = keras.tree.map_structure(
             lambda leaf: leaf if leaf is None else (leaf.shape[1:], leaf.dtype), example
@@ -77,13 +77,13 @@ class StepExecutors:
             self.builds = outer
 
     def log_variables(self) -> None:
-        """Log where the variables of the model lie, once, if that is asked for."""
+        """Log the devices of the model's variables, once, if that is asked for."""
         if not self._has_logged:
             self._has_logged = True
             log_variables(self._model.variables)
 
     def check_trained(self) -> None:
-        """Raise TrainingError where other variables are trainable than the optimizer was built for, and the
+        """Raise TrainingError if other variables are trainable than the optimizer was built for, and the
         backend can't train them. Keras raises ValueError in its step."""
         optimizer, *trainable = self._trained_by()
         if keras.backend.backend() != "jax" or optimizer is not self._first_made_with[0]:
@@ -102,8 +102,8 @@ class StepExecutors:
         self._first_made_with = ()
 
     def _forget_stale(self) -> None:
-        """Forget the executors where the model has another optimizer or trains other variables than when they
-        were made. On TensorFlow Keras goes on with the function that it made once, and so do they."""
+        """Forget the executors if the model has another optimizer or trains other variables than when they
+        were made. On TensorFlow Keras keeps the function that it made once, and so do they."""
         goes_on = keras.backend.backend() == "tensorflow" or _are_same(self._trained_by(), self._made_with)
         if self._made and not goes_on:
             self._strategy.check_recompile(self._model)
@@ -119,7 +119,7 @@ def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
 
 
 def require_prepared(what: T | None) -> T:
-    """Return what Keras' loop steps by. Raises TrainingError where nothing was prepared."""
+    """Return what Keras' loop steps by. Raises TrainingError if nothing was prepared."""
     if what is None:
         raise TrainingError(
             "fit() and evaluate() prepare the step. Received: a train or test function that was called on "
@@ -141,7 +141,7 @@ def find_fixed_batch_size(model: Any) -> int | None:
 
 
 def check_batch_shape(model: Any, num_replicas: int) -> None:
-    """Raise TrainingError where `model` keeps a state for each row of a batch, and there are several
+    """Raise TrainingError if `model` keeps a state for each row of a batch, and there are several
     replicas.
 
     The size of the batch itself is no reason: Keras holds nobody to it, and sets it in a Sequential model

@@ -16,12 +16,12 @@ from insitu.train.replica import count_calls_of_update, read_update_count
 
 
 class _Pace:
-    """What a training had done when the last line was printed, or at its first step."""
+    """Progress of a training when the last line was printed, or at its first step."""
 
     def __init__(self, steps: int, rows: int | None, next_line: int) -> None:
         #: Steps of this process.
         self.steps = steps
-        #: Rows of all tasks; None where they aren't counted.
+        #: Rows of all tasks; None if they aren't counted.
         self.rows = rows
         #: The progress at which the next line is printed.
         self.next_line = next_line
@@ -64,11 +64,11 @@ class StepLog(keras.callbacks.Callback):
             raise TrainingError(f"every is a number of steps, at least 1. Received: {every!r}")
         self.every = every
         self._write = write
-        #: Of the training under way; None before its first step. An object, so that it stays in this process.
+        #: Pace of the training under way; None before its first step. An object, to stay in this process.
         self._pace: _Pace | None = None
         #: Returns (steps of this process, rows of all tasks). Written as a training begins.
         self._count: Callable[[], tuple[int, int | None]] | None = None
-        #: Returns the trainer of the model where insitu does the steps, else None.
+        #: Returns the trainer of the model if insitu does the steps, else None.
         self._find_trainer: Callable[[], Any] = _nobody
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -91,7 +91,7 @@ class StepLog(keras.callbacks.Callback):
             return
         steps, rows = count()
         if pace is None:
-            # From here on, since the first step is compiled.
+            # Pace counts from here on, since the first step is compiled.
             self._pace = _Pace(steps, rows, self._find_next_line(steps))
         elif self._read_progress(steps) >= pace.next_line:
             self._print(pace, steps, rows, logs or {})
@@ -166,7 +166,7 @@ def _loss_first(logs: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _count_done(trainer: KerasTrainer) -> tuple[int, int | None]:
-    """Return the steps of this process, and the rows of all tasks; of this one where those aren't known."""
+    """Return the steps of this process, and the rows of all tasks; of this one if those aren't known."""
     reporter = trainer.bookkeeper.reporter
     totals = [rows for each in trainer.executors if (rows := getattr(each, "rows_done", None)) is not None]
     return reporter.sampler.steps, sum(totals) if totals else reporter.rows

@@ -1,8 +1,8 @@
 """Sources of global batches: data that comes in batches, as Keras' own adapters read it.
 
-Keras begins an *iteration* of the data for each epoch, or for several epochs where `steps_per_epoch` is less
-than the data has. What it reads first, to learn about shapes, is handed back to the first iteration: a
-generator loses no batch, and a shuffle with a seed draws what it would draw without a strategy.
+Keras begins an *iteration* of the data for each epoch, or for several epochs if `steps_per_epoch` is less
+than the data has. Its first reads, to learn about shapes, are handed back to the first iteration: a generator
+loses no batch, and a shuffle with a seed draws what it would draw without a strategy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def num_steps(self) -> int | None:
-        """The number of batches of an epoch; None where it isn't known."""
+        """The number of batches of an epoch; None if it isn't known."""
         raise NotImplementedError
 
     def peek(self) -> Any:
@@ -63,7 +63,7 @@ class Source:
         """Hear of this many epochs that another process has done."""
 
     def replay_events(self, begins: int, ends: int) -> None:
-        """Hear of so many beginnings and ends of epochs that another process has heard of."""
+        """Replay so many beginnings and ends of epochs that another process has received."""
 
 
 class StreamSource(Source):
@@ -185,7 +185,7 @@ class TorchSource(StreamSource):
 
 
 class PyDatasetSource(StreamSource):
-    """Batches of a `PyDataset`, which hears of the epochs as from Keras."""
+    """Batches of a `PyDataset`, which receives the epochs as from Keras."""
 
     def __init__(self, adapter: Any, dataset: Any, start: Callable[[], Iterator[Any]]) -> None:
         super().__init__(adapter, start)
@@ -254,8 +254,8 @@ class OrderedBatches(keras.utils.PyDataset):
 
 
 class RepeatedSource(Source):
-    """Batches of another source, which is read again where it ends: as one epoch of the data that has no end.
-    The other one hears of an epoch for each pass over it."""
+    """Batches of another source, which is read again when it ends: as one epoch of the data that has no end.
+    The other one receives an epoch for each pass over it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

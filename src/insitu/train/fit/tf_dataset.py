@@ -30,7 +30,7 @@ def to_tf_dataset(dataset: Dataset) -> Any:
 
 
 def find_shards_of(data: Any) -> tuple[int, int] | None:
-    """Return (how many shards' rows there are, of how many) where data comes from an `insitu.dataset` as a
+    """Return (how many shards' rows there are, of how many) if data comes from an `insitu.dataset` as a
     tf.data.Dataset, by any transformations; else None."""
     shards: tuple[int, int] | None = getattr(data, "_insitu_shards", None)
     inputs = getattr(data, "_inputs", None)

@@ -72,7 +72,7 @@ _CACHED_TESTS = "_use_cached_eval_dataset"
 """The argument of `evaluate` by which Keras' `fit` tests at the end of an epoch."""
 
 _KINDS: dict[str, Kind] = {"fit": TRAIN, "evaluate": TEST, "predict": PREDICT}
-"""What the units of a call do, by the method."""
+"""Kinds of the units of a call, by the method."""
 
 
 def trainer_of(model: Any) -> KerasTrainer | None:
@@ -93,12 +93,12 @@ class KerasTrainer:
         self.bookkeeper = Bookkeeper(self.membership)
         #: Number of the model's last fit among all fits of the process. Written by `_fit`.
         self.fit_index = -1
-        #: Where the call under way is; that of the last fit in between. Written by `run_call`.
+        #: Position of the call under way; that of the last fit in between. Written by `run_call`.
         self.loop = LoopState(model, self.bookkeeper, self.calls.position(TRAIN), strategy)
         #: Keras' list of callbacks of the fit under way; else None. Written by `_fit`.
         self.callbacks: EpochCallbacks | None = None
         self._executors = StepExecutors(model, strategy)
-        #: What Keras' loop under way trains and tests by, and on. Written as a call begins.
+        #: Means and data of Keras' loop under way. Written as a call begins.
         self._train_executor: StepExecutor | None = None
         self._test_executor: StepExecutor | None = None
         self._train_adapter: FeedAdapter | None = None
@@ -157,7 +157,7 @@ class KerasTrainer:
         return result
 
     def make_function(self, attribute: str, make: Callable[[], Any]) -> Any:
-        """Set the model's attribute to what Keras' loop is to call for a step."""
+        """Set the model's attribute to the function that Keras' loop calls."""
         return self._functions.make(attribute, make)
 
     def compile(self, compile_model: Callable[[], None]) -> None:
@@ -170,7 +170,7 @@ class KerasTrainer:
         self.strategy.configure_compiled(self.model)
 
     def build(self, build: Callable[[], None]) -> None:
-        """Build the model where Keras' loop or a script asks for it, unless `prepare` does."""
+        """Build the model when Keras' loop or a script asks for it, unless `prepare` does."""
         if not self._executors.builds or not self.does_steps:
             build()
 
@@ -265,8 +265,8 @@ class KerasTrainer:
         self.bookkeeper.reporter.report(self.loop.position, place)
 
     def end_fit(self) -> None:
-        """Have the strategy end the fit, once all steps are done. Called before callbacks hear of its end, if
-        they do: what they see then is the trained model, and what they make of it stays."""
+        """Have the strategy end the fit, once all steps are done. Called before callbacks receive its end, if
+        they do: they see the trained model then, and their changes of it stay."""
         if not self.loop.fit_has_ended:
             self.loop.fit_has_ended = True
             self.strategy.end_fit(self.fit_index, self.executors, self.loop.position)
@@ -300,7 +300,7 @@ class KerasTrainer:
 
     def _make_test_adapter(self, feed: Feed) -> FeedAdapter:
         # Tests are the same in each epoch: they begin with the first batch. Keras stops them after as many
-        # steps as were asked for, or with a warning where the data end.
+        # steps as were asked for, or with a warning if the data end.
         loop = self.loop
         return FeedAdapter(feed, start=lambda: (0, loop.position.test))
 
@@ -357,7 +357,7 @@ class KerasTrainer:
 
     def enter_prediction(self, x: Any, **options: Any) -> tuple[Feed, Any, StepExecutor] | None:
         """Prepare to predict `x`, where the others are. Returns its feed, an example and what predicts, or
-        None where the others have finished the call. The options are those of `make_feed`."""
+        None if the others have finished the call. The options are those of `make_feed`."""
         feed = make_feed(x, **options, **self.strategy.evaluation_options(x))
         example = feed.example()
         executor = self._executors.prepare(example, feed.part_rows, build_to_predict)
@@ -377,13 +377,13 @@ class KerasTrainer:
         try:
             return self.membership.run_call(self, begin)
         finally:
-            # Single batches that are trained after a fit go on counting where it ended.
+            # Single batches that are trained after a fit continue counting from its end.
             if nested or kind != TRAIN:
                 self.loop = outer
 
     def _enter_call(self) -> bool:
         """Enter an `evaluate` or a `predict` where the others are, if this task takes another's place. Return
-        False where they have finished it."""
+        False if they have finished it."""
         point = self.membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
             return False
@@ -396,7 +396,7 @@ class KerasTrainer:
         return recall_call(self.calls, self, given, self.membership.context.is_chief)
 
     def _prepare_for(self, feed: Feed) -> StepExecutor:
-        """Return the executor for the batches of a feed. Builds the model where it isn't built."""
+        """Return the executor for the batches of a feed. Builds the model if it isn't built."""
         example = feed.example(choose_example_rows(self.model))
         if keras.backend.backend() != "tensorflow" and is_unbuilt(self.model):
             # Keras builds it there by an iteration of the data.
@@ -408,7 +408,7 @@ class KerasTrainer:
         return map(self._as_step, islice(iter(source), self.model.steps_per_execution))
 
     def _as_step(self, batch: Any) -> StepBatch:
-        """Return a step; out of one global batch where `train_on_batch` or `test_on_batch` give that."""
+        """Return a step; out of one global batch if `train_on_batch` or `test_on_batch` give that."""
         if isinstance(batch, StepBatch):
             return batch
         self.membership.group()  # no replacement can enter a loop of single batches
@@ -426,8 +426,8 @@ class KerasTrainer:
         place: tuple[FeedAdapter | None, int, int],
         run: Callable[[Sequence[ShardBatch]], T],
     ) -> tuple[StepBatch, T]:
-        """Do a step of the rows of `batch`, again after each loss, until it is done. `place` tells
-        where they are read again for other shards. Return the rows that it was done with, and its result."""
+        """Do a step of the rows of `batch`, again after each loss, until it is done. `place` says where they
+        are read again for other shards. Return the rows that it was done with, and its result."""
         while True:
             if self.membership.shards_move and batch.shards != self.membership.context.shards:
                 batch = self._read_again(*place)
@@ -439,7 +439,7 @@ class KerasTrainer:
     def _read_again(self, adapter: FeedAdapter | None, epoch: int, step: int) -> StepBatch:
         """Return a step of the shards that this task has now."""
         if adapter is None:
-            self.membership.group()  # tells where a task is missing since its script has ended
+            self.membership.group()  # raises if a task is missing since its script has ended
             raise TrainingError(
                 "A loop of single batches keeps its shards. Received: others, "
                 f"{list(self.membership.context.shards)}, in its middle. Start the job again, or use fit()."
@@ -481,12 +481,12 @@ class KerasTrainer:
         return self.loop.gap.views(self.state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what another task needs to go on in the middle of the call under way."""
+        """Return what another task needs to resume in the middle of the call under way."""
         chief = self.loop.callbacks.chief_memory.state_dict() if self.loop.callbacks is not None else []
         return {**self.loop.state_dict(), "chief": chief}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Load another task's `state_dict()`: this task has come to where that one was."""
+        """Load another task's `state_dict()`: this task has reached that one's position."""
         self.loop.resume(state)
         if self.loop.callbacks is not None:
             self.loop.callbacks.chief_memory.load_state_dict(state["chief"])
@@ -509,8 +509,8 @@ class KerasTrainer:
 
 @contextlib.contextmanager
 def keeping_call(calls: CallCounter, loop: LoopState, callbacks: ResumableCallbacks) -> Iterator[None]:
-    """Have a call done while open, of which `callbacks` hear. If it ends well, `recall_call` gives others
-    what they remember then, and where random generators are, if somebody has drawn."""
+    """Have a call done while open, whose events `callbacks` receive. If it ends well, `recall_call` gives
+    others what they remember then, and the states of random generators, if somebody has drawn."""
     memory = callbacks.memory
     loop.callbacks = callbacks
     loop.take_memory(memory)
@@ -560,13 +560,13 @@ class StepFunctions:
         self._own = dict(own)
         #: Whether the trainer's are called; else Keras' own. Written by `switch`.
         self.are_own = are_own
-        #: What Keras made last, by attribute. Written by `make`.
+        #: Functions that Keras made last, by attribute. Written by `make`.
         self._made: dict[str, Any] = {}
         #: How often the model was compiled again. Written by `forget`.
         self._compilations = 0
 
     def make(self, attribute: str, make: Callable[[], Any]) -> Any:
-        """Set the model's attribute to the function that is to be called. `make` is Keras' own way."""
+        """Set the model's attribute to the function to call. `make` is Keras' own way."""
         if self.are_own and attribute in self._own:
             setattr(self._model, attribute, self._own[attribute])
             return self._own[attribute]
@@ -575,7 +575,7 @@ class StepFunctions:
         return result
 
     def forget(self) -> None:
-        """Forget all functions: the model has been compiled again, which took them away."""
+        """Forget all functions: the model has been compiled again, which removed them."""
         self._compilations += 1
         self._made = {}
 
@@ -603,7 +603,7 @@ class StepFunctions:
         return taken
 
     def check_replaceable(self, attributes: Iterable[str]) -> None:
-        """Raise TrainingError where the user has replaced one of these functions, or what makes it: the
+        """Raise TrainingError if the user has replaced one of these functions, or what makes it: the
         trainer's would be called instead."""
         for attribute in attributes:
             if received := self._find_replacement(attribute):
@@ -625,11 +625,11 @@ class StepFunctions:
         return "" if any(function is one for one in known) else f"{kind}.{attribute}, set by hand"
 
 
-# Predicts for one step after the other, and lets callbacks hear of it as Keras does
+# Predicts for one step after the other, and notifies callbacks of it as Keras does
 
 
 class PredictionLoop:
-    """Runs the steps of one `predict`. Callbacks hear of whole executions of `steps_per_execution` steps."""
+    """Runs the steps of one `predict`. Callbacks receive whole executions of `steps_per_execution` steps."""
 
     def __init__(self, model: Any, callbacks: keras.callbacks.CallbackList, asked: int | None) -> None:
         """`asked` is the number of steps that the user gave."""
@@ -688,7 +688,7 @@ def needs_insitu(arguments: dict[str, Any]) -> bool:
 
 
 def check_delegated() -> None:
-    """Raise TrainingError where Keras would do a call in another way than the strategy says."""
+    """Raise TrainingError if Keras would do a call in another way than the strategy says."""
     if keras.backend.backend() == "jax":
         from insitu.train.replica.jax import refuse_distribution
 
@@ -696,7 +696,7 @@ def check_delegated() -> None:
 
 
 def warn_of_own_fit(model: Any) -> None:
-    """Warn where a model has a `fit` of the user's own that seems to train without Keras' `fit` and without a
+    """Warn if a model has a `fit` of the user's own that seems to train without Keras' `fit` and without a
     custom loop: several replicas would train apart."""
     fit = getattr(type(model), "fit", None)
     if fit is None or fit is keras.Model.fit or not isinstance(fit, types.FunctionType):

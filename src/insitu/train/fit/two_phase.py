@@ -33,7 +33,7 @@ class TwoPhaseStep:
     def __init__(self, replica: Replica, lockstep: Lockstep) -> None:
         self._replica = replica
         self._lockstep = lockstep
-        #: The last mean gradient, where it is kept; else None. Written by `train`.
+        #: The last mean gradient, if it is kept; else None. Written by `train`.
         self._gradient: NDArray[Any] | None = None
         self._keeps_gradients = False
         #: Rows of all shards of all tasks that were trained on.
@@ -46,7 +46,7 @@ class TwoPhaseStep:
         self._floats: NDArray[Any] | None = None
         #: The same memory as the group takes it.
         self._floats_by_shard: NDArray[Any] = np.empty(0)
-        #: What each shard has beside its gradient: the replica's record, which begins with the number of
+        #: Data of each shard beside its gradient: the replica's record, which begins with the number of
         #: rows, then the number of the plan, and the fingerprint of the global batch.
         self._train_rows: NDArray[np.float64] = np.empty(0)
         self._test_rows: NDArray[np.float64] = np.empty(0)
@@ -78,7 +78,7 @@ class TwoPhaseStep:
             raise TrainingError("A step must have at least one row over all shards. Received: none.")
         self.rows_done += int(sum(rows))
         if self._keeps_gradients:
-            # Before the update: an optimizer may change them where they lie.
+            # Before the update: an optimizer may change them in place.
             self._gradient = means[-1].copy()
         report("update")
         return self._replica.apply(means[-1], records)
@@ -162,7 +162,7 @@ class TwoPhaseStep:
         replica = self._replica
 
         def work(group: Group) -> NDArray[Any]:
-            # What each shard has: its number of rows, where it moves the seeds.
+            # Data of each shard: its number of rows, and where it moves the seeds.
             record = np.zeros((len(group.shards), 1 + replica.seeds_size + _CHECKED))
             outputs: list[Any] = [None] * len(parts)
             for index, part in enumerate(parts):
@@ -183,8 +183,8 @@ class TwoPhaseStep:
 
 
 def _checked(rows: NDArray[np.float64], position: LoopPosition) -> NDArray[np.float64]:
-    """Return the records of all shards without what is checked. Raises InputError where the data differ, and
-    TrainingError where the plans do."""
+    """Return the records of all shards without what is checked. Raises InputError if the data differ, and
+    TrainingError if the plans do."""
     fingerprints, plans = rows[:, -1].tolist(), rows[:, -2].tolist()
     if fingerprints.count(fingerprints[0]) != len(fingerprints):
         check_same_data(fingerprints, position)
@@ -209,7 +209,7 @@ def with_totals(
     *,
     training: bool,
 ) -> None:
-    """Call `compute`, which runs a step of `replica` on each of `parts`. Where losses need totals, these are
+    """Call `compute`, which runs a step of `replica` on each of `parts`. If losses need totals, these are
     exchanged before. All tasks find out alike, in their first step. Collective."""
     if not replica.needs_totals(training=training):
         try:

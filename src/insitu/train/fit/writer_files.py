@@ -34,7 +34,7 @@ def mark_files(callback: Any) -> Marks:
 
 
 def rewind_files(callback: Any, marks: Marks, writers: Sequence[str] = ()) -> None:
-    """Cut the files of a callback to where they were marked, and take those away that were begun later: by
+    """Cut the files of a callback to where they were marked, and remove those that were begun later: by
     the process that marked them, or by those of `writers` behind it, who had its place after it."""
     if not marks:
         return

@@ -1,6 +1,6 @@
 """Membership of a task that trains on servers: it depends on no other worker.
 
-Workers do no units together. The group is joined where a script asks for it (`strategy.reduce`, `gather`).
+Workers do no units together. The group is joined when a script asks for it (`strategy.reduce`, `gather`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class GenerationFollower(ProgressReporter):
         super().report_place(place)
 
     def follow_generation(self) -> None:
-        """Report a newer generation where there is one. Called now and then while this task waits."""
+        """Report a newer generation if there is one. Called now and then while this task waits."""
         if self._find_newer_generation():
             super().report_place(self._place)
 

@@ -3,7 +3,7 @@
 With `tf.distribute` the script runs in a chief alone, which sends traced functions to workers. Here nothing
 that could be run is ever received: no function is sent, and nothing is unpickled. Each worker runs the whole
 script instead, as in every job. So each has all functions under the same numbers, and is given a number to
-run (`insitu.parameters.ClosureClient`). What a script may decide on must be the same in each worker:
+run (`insitu.parameters.ClosureClient`). Values on which a script may decide must be the same in each worker:
 
 - `schedule` only notes a function. Functions are run in `join`, `done` and `fetch`, which all workers call in
   the same order. That they scheduled the same functions is checked at each join.
@@ -72,7 +72,7 @@ class WorkerIterator:
         self._items = items
         #: Items that were read in a trial run; None while there is none.
         self._read: list[Any] | None = None
-        #: Shapes and dtypes of an item, where the data knows them.
+        #: Shapes and dtypes of an item, if the data knows them.
         self.element_spec = element_spec
 
     def __iter__(self) -> WorkerIterator:
@@ -111,7 +111,7 @@ class PerWorkerDataset:
 
     @property
     def element_spec(self) -> Any:
-        """Shapes and dtypes of an item, where the data knows them."""
+        """Shapes and dtypes of an item, if the data knows them."""
         return getattr(self._dataset, "element_spec", None)
 
     def __iter__(self) -> PerWorkerValues:
@@ -218,7 +218,7 @@ def encode_failure(error: Exception, worker: int) -> bytes:
 
 
 def rebuild_failure(data: bytes, name: str) -> Exception:
-    """Return an error like that of `encode_failure`: of the same type, where that is one of Python's,
+    """Return an error like that of `encode_failure`: of the same type, if that is one of Python's,
     TensorFlow's or insitu's, so that all workers handle it alike. Others become TrainingErrors."""
     described = from_bytes(data)
     text = f"{described['text']} (in {name}, on worker:{described['worker']})"
@@ -250,7 +250,7 @@ def _rebuild_tensorflow_error(kind: str, text: str) -> Exception:
 
 
 class RemoteValue:
-    """What a scheduled function returns, once a worker has run it."""
+    """Result of a scheduled function, once a worker has run it."""
 
     def __init__(self, fetch: Callable[[int], Any], number: int) -> None:
         self._fetch = fetch
@@ -271,7 +271,7 @@ class RemoteValue:
 
 
 def refuse_remote_values(structure: Any) -> None:
-    """Raise InputError where arguments of a scheduled function are results of others."""
+    """Raise InputError if arguments of a scheduled function are results of others."""
     if any(isinstance(leaf, RemoteValue) for leaf in keras.tree.flatten(structure)):
         raise InputError(
             "A scheduled function doesn't take results of others. Received: a RemoteValue as an argument. "
@@ -290,16 +290,16 @@ PerWorkerValue = PerWorkerValues
 """The name that `tf.distribute.coordinator` has for it."""
 _LOG = logging.getLogger("insitu")
 _POLL_INTERVAL = 0.01
-"""Seconds between two questions for a function to run, where there is none."""
+"""Seconds between two questions for a function to run, if there is none."""
 _SERVER_ERRORS = (ServerLost, ServerMoved, ServerStalled)
 """Errors that aren't the function's."""
 
 
 class CoordinatedStrategy(Protocol):
-    """What a coordinator uses of its strategy."""
+    """A strategy, as a coordinator uses it."""
 
     def coordinate(self) -> tuple[ClosureClient, ServerMarks, Context]:
-        """Prepare for functions that one worker runs at a time. Raises TrainingError where it can't be."""
+        """Prepare for functions that one worker runs at a time. Raises TrainingError if it can't be."""
 
     def run_closure(self, call: Callable[[], Any], *, trial: bool) -> Any:
         """Return what `call` returns, which may use `run` and `reduce` for this worker alone. In a trial
@@ -315,7 +315,7 @@ class CoordinatedStrategy(Protocol):
         """Take over the servers' weights."""
 
     def make_worker_dataset(self, make: Callable[[], Any]) -> Any:
-        """Return the data that `make` returns, as this worker is to read it."""
+        """Return the data that `make` returns, as this worker reads it."""
 
 
 class ClusterCoordinator:
@@ -454,7 +454,7 @@ class ClusterCoordinator:
         self._summed.end()
 
     def _try_new_functions(self) -> None:
-        """Run each function that is new once without effect, where there are several workers.
+        """Run each function that is new once without effect, if there are several workers.
 
         So each worker knows which variables the servers have, also one that comes to run nothing. And the
         chief, whose first values count, doesn't leave the others waiting for them.
@@ -483,7 +483,7 @@ class ClusterCoordinator:
             return self._strategy.run_closure(closure.run, trial=trial)
 
     def _run(self, number: int) -> None:
-        """Run a function, and tell what came of it."""
+        """Run a function, and report its outcome."""
         closure = self._closures[number - self._first]
         before = self._summed.read(self._strategy.summed_variables())
         try:
@@ -523,7 +523,7 @@ class SummedVariables:
 
     def __init__(self) -> None:
         self._variables: list[Any] = []
-        #: What each variable was before any function changed it, by position in the vector.
+        #: Value of each variable before any function changed it, by position in the vector.
         self._first = np.zeros(0)
         #: The values when functions began to run.
         self._base = np.zeros(0)

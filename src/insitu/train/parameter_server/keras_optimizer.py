@@ -27,7 +27,7 @@ Arrays = list[NDArray[Any]]
 def serialize_optimizer(optimizer: Any) -> str:
     """Return the optimizer's configuration as JSON text, from which a server makes the same optimizer.
 
-    Raises TrainingError where the configuration holds what JSON can't.
+    Raises TrainingError if the configuration holds what JSON can't.
     """
     try:
         return json.dumps(_with_public_names(keras.saving.serialize_keras_object(optimizer)))
@@ -82,7 +82,7 @@ def make_optimizer(text: str) -> Any:
 
 
 _VALUES = frozenset({"__tensor__", "__numpy__", "__bytes__"})
-"""What Keras writes as the class of a plain value."""
+"""Keras' names for the classes of plain values."""
 _KERAS_MODULES = {
     "keras.optimizers": keras.optimizers,
     "keras.optimizers.schedules": keras.optimizers.schedules,
@@ -136,7 +136,7 @@ class KerasUpdater:
         self._optimizers: dict[str, _PieceOptimizer] = {}
         self._compiled: dict[tuple[str, ...], Update] = {}
         self.learning_rate: float | None = None
-        """Overrides that of the configuration where it isn't None, as a callback does on a replica."""
+        """Overrides that of the configuration if it isn't None, as a callback does on a replica."""
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
         made = self._optimizers[name] = _PieceOptimizer(make_optimizer(self._text), shape, dtype)
@@ -329,7 +329,7 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
 
 
 def _copy_aliased(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
-    """Return the outputs as arrays, copied where one lies in an argument's memory, which is about to change:
+    """Return the outputs as arrays, copied if one is in an argument's memory, which is about to change:
     an optimizer may have assigned a variable, as it was, to a slot."""
     taken = {address_of(array) for array in arguments}
     arrays = [np.asarray(output) for output in outputs]

@@ -304,7 +304,7 @@ def _check_eviction(given: Any) -> dict[str, int] | None:
 
 
 def _key_variable(layer: Any, keys: NDArray[np.int64]) -> Any:
-    """Return a variable of the ascending `keys`. Raises TrainingError where the backend can't hold them."""
+    """Return a variable of the ascending `keys`. Raises TrainingError if the backend can't hold them."""
     if not len(keys):
         keys = np.zeros(1, np.int64)
     wide = keras.backend.backend() != "jax"

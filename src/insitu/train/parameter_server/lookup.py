@@ -156,7 +156,7 @@ def _as_keys(layer: Embedding, leaf: NDArray[Any]) -> Keys:
 def find_key_inputs(model: Any, layers: Sequence[Embedding], example: Any) -> list[tuple[int, ...]]:
     """Return the leaves of a batch like `example` from which each layer reads its keys.
 
-    Raises TrainingError where a layer's keys aren't an input of the model, or something else reads it too.
+    Raises TrainingError if a layer's keys aren't an input of the model, or something else reads it too.
     """
     numbers = pack_leaves(example, list(range(len(keras.tree.flatten(example)))))
     x = keras.utils.unpack_x_y_sample_weight(numbers)[0]

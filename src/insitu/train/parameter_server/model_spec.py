@@ -98,7 +98,7 @@ def can_be_split(optimizer: Any) -> bool:
 
 
 def check_parts(parts: Mapping[str, int], optimizer: Any) -> None:
-    """Raise TrainingError where a variable is cut into pieces that the optimizer can't update apart."""
+    """Raise TrainingError if a variable is cut into pieces that the optimizer can't update apart."""
     cut = next((name for name, count in parts.items() if count > 1), None)
     if cut is not None and not can_be_split(optimizer):
         raise TrainingError(
@@ -151,7 +151,7 @@ def built_in_updater(optimizer: Any) -> dict[str, Any] | None:
 
 
 def table_updater(optimizer: Any) -> dict[str, Any]:
-    """Return the settings of the updater of tables' rows. Raises TrainingError where there is none."""
+    """Return the settings of the updater of tables' rows. Raises TrainingError if there is none."""
     config = built_in_updater(optimizer)
     if config is None or isinstance(
         optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
@@ -166,7 +166,7 @@ def table_updater(optimizer: Any) -> dict[str, Any]:
 
 
 def check_norms_of_rows(optimizer: Any) -> None:
-    """Raise TrainingError where `optimizer` bounds norms, which nobody does for rows of tables."""
+    """Raise TrainingError if `optimizer` bounds norms, which nobody does for rows of tables."""
     for name in ("clipnorm", "global_clipnorm"):
         if getattr(optimizer, name, None) is not None:
             raise TrainingError(
@@ -205,7 +205,7 @@ def refuse_recompile() -> NoReturn:
 
 
 def name_variables(named: Sequence[tuple[str, Any]]) -> list[str]:
-    """Return a unique name for each (prefix, variable): its path, numbered where a path repeats."""
+    """Return a unique name for each (prefix, variable): its path, numbered if a path repeats."""
     seen: dict[str, int] = {}
     names = []
     for prefix, variable in named:

@@ -87,10 +87,10 @@ class OptimizerSettings:
         return self._rate if isinstance(self._rate, keras.Variable) else None
 
     def send(self, rate: float | None = None) -> None:
-        """Send the servers the chief's learning rate, where it has changed. Called before each push.
-        `rate` is the variable's value where it was just read.
+        """Send the servers the chief's learning rate, if it has changed. Called before each push. `rate` is
+        the variable's value if it was just read.
 
-        Raises TrainingError where another setting has changed.
+        Raises TrainingError if another setting has changed.
         """
         if self._optimizer is None or not self._tables:
             return
@@ -171,7 +171,7 @@ def _read_plain(optimizer: Any) -> dict[str, Any]:
     }
 
 
-# What servers do to a model's variables: by one optimizer, or by several, each for its own variables
+# Updates of a model's variables by servers: by one optimizer, or by several, each for its own variables
 # (`keras.optimizers.MultiOptimizer`)
 
 
@@ -198,7 +198,7 @@ def describe_update(optimizer: Any, variables: Mapping[str, Any], *, exact: bool
     """Return how servers update `variables`, by name, as `optimizer` would. See `updater_config`.
 
     Norms that a member of a MultiOptimizer bounds are those of its own variables, so the servers bound them,
-    also where a worker does otherwise.
+    also if a worker does otherwise.
     """
     if not has_several(optimizer):
         return ServerUpdate(

@@ -1,9 +1,9 @@
 """Say how many pieces a variable has on the servers, as `tf.distribute.experimental.partitioners` do.
 
 A partitioner is called with a variable's shape and dtype and returns the number of pieces along each axis.
-Pieces are rows of the first axis, as even as they can be; all other axes have one. Each piece lies on one
+Pieces are rows of the first axis, as even as they can be; all other axes have one. Each piece is on one
 server, with its part of the optimizer's state. The pieces of all variables go to the servers with the fewest
-bytes, the largest first, so a server may hold several pieces of a variable where there are more than servers.
+bytes, the largest first, so a server may hold several pieces of a variable if there are more than servers.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Server:
     def join(self) -> NoReturn:
         """Take part until the job ends; never return. See the module.
 
-        Raises TrainingError outside of a job, and where the script doesn't choose its part by TF_CONFIG.
+        Raises TrainingError outside of a job, and if the script doesn't choose its part by TF_CONFIG.
         """
         if self._context.job_id is None or not self._context.workers:
             raise TrainingError(

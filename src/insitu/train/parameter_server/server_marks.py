@@ -147,7 +147,7 @@ class ServerMarks:
         self._client.load_rows(DATA.name, _data_keys(fit, name, [0]), rows).result()
 
     def read_number(self, name: str, fit: int) -> int:
-        """Return a number of a fit; 0 where nobody has set it."""
+        """Return a number of a fit; 0 if nobody has set it."""
         self._define()
         rows: NDArray[Any] = self._client.pull_rows(
             DATA.name, _data_keys(fit, name, [0]), create=False
@@ -175,7 +175,7 @@ class ServerMarks:
         deadline, seen = time.monotonic() + self._timeout, self._client.tables.row_versions
         while not (marked := self._read(keys)).all():
             if self._client.tables.row_versions != seen:
-                # A worker that comes late goes on with its own steps.
+                # A worker that comes late continues with its own steps.
                 deadline, seen = time.monotonic() + self._timeout, self._client.tables.row_versions
             if time.monotonic() >= deadline:
                 limit = f"{self._timeout:g} s"
@@ -204,13 +204,13 @@ def _table_key(table: str) -> NDArray[np.int64]:
 
 
 _FIT = 0
-"""What is kept of all fits, under the names of vocabularies, which no place in a fit has."""
+"""Number for data of all fits, under the names of vocabularies, which no place in a fit has."""
 _LARGEST = 1 << 52
 """Above all fingerprints: what a float64 holds."""
 
 
 def check_vocabularies(marks: ServerMarks, shards: Sequence[int], model: Any = None) -> None:
-    """Raise TrainingError where `model`, or a file that this task has read, has another vocabulary than that
+    """Raise TrainingError if `model`, or a file that this task has read, has another vocabulary than that
     of the same name in another task. `shards` are those of this task."""
     different, others = [], set()
     for name, digest in sorted(find_vocabularies(model).items()):
@@ -236,12 +236,12 @@ def check_vocabularies(marks: ServerMarks, shards: Sequence[int], model: Any = N
 FIRST, LIMIT = "first update", "last update"
 """Names of the numbers that the servers keep for a fit."""
 _LOOK_INTERVAL = 0.5
-"""Seconds between two looks for a lower limit, where steps needn't end together."""
+"""Seconds between two looks for a lower limit, if steps needn't end together."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """Where a fit ends, and what its updates are counted from."""
+    """The end of a fit, and the start of its count of updates."""
 
     #: The number of updates with which the fit ends for all workers; None: it is left to epochs.
     limit: int | None = None
@@ -278,7 +278,7 @@ class UpdateCount:
             self._marks.set_number(FIRST, 0, first)
 
     def begin(self, fit: int, plan: UpdatePlan) -> None:
-        """Begin a fit that was started, or go on in it."""
+        """Begin a fit that was started, or resume it."""
         self._fit, self._plan, self._limit = fit, plan, plan.limit
         self._first = self._marks.read_number(FIRST, 0)
         self._look()

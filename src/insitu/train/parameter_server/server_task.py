@@ -189,7 +189,7 @@ def _without_state(values: Arrays) -> dict[str, NDArray[Any]]:
 class ModelUpdater:
     """Leaves variables to an optimizer's updater, and updates the state that the forward pass moves itself.
 
-    For state a worker pushes the new value: the mean over shards, where they wait for each other. Otherwise
+    For state a worker pushes the new value: the mean over shards, if they wait for each other. Otherwise
     the state moves towards it, the less the more updates the worker hasn't seen. So it becomes the mean of
     the values of workers that began with the same state, as if they had done one step together. It never
     leaves the range of what workers pushed, however many they are.

@@ -38,10 +38,10 @@ from insitu.train.replica import Replica, Span, holds_table_rows
 
 _LOG = logging.getLogger("insitu")
 DEFAULT_SHARD_ROWS = 1024
-"""Rows of a shard's batch where the data has no known batch size."""
+"""Rows of a shard's batch if the data has no known batch size."""
 NEVER_SPLIT = 1 << 62
 _EXIT_TIMEOUT = 5.0
-"""Seconds at the end of the process to tell the servers that it leaves."""
+"""Seconds at the end of the process to notify the servers that it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ShardPush:
     finite: bool = False
     """True if all of `floats` was checked to be finite."""
     record: NDArray[np.float64] | None = None
-    """What all workers get of the shard's rows; see `ParameterServerSession.take_records`."""
+    """Record of the shard's rows for all workers; see `ParameterServerSession.take_records`."""
 
 
 class ParameterServerSession:
@@ -102,20 +102,20 @@ class ParameterServerSession:
         self._values: NDArray[Any] = np.empty(0)
         """The last pulled values."""
         self._dense_slices: list[tuple[slice, slice]] = []
-        """As `match_dense_slices`; empty where the buffers are the client's own memory."""
+        """As `match_dense_slices`; empty if the buffers are the client's own memory."""
         self._row_spans: dict[str, Any] = {}
         """The spans of tables' rows in the floats, by the path of the layer's variable."""
         self._tables_follow_model = tables_follow_model
         self._tables: list[str] = []
         """The tables that this task has defined."""
         self._settings: OptimizerSettings | None = None
-        """What the optimizer of this task and the servers' have in common."""
+        """Common settings of this task's optimizer and the servers'."""
         self.marks = ServerMarks(self._client, context.num_shards, context.stall_timeout)
         self._writing: Future[int] | None = None
         """The checkpoint that the servers write."""
         self._leaves_at_exit = False
         self._ending: weakref.finalize[..., ParameterServerSession] | None = None
-        """Closes everything with the session, where the server is its own."""
+        """Closes everything with the session, if the server is its own."""
         if own_server is None:
             atexit.register(self._end)
         else:
@@ -136,8 +136,8 @@ class ParameterServerSession:
         self.close()
 
     def leave_at_exit(self) -> None:
-        """Release the other workers from waiting for this process's shards when it ends. Nothing else tells
-        where a custom loop ends."""
+        """Release the other workers from waiting for this process's shards when it ends. Nothing else shows
+        the end of a custom loop."""
         self._leaves_at_exit = True
 
     def close(self) -> None:
@@ -165,8 +165,8 @@ class ParameterServerSession:
     ) -> None:
         """Define on the servers the variables that `replica` computes gradients for, and give `replica` their
         values on the servers. `partitioner` says into how many pieces a variable is cut, in place of
-        `min_piece_bytes`. Raises DefinitionMismatch where the servers hold another model, TrainingError where
-        this task has defined other variables before, InputError for a bad answer of `partitioner`."""
+        `min_piece_bytes`. Raises DefinitionMismatch if the servers hold another model, TrainingError if this
+        task has defined other variables before, InputError for a bad answer of `partitioner`."""
         state = {id(v) for v in model.non_trainable_variables}
         spans = replica.float_spans()
         dense = [(v, span) for v, span in spans if not holds_table_rows(v)]
@@ -238,7 +238,7 @@ class ParameterServerSession:
         self._dense_slices = match_dense_slices(spans)
 
     def locate_table_rows(self, spans: Sequence[Any]) -> None:
-        """Note where the gradients of tables' rows lie in the replica's floats."""
+        """Note the places of the gradients of tables' rows in the replica's floats."""
         self._row_spans = {v.path: span for v, span in spans if holds_table_rows(v)}
 
     def table(self, layer: Embedding, optimizer: Any) -> ServerTable:
@@ -275,7 +275,7 @@ class ParameterServerSession:
     def exchange(self, outgoing: Sequence[ShardPush], *, rate: float | None = None) -> NDArray[Any]:
         """Push one step of this task's shards, and pull `values` once each push is applied or dropped. A step
         that the servers have from an earlier incarnation of this task isn't pushed again. `rate` is the
-        learning rate's variable where it was just read."""
+        learning rate's variable if it was just read."""
         self.left_out = frozenset()
         if not self.pushes:
             return self.pull()
@@ -405,9 +405,9 @@ class ParameterServerSession:
     def start_fit(self, fit: int, replica: Replica, *, changed: bool, waiting: Callable[[], None]) -> None:
         """Start fit number `fit` for all workers, with the chief's learning rate and weights.
 
-        The chief sends its weights where they have `changed` since they were last pulled. The others wait for
-        it, and all pull. Nobody pushes meanwhile, since a fit begins once all have ended the one before. A
-        fit that the chief has started before, in an earlier incarnation, goes on with the servers' values.
+        The chief sends its weights if they have `changed` since they were last pulled. The others wait for
+        it, and all pull. Nobody pushes meanwhile, since a fit begins once all have ended the previous one. A
+        fit that the chief has started before, in an earlier incarnation, continues with the servers' values.
         Raises ServerStalled.
         """
         if self._client.is_chief and not self.marks.is_started(fit):
@@ -431,7 +431,7 @@ class ParameterServerSession:
         self.wait_for_checkpoint()
         try:
             self._writing = self._client.checkpoint(directory)
-        except ParameterError as error:  # as where an earlier incarnation of this task has begun one
+        except ParameterError as error:  # as when an earlier incarnation of this task has begun one
             _LOG.warning("The servers can't begin a checkpoint. Training continues: %s", error)
 
     def wait_for_checkpoint(self) -> None:
@@ -553,7 +553,7 @@ def match_dense_slices(spans: Sequence[tuple[Any, Span]]) -> list[tuple[slice, s
     return found
 
 
-# Remembers where a worker's fits on servers ended, also for a later incarnation of its task
+# Remembers the ends of a worker's fits on servers, also for a later incarnation of its task
 
 
 class EndedFits:
@@ -572,7 +572,7 @@ class EndedFits:
         return self._ends
 
     def read_valid(self, applied: int) -> list[int]:
-        """Return the ends, or none where the servers, which have `applied` so many pushes of a shard, are new
+        """Return the ends, or none if the servers, which have `applied` so many pushes of a shard, are new
         and don't know them."""
         ends = self.read()
         if ends and applied < ends[-1]:

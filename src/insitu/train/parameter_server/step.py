@@ -1,8 +1,8 @@
 """The step of training with parameter servers: push the gradients of this task's shards, pull the servers'
 values.
 
-No other worker takes part. Where the servers wait for other workers' gradients (sync) or for the slowest
-worker (bounded), they answer later.
+No other worker takes part. If the servers wait for other workers' gradients (sync) or for the slowest worker
+(bounded), they answer later.
 """
 
 from __future__ import annotations
@@ -235,20 +235,20 @@ class _FiniteCheckingCopy:
 
 
 _SMALL_BYTES = 4096
-"""To compare so little takes less time than to ask where it lies."""
+"""To compare so little takes less time than to ask for its place."""
 
 
 class WeightsWatch:
     """Compares the variables of a replica with the values that were last pulled.
 
-    To compare is cheap where nothing has changed: a value that lies in the buffer of the pull, or is the very
+    Comparing is cheap if nothing has changed: a value that is in the buffer of the pull, or is the very
     object that was there behind the last step, isn't read. On TensorFlow a step's gradient brings the values.
     """
 
     def __init__(self, replica: Replica, rate: Any = None) -> None:
         """`rate` is the variable of a learning rate that is read as well, or None."""
         self._replica = replica
-        #: The learning rate in the step whose weights were compared last; None where it wasn't read.
+        #: The learning rate in the step whose weights were compared last; None if it wasn't read.
         self.learning_rate: float | None = None
         self._spans = [(v, span) for v, span in replica.float_spans() if not holds_table_rows(v)]
         self._tokens: list[Any] = []
@@ -309,7 +309,7 @@ def _are_other(own: NDArray[Any], expected: NDArray[Any]) -> bool:
         return own.tobytes() != expected.tobytes()
     if own.dtype == expected.dtype and address_of(own) == address_of(expected):
         return False
-    # What was pulled has been copied, so the bits are the same, also those of NaN.
+    # Pulled values have been copied, so the bits are the same, also those of NaN.
     bits = np.dtype(f"u{own.itemsize}") if own.itemsize <= 8 else own.dtype
     return not np.array_equal(own.view(bits), expected.astype(own.dtype, copy=False).view(bits))
 
@@ -317,7 +317,7 @@ def _are_other(own: NDArray[Any], expected: NDArray[Any]) -> bool:
 # Compare, over the servers, the data that the workers of a synchronous fit were given.
 #
 # Each worker takes its part of each global batch, so all must be given the same. Workers on servers don't
-# meet. But where servers wait for gradients, what others wrote before they pushed theirs is there when a
+# meet. But if servers wait for gradients, what others wrote before they pushed theirs is there when a
 # step ends
 
 
@@ -338,16 +338,16 @@ class DataCheck:
         self._shards = shards
         #: The number of the fit. Written by `begin`.
         self._fit = 0
-        #: The fingerprint of all batches since the last comparison; None where some were trained before this
+        #: The fingerprint of all batches since the last comparison; None if some were trained before this
         #: task was restarted. Written by all methods.
         self._seen: int | None = None
-        #: What was written and is to be compared: (name of the place, fingerprint, what an error calls it).
+        #: Written and yet to be compared: (name of the place, fingerprint, what an error calls it).
         self._written: tuple[str, int, object] | None = None
         #: The place behind the last step. Written by `note`.
         self._last: tuple[int, int] = (0, 0)
 
     def begin(self, fit: int, *, resumed: bool) -> None:
-        """Begin a fit, or go on in its middle where it was `resumed`."""
+        """Begin a fit, or continue in its middle if it was `resumed`."""
         self._fit, self._seen, self._written = fit, None if resumed else 0, None
 
     def note(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> None:
@@ -371,7 +371,7 @@ class DataCheck:
         self._seen = None
 
     def compare(self) -> None:
-        """Compare what was noted, once the servers have the gradients. Raises InputError where workers were
+        """Compare what was noted, once the servers have the gradients. Raises InputError if workers were
         given different data, in each that finds it."""
         if self._written is None:
             return
@@ -397,8 +397,8 @@ class SharedTests:
     """Gives each worker the records of all shards in each step of a test.
 
     In a fit, workers come to the same tests between the same pushes. So a test is named by the number of the
-    push that follows, the depth of the call, and its number among those. A worker that was restarted goes on
-    behind its pushes, maybe past a test. Between fits it comes to all tests again.
+    push that follows, the depth of the call, and its number among those. A restarted worker continues behind
+    its pushes, maybe past a test. Between fits it comes to all tests again.
     """
 
     def __init__(self, session: ParameterServerSession) -> None:
@@ -408,7 +408,7 @@ class SharedTests:
         self._is_in_fit = False
         #: Tests since the last push, by depth of the call. Written by `_begin`.
         self._counts: dict[int, int] = {}
-        #: Where these were counted: the fit and the number of the next push.
+        #: The place of this count: the fit and the number of the next push.
         self._counted_at: tuple[str, int] = ("", 0)
         self._tells_of_missing = True
 
@@ -453,7 +453,7 @@ class SharedTests:
 
 # Scale a worker's losses, so that small gradients of half precision don't vanish.
 #
-# A LossScaleOptimizer doubles its scale now and then, and halves it where a gradient isn't finite. On
+# A LossScaleOptimizer doubles its scale now and then, and halves it if a gradient isn't finite. On
 # parameter servers each worker does so for its own gradients: it divides them by its scale before it pushes
 # them, and pushes none that overflowed
 
@@ -529,7 +529,7 @@ class ServerAggregation:
 
 
 class ServerLoopStep(TrainOrObserveStep):
-    """See `LoopStep`. `step` is None where nothing is trained: then only metrics move, each worker's own."""
+    """See `LoopStep`. `step` is None if nothing is trained: then only metrics move, each worker's own."""
 
     def __init__(self, replica: LoopReplica, step: ServerStep | None, shards: int) -> None:
         super().__init__(replica, step)
@@ -557,7 +557,7 @@ def optimizer_of(model: Any) -> Any:
 
 
 def check_coordination(mode: str, shards: int, has_trained: bool) -> None:
-    """Raise TrainingError where a coordinator can't hand out steps: `shards` are those of this worker."""
+    """Raise TrainingError if a coordinator can't hand out steps: `shards` are those of this worker."""
     if mode != "async":
         received = f"mode={mode!r}, in which servers wait for workers that may have no step to run. Pass "
         advice = 'mode="async"'

@@ -81,8 +81,8 @@ class _PlacedCall:
         return keras.tree.map_structure(lambda leaf: _to_home(leaf, self._home, self._device), outputs)
 
     def _program(self, args: Any, kwargs: Any, leaves: list[Any]) -> Callable[..., Any]:
-        """Return the compiled call for arguments of this structure. What isn't an array is a constant of
-        it."""
+        """Return the compiled call for arguments of this structure. Leaves that aren't arrays are its
+        constants."""
         constants = tuple(None if _is_array(leaf) else leaf for leaf in leaves)
         key = (repr(keras.tree.map_structure(lambda leaf: None, (args, kwargs))), repr(constants))
         if key not in self._programs:

@@ -25,7 +25,7 @@ class DeviceMover(Protocol):
     def is_on(self, variable: Any, device: Device) -> bool: ...
 
     def move(self, variable: Any, device: Device) -> bool:
-        """Move a variable there. Returns False where the backend can't."""
+        """Move a variable there. Returns False if the backend can't."""
 
     def wrap(self, layer: Any, device: Device) -> None:
         """Make the layer's `call` compute there."""
@@ -38,7 +38,7 @@ def place_layers(model: Any, placements: Placements) -> Callable[[], None]:
     """Put the layers of a built `model` on their devices. Returns a function that moves back variables that
     an update has moved elsewhere.
 
-    Raises InputError for layers that the model doesn't have, TrainingError where variables lie elsewhere and
+    Raises InputError for layers that the model doesn't have, TrainingError if variables are elsewhere and
     can't be moved.
     """
     layers = model._flatten_layers(include_self=False)

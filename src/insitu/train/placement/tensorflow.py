@@ -1,4 +1,4 @@
-"""Layers on devices, on TensorFlow: graphs span devices, so names of operations tell the device of each."""
+"""Layers on devices, on TensorFlow: graphs span devices, so names of operations give the device of each."""
 
 from __future__ import annotations
 

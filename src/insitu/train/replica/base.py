@@ -75,7 +75,7 @@ class BaseReplica:
         wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in (*trainable, *mean))
         self.floats_dtype: np.dtype[Any] = np.dtype("float64" if wide else "float32")
 
-    # What losses divide by. See `Replica`
+    # Divisors of losses. See `Replica`
 
     def keep_own_losses(self, *, training: bool) -> None:
         """See `Replica`."""
@@ -119,7 +119,7 @@ class BaseReplica:
 
     @contextmanager
     def _noting_needs(self, *, training: bool) -> Iterator[None]:
-        """While open, note that losses turn out to need totals, as NeedsTotals tells."""
+        """While open, note that losses turn out to need totals, as NeedsTotals says."""
         try:
             yield
         except NeedsTotals:
@@ -228,7 +228,7 @@ class BaseReplica:
         return [read_result(source) for source in logs.results.values()]
 
     def _order_gradients(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients in the order of the state's trainable variables, with None where there is
+        """Return the gradients in the order of the state's trainable variables, with None if there is
         none."""
         by_variable = {id(v): g for v, g in zip(variables, gradients, strict=True)}
         ordered = [by_variable.get(id(variable)) for variable in self._state.trainable]
@@ -269,10 +269,10 @@ class LossState:
     are_own: bool = False
     """Whether each replica's losses divide by what counts in its own rows."""
     needs_totals: bool = False
-    """Whether some loss needs totals. Written where a step turns out to."""
+    """Whether some loss needs totals. Written when a step turns out to."""
     batch: BatchTotals | None = None
-    """What losses know of the whole batch, where `start` has a number for each shard. Written before each
-    step that needs it."""
+    """Facts for losses about the whole batch, in which `start` has a number for each shard. Written before
+    each step that needs it."""
     rows_are_checked: bool = False
     """Whether it is known that losses over the global batch get values for rows."""
 
@@ -283,12 +283,12 @@ class LossState:
 
 @dataclass(frozen=True, slots=True)
 class StepLogs:
-    """What a step returns."""
+    """Results of a step."""
 
     paths: tuple[LogPath, ...]
     """Names of all values, in their order."""
     results: Mapping[LogPath, Source]
-    """Where those come from that are results of metrics."""
+    """Sources of those that are results of metrics."""
     extra: tuple[LogPath, ...]
     """Names of the others."""
 

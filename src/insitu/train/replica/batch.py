@@ -13,16 +13,16 @@ class ShardBatch:
     shard: int
     """The shard's number."""
     rows: int
-    """The number of rows; 0 where the shard has none in this step."""
+    """The number of rows; 0 if the shard has none in this step."""
     data: Any
     """The batch, a structure of arrays with rows first; None without rows."""
     origins: tuple[tuple[int, Any], ...] = ()
     """(partition, rows) of the rows, as in `grid.Batch`, for the ledger."""
     fingerprint: int = 0
-    """A number of the global batch that all processes must agree on, below 2**52; 0 where shards have rows of
+    """A number of the global batch that all processes must agree on, below 2**52; 0 if shards have rows of
     their own."""
     dataset_shards: int = 0
-    """Shards of the `insitu.Dataset` that the rows are of; 0 where they are of other data."""
+    """Shards of the `insitu.Dataset` that the rows are of; 0 if they are of other data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StepBatch:
     """The data of one step."""
 
     epoch: int
-    """The epoch of the data. It differs from Keras' epoch where `steps_per_epoch` sets the length of that."""
+    """The epoch of the data. It differs from Keras' epoch if `steps_per_epoch` sets the length of that."""
     parts: tuple[ShardBatch, ...]
     """One for each shard of this task."""
     last: bool = False

@@ -39,7 +39,7 @@ def over_batch(loss: Loss, *, rows: str) -> Loss:
     a model. With `rows="replica"` each replica takes its own rows, and losses and gradients are averaged by
     rows, as with tf.distribute: the negatives of a row are those of its replica, so the result depends on the
     number of replicas. With `rows="global"` the rows are those of the global batch, as on one device.
-    Replicas then exchange all that the loss is called with. `fit` raises TrainingError where that can't be:
+    Replicas then exchange all arguments of the loss. `fit` raises TrainingError if that is impossible:
     for `train_step`, for outputs for pairs of rows, and on parameter servers.
     """
     if rows not in (REPLICA, GLOBAL):
@@ -54,8 +54,8 @@ def over_batch(loss: Loss, *, rows: str) -> Loss:
 
 
 def find_rows(model: Any) -> str | None:
-    """Return the rows that losses of `model` are marked with; None if none is. Raises TrainingError where
-    they differ."""
+    """Return the rows that losses of `model` are marked with; None if none is. Raises TrainingError if they
+    differ."""
     found = {rows for each in _marked_of(model) if (rows := getattr(each, _MARK, None)) is not None}
     if len(found) > 1:
         raise TrainingError(
@@ -66,7 +66,7 @@ def find_rows(model: Any) -> str | None:
 
 
 def find_global_step(model: Any) -> str | None:
-    """Return the name of the step of `model` that is to be over the rows of the global batch; None if none
+    """Return the name of the step of `model` that must be over the rows of the global batch; None if none
     is."""
     steps = (name for name in _METHODS if name != _COMPUTE_LOSS)
     return next((name for name in steps if _is_global(getattr(type(model), name, None))), None)
@@ -81,7 +81,7 @@ def _marked_of(model: Any) -> Iterator[Any]:
 
 
 def check_global(model: Any, num_replicas: int) -> None:
-    """Raise TrainingError where losses are to be over the rows of a replica, but one program computes them
+    """Raise TrainingError if losses must be over the rows of a replica, but one program computes them
     over those of the global batch."""
     if num_replicas > 1 and find_rows(model) == REPLICA:
         raise TrainingError(

@@ -14,7 +14,7 @@ from insitu.train.replica.protocol import Logs
 
 
 class FusedJax:
-    """See `FusedReplica`. Between steps the state lies in the Keras variables, as everywhere in insitu."""
+    """See `FusedReplica`. Between steps the state is in the Keras variables, as everywhere in insitu."""
 
     def __init__(self, model: Any, data: Any) -> None:
         refuse_distribution()
@@ -27,7 +27,7 @@ class FusedJax:
         self._trained = (trainable, others, optimizer, metrics)
         self._tested = (trainable, others, metrics)
         self._predicting = (trainable, others)
-        # The old state is given away, as in Keras' own step, so that XLA updates it in place.
+        # The old state is donated, as in Keras' own step, so that XLA updates it in place.
         self._train = compile_for(model, self._trace_train, donate_argnums=0)
         self._test = compile_for(model, self._trace_test, donate_argnums=0)
         self._predict = compile_for(model, self._trace_predict)

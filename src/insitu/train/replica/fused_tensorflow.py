@@ -70,7 +70,7 @@ def add_up_repeated_rows(model: Any) -> Iterator[None]:
     """While open, optimizers get each row of a sparse gradient once.
 
     The gradient of an Embedding has an entry for each time that a batch looks a row up. Keras squares and
-    clips each entry by itself, where a dense gradient, as replicas exchange it, has their sum.
+    clips each entry by itself; a dense gradient, as replicas exchange it, has their sum.
     """
     original = BaseOptimizer.apply
     # XLA knows no arrays whose size depends on values.

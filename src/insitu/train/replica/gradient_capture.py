@@ -1,8 +1,8 @@
 """Capture the gradients of a `train_step` before they reach the optimizer.
 
 Any `train_step`, Keras' own or a user's, ends in `optimizer.apply`. While the step is traced, that call is
-recorded instead of done. What comes before it (forward pass, loss, backward pass) and after it (metrics)
-stays as written.
+recorded instead of done. The code before it (forward pass, loss, backward pass) and after it (metrics) stays
+as written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UPDATES = ("apply", "stateless_apply")
 
 
 class CapturedGradients:
-    """The arguments of `optimizer.apply`: `gradients[i]` belongs to `variables[i]`, None where the loss
+    """The arguments of `optimizer.apply`: `gradients[i]` belongs to `variables[i]`, None if the loss
     doesn't depend on it."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class CapturedGradients:
         self.scaled = False
         """True once the step has scaled its loss."""
         self.updated: list[Any] = []
-        """What JAX' `stateless_apply` gave the step in place of the updated variables."""
+        """The values that JAX' `stateless_apply` gave the step in place of the updated variables."""
 
     def is_applied(self) -> bool:
         """Return True once the step has called `apply`."""
@@ -51,7 +51,7 @@ def capture_gradients(
 ) -> Iterator[CapturedGradients]:
     """While open, `optimizer.apply`, and JAX' `stateless_apply`, record their arguments and change
     nothing. They call `on_apply`. A step must call one of them once, or may call none unless it `trains`
-    anything. Where the optimizer scales losses, they are scaled by 2**-loss_exponent too, and the recorded
+    anything. If the optimizer scales losses, they are scaled by 2**-loss_exponent too, and the recorded
     gradients are scaled back: those in between are of float16 and overflow."""
     captured = CapturedGradients()
     scale_loss: Any = getattr(optimizer, "scale_loss", None)

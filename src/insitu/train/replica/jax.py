@@ -62,7 +62,7 @@ class JaxReplica(BaseReplica):
             True: self._compile(self._trace_train_counts),
             False: self._compile(self._trace_test_counts),
         }
-        # The old state is given away, as in Keras' own step, so that XLA updates it in place.
+        # The old state is donated, as in Keras' own step, so that XLA updates it in place.
         self._apply = self._compile(self._trace_apply, donate_argnums=0)
         self._load = self._compile(self._trace_load)
         self._evaluate = self._compile(self._trace_evaluate)
@@ -148,7 +148,7 @@ class JaxReplica(BaseReplica):
         return keras.tree.map_structure(np.array, outputs)
 
     def _totals(self, shard: int, *, training: bool) -> tuple[BatchTotals, ...]:
-        """Return the further arguments of a step: its totals, where it needs them."""
+        """Return the further arguments of a step: its totals, if it needs them."""
         batch = self.losses[not training].batch_of(shard)
         if batch is None:
             return ()
@@ -220,7 +220,7 @@ class JaxReplica(BaseReplica):
         return after, extra, gradients, [after[id(v)] for v in self._state.mean]
 
     def _refuse_assigned(self, values: Sequence[Any], given: Sequence[Any]) -> None:
-        """Raise TrainingError where a step returns weights that it has changed after their update."""
+        """Raise TrainingError if a step returns weights that it has changed after their update."""
         unchanged = {id(value) for value in given}
         # The step of a custom loop has been checked when it was traced.
         if isinstance(self._model, Trainer) and any(id(value) not in unchanged for value in values):
@@ -413,7 +413,7 @@ class _RecordPacker:
         return added, replaced
 
 
-# What Keras' JAX trainer needs to run such steps
+# Keras' JAX trainer needs this to run such steps
 
 
 def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., Any]:
@@ -462,7 +462,7 @@ def copy_aliased(given: Functional, *others: Sequence[Any]) -> Functional:
 
 
 def refuse_distribution() -> None:
-    """Raise TrainingError where a keras.distribution is set, which would shard the model too."""
+    """Raise TrainingError if a keras.distribution is set, which would shard the model too."""
     if keras.distribution.distribution() is not None:
         raise TrainingError(
             "A strategy and a keras.distribution can't shard the same model. Received: "
@@ -495,6 +495,6 @@ def _stacked(counts: LossCounts) -> LossCounts:
 
 
 def _view(tensor: Any) -> NDArray[Any]:
-    """Return the array's own memory where it lies on the host, without a copy."""
+    """Return the array's own memory if it is on the host, without a copy."""
     view: NDArray[Any] = np.asarray(tensor)
     return view

@@ -42,7 +42,7 @@ def map_batch(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def count_rows(data: Any) -> int:
-    """Return the number of rows of a batch; 0 where all is None."""
+    """Return the number of rows of a batch; 0 if all is None."""
     leaves = flatten_batch(data)
     return len(leaves[0]) if leaves else 0
 

@@ -1,4 +1,4 @@
-"""Tables of embeddings that a model was loaded with, where no servers hold them."""
+"""Tables of embeddings that a model was loaded with, if no servers hold them."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 The gradient of a step is the mean over shards by rows. So a loss of a shard must be the mean over its rows,
 as most are. Some of Keras' divide by something else: a masked loss by the entries that count, another by the
-sum of the weights. What they divide by is counted first, on all shards, and added up: these are the *totals*
-of a step. With them a shard's loss becomes its part of the whole batch's, times rows of all over rows of its
-own.
+sum of the weights. The divisors are counted first, on all shards, and added up: these are the *totals* of a
+step. With them a shard's loss becomes its part of the whole batch's, times rows of all over rows of its own.
 
 A step's totals are [rows, total of the first loss, ...], in the order in which the step calls its losses.
 
@@ -34,16 +33,16 @@ _MEANS = ("mean", "sum_over_batch_size")
 
 
 class LossCounts(NamedTuple):
-    """What the losses of a step on a part of a batch add to that of the whole batch."""
+    """Contribution of a step's losses on a part of a batch to that of the whole batch."""
 
     totals: Any
-    """What is added to the totals, without rows."""
+    """Addition to the totals, without rows."""
     rows: Sequence[Any]
     """The tensors that losses over the global batch get, rows first, in the order of their calls."""
 
 
 class BatchTotals(NamedTuple):
-    """What the losses of a step on a part of a batch know of the whole batch."""
+    """Facts about the whole batch for the losses of a step on a part of it."""
 
     totals: Any
     """The totals."""
@@ -73,7 +72,7 @@ class Kind(Enum):
 def find_kind(
     values: Any, sample_weight: Any, mask: Any, reduction: str | None, *, compiled: bool
 ) -> Kind | None:
-    """Return what is done to the `values` of a loss; None for a mean over rows. `compiled` tells a loss given
+    """Return what is done to the `values` of a loss; None for a mean over rows. `compiled` marks a loss given
     to compile(): what a step does with a sum of its own isn't known."""
     weighs = _has_rows(sample_weight) or mask is not None
     if reduction in (None, "none") or (reduction == "sum" and not compiled):
@@ -92,7 +91,7 @@ def _has_rows(weight: Any) -> bool:
 
 
 class _Losses:
-    """Replaces Keras' reduction of a loss. Here: raises NeedsTotals where totals would be needed."""
+    """Replaces Keras' reduction of a loss. Here: raises NeedsTotals if totals would be needed."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
@@ -289,8 +288,8 @@ def _update_nothing(*arguments: Any, **options: Any) -> None:
 
 @contextlib.contextmanager
 def divide_by_totals(model: Any, batch: BatchTotals, rows: Any) -> Iterator[None]:
-    """While open, losses of `model` are the parts that `rows` rows have in those of the batch of which
-    `batch` tells."""
+    """While open, losses of `model` are the parts that `rows` rows have in those of the batch that `batch`
+    describes."""
     with _replaced(model, _Dividing(keras_loss.reduce_weighted_values, batch, rows)):
         yield
 

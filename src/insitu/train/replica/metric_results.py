@@ -1,7 +1,7 @@
 """Find which logs of a step are the results of metrics.
 
 A step returns numbers. A metric's result is computed again, once the metric holds the rows of all shards; any
-other number is averaged over shards by rows. Names tell nothing: a step may call its own loss "loss".
+other number is averaged over shards by rows. Names prove nothing: a step may call its own loss "loss".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MetricResults:
             self._kept.append(value)
 
     def find(self, value: Any) -> Source | None:
-        """Return where `value` comes from, None for a number that is no metric's result."""
+        """Return the source of `value`, None for a number that is no metric's result."""
         return self._sources.get(id(value))
 
 

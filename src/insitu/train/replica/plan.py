@@ -20,11 +20,11 @@ class CombinationPlan:
     test_refusal: str | None = None
     """Why evaluation can't be combined."""
     unchecked: tuple[str, ...] = ()
-    """What could not be found out, and why; each a sentence without its stop."""
+    """Facts that could not be found out, and why; each a sentence without its stop."""
     effects: tuple[str, ...] = ()
     """Attributes of the user's parts that finding out has changed, as `part.attribute`."""
     number: int = 0
-    """A number below 2**32 that tells the plans of two processes apart."""
+    """A number below 2**32 that distinguishes the plans of two processes."""
 
     loss_exponent: int = 0
     """Losses that are scaled for half precision are scaled by 2**-loss_exponent too, since those of a replica

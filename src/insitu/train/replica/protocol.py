@@ -33,13 +33,13 @@ class Replica(Protocol):
     seeds_size: int
     """The size of what `run_with_seeds_of` returns of the seed generators."""
     copy_out: Callable[[NDArray[Any], NDArray[Any]], object]
-    """`copy_out(to, source)` takes a part of a gradient out of the backend's memory, where `floats` are
-    filled like that."""
+    """`copy_out(to, source)` takes a part of a gradient out of the backend's memory, if `floats` are filled
+    like that."""
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         """Fill `floats` and `record` with the results of the shard's batch `data`.
 
-        Raises NeedsTotals, in the first step, where losses need `totals` that are to be set before.
+        Raises NeedsTotals, in the first step, if losses need `totals` that must be set before.
         """
 
     def watch_weights(self, variables: Sequence[Any]) -> bool:
@@ -90,8 +90,8 @@ class Replica(Protocol):
         """Return the model's outputs for a batch: a structure of NumPy arrays."""
 
     def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, NDArray[np.float64]]:
-        """Return what `run` returns with random numbers of the shard, and to where it moves the seed
-        generators, for `assign_seeds`. They are left as they were."""
+        """Return what `run` returns with random numbers of the shard, and the positions to which it moves the
+        seed generators, for `assign_seeds`. They are left as they were."""
 
     def assign_seeds(self, values: NDArray[np.float64]) -> None:
-        """Move the seed generators, as `run_with_seeds_of` tells, on whichever replica that ran."""
+        """Move the seed generators, as `run_with_seeds_of` says, on whichever replica that ran."""

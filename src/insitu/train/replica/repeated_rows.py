@@ -1,4 +1,4 @@
-"""Say where a row that a batch looks up several times trains otherwise than in plain Keras on TensorFlow."""
+"""Report if a row that a batch looks up several times trains otherwise than in plain Keras on TensorFlow."""
 
 from __future__ import annotations
 

@@ -53,12 +53,12 @@ class ModelState:
 
     @property
     def moved_in_tests(self) -> tuple[Any, ...]:
-        """What a test step moves."""
+        """Variables that a test step moves."""
         return (*self.seeds, *self.sums, *self.metric_first, *(v for v, _ in self.metric_combined))
 
     @property
     def moved(self) -> tuple[Any, ...]:
-        """What a training step moves before its update."""
+        """Variables that a training step moves before its update."""
         others = (*self.mean, *self.first, *(v for v, _ in self.combined))
         return (*others, *self.moved_in_tests)
 
@@ -126,8 +126,8 @@ def regroup(state: ModelState, operations: Mapping[int, Operation]) -> ModelStat
 
 
 def _declared(state: ModelState) -> dict[int, Operation]:
-    """Return the operations that `aggregation=` of add_weight or add_variable asks for, where the group of
-    the variable doesn't do the same."""
+    """Return the operations that `aggregation=` of add_weight or add_variable asks for, if the group of the
+    variable doesn't do the same."""
     found = {}
     for variable in (*state.first, *state.metric_first):
         aggregation = getattr(variable, "aggregation", "none")
@@ -157,7 +157,7 @@ def find_seed_generators(model: Any) -> list[Any]:
 
 
 def check_trainable_by_shards(model: Any, num_shards: int, *, exchanges_totals: bool = True) -> None:
-    """Raise TrainingError where the mean over shards would differ from the user's loss. With
+    """Raise TrainingError if the mean over shards would differ from the user's loss. With
     `exchanges_totals`, shards know what the losses of the global batch divide by."""
     if num_shards == 1:
         return
@@ -202,7 +202,7 @@ def to_numpy(variable: Any) -> NDArray[Any]:
 
 
 def view(variable: Any) -> NDArray[Any]:
-    """Return the variable's value, without a copy where it lies on the host: valid until the next update."""
+    """Return the variable's value, without a copy if it is on the host: valid until the next update."""
     value, backend = variable.value, keras.backend.backend()
     if backend == "torch":
         return np.asarray(keras.ops.convert_to_numpy(value))
@@ -222,7 +222,7 @@ def views(state: ModelState) -> dict[str, NDArray[Any]]:
 
 def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, donate: bool = False) -> None:
     """Set every variable to its value. With `donate` the variables may use the arrays' memory from now on.
-    Raises CheckpointError, before anything is changed, where the values don't match the model's variables."""
+    Raises CheckpointError, before anything is changed, if the values don't match the model's variables."""
     check_snapshot(state, values)
     for name, variable in state.named():
         variable.assign(_as_tensor(values[name]) if donate else values[name])
@@ -252,7 +252,7 @@ def _as_tensor(array: NDArray[Any]) -> Any:
 
 
 def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
-    """Raise CheckpointError where `values` are no snapshot of this model."""
+    """Raise CheckpointError if `values` are no snapshot of this model."""
     variables = dict(state.named())
     wrong = sorted(variables.keys() ^ values.keys())
     wrong += [n for n, v in variables.items() if n in values and tuple(v.shape) != values[n].shape]
@@ -265,7 +265,7 @@ def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> Non
 
 
 def broadcast_state(state: ModelState, group: Group, model: Any = None) -> None:
-    """Give every replica the variables of rank 0. Raises TrainingError where the models differ in size, or
+    """Give every replica the variables of rank 0. Raises TrainingError if the models differ in size, or
     look values up in different vocabularies."""
     if group.size == 1:
         return
@@ -307,7 +307,7 @@ def find_vocabularies(model: Any) -> dict[str, str]:
 
 
 def check_same_vocabularies(group: Group, found: Mapping[str, str]) -> None:
-    """Raise TrainingError, in all tasks of a group, where two have different vocabularies of one name.
+    """Raise TrainingError, in all tasks of a group, if two have different vocabularies of one name.
 
     One that only some tasks have is theirs. Collective.
     """
@@ -341,7 +341,7 @@ def refuse_vocabularies(names: Sequence[str], who: str) -> NoReturn:
 
 
 def check_saved_vocabularies(more: Any, model: Any) -> None:
-    """Raise CheckpointError where `model`, or what `find_vocabularies` has found of it, has another
+    """Raise CheckpointError if `model`, or what `find_vocabularies` has found of it, has another
     vocabulary than the task that saved `more` beside its weights."""
     saved = more.get("vocabularies") if isinstance(more, Mapping) else None
     if not isinstance(saved, Mapping) or not saved:

@@ -16,7 +16,7 @@ from insitu.train.replica.metric_results import MetricResults, find_metric_resul
 
 @dataclass(frozen=True, slots=True)
 class StepWatch:
-    """What is found out while a step runs."""
+    """Findings while a step runs."""
 
     means: BatchMeans
     """The means that count each batch once."""
@@ -36,8 +36,8 @@ def watch_step(model: Any) -> Iterator[StepWatch]:
 
 # Find the means that count each batch once.
 #
-# Keras' Mean counts rows where it gets a value for each row, or their number as a weight. Where it gets one
-# number for the batch it counts the batch as one. Then a shard's number counts by its part of the rows
+# Keras' Mean counts rows if it gets a value for each row, or their number as a weight. If it gets one number
+# for the batch, it counts the batch as one. Then a shard's number counts by its part of the rows
 
 
 class BatchMeans:
@@ -48,7 +48,7 @@ class BatchMeans:
         self._others: set[int] = set()
 
     def note(self, metric: Any, counts_batches: bool) -> None:
-        """Record an update of `metric`. Raises TrainingError where it counts rows and batches in one step."""
+        """Record an update of `metric`. Raises TrainingError if it counts rows and batches in one step."""
         own = {id(variable) for variable in metric.variables}
         (self.variables if counts_batches else self._others).update(own)
         if self.variables & self._others:

@@ -38,7 +38,7 @@ class TensorFlowReplica(BaseReplica):
         )
         self._applied = False
         self._shard_numbers: dict[int, Any] = {}
-        #: Where traced steps read totals: of training, and of tests. Written by `set_totals`.
+        #: Variables from which traced steps read totals: of training, and of tests. Written by `set_totals`.
         self._totals: dict[bool, BatchTotals] = {}
         #: Variables whose values `gradient` returns as well. Written by `watch_weights`.
         self._watched: Sequence[Any] = ()
@@ -316,7 +316,7 @@ class TensorFlowReplica(BaseReplica):
         return tf.cast(tf.reshape(combined[span.start : span.stop], span.shape), variable.dtype)
 
     def _dense(self, variable: Any, gradient: Any) -> Any:
-        """Return a whole gradient, also where there is none or only some rows have one."""
+        """Return a whole gradient, also if there is none or only some rows have one."""
         if gradient is None:
             return tf.zeros(variable.shape, self.floats_dtype.name)
         return tf.convert_to_tensor(gradient)

@@ -13,8 +13,8 @@ SEQUENTIAL, PARALLEL = "one operation after the other", "independent operations 
 TIMED_CALLS = 3
 """Calls of each mode, of which the fastest counts."""
 SLOW_CALL_SECONDS = 10e-3
-"""Seconds. What a call costs is nothing to a function that takes as long, and preparing it for the other mode
-may take longer than all its calls."""
+"""Seconds. A call's cost is nothing to a function that takes as long, and preparing it for the other mode may
+take longer than all its calls."""
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor's dimensions; None for one that is left open."""
@@ -113,7 +113,7 @@ class CompiledCall:
 
 
 class RelaxingCall:
-    """A function that is compiled for a signature, and again where arguments have other sizes, such as longer
+    """A function that is compiled for a signature, and again if arguments have other sizes, such as longer
     sequences. Those sizes are left open from then on, as in Keras' own functions.
 
     Shapes are compared here, since a function that is called by its operation would take any.
@@ -126,7 +126,7 @@ class RelaxingCall:
         self._compile([tuple(spec.shape) for spec in signature], [spec.dtype for spec in signature])
 
     def _compile(self, shapes: list[Shape], dtypes: list[Any]) -> None:
-        #: Of each argument. Written here, as are the following.
+        #: Shape of each argument. Written here, as are the following.
         self._shapes = shapes
         self._dtypes = dtypes
         #: The shapes of rows, with the index of the argument, of those that may have any number of rows.

@@ -13,7 +13,7 @@ from insitu.exchange import ALIGNMENT
 
 
 def borrow(array: NDArray[Any]) -> Any:
-    """Return a tensor in the array's own memory, where its alignment and dtype allow. Use it before the array
+    """Return a tensor in the array's own memory, if its alignment and dtype allow. Use it before the array
     changes."""
     if array.ctypes.data % ALIGNMENT or array.dtype.kind == "V" or not array.flags.writeable:
         return tf.constant(array)

@@ -226,7 +226,7 @@ class TorchReplica(BaseReplica):
 
     @contextmanager
     def _checked_step(self, captured: CapturedGradients) -> Iterator[None]:
-        """Raise TrainingError where the first step does what can't be combined: uses weights after their
+        """Raise TrainingError if the first step does what can't be combined: uses weights after their
         update, assigns them, or changes state that Keras doesn't know."""
         if self._step_checked:
             yield
@@ -285,7 +285,7 @@ def as_tensors(data: Any) -> list[Any]:
 
 
 def _to_tensor(array: NDArray[Any]) -> Any:
-    """Return a tensor in the array's own memory, where it is aligned as PyTorch's own: some kernels round
+    """Return a tensor in the array's own memory, if it is aligned as PyTorch's own: some kernels round
     differently elsewhere."""
     if array.ctypes.data % ALIGNMENT or not array.flags.c_contiguous or not array.flags.writeable:
         return keras.ops.convert_to_tensor(array.copy()).clone()

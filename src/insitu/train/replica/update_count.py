@@ -1,4 +1,4 @@
-"""Where the updates of a model are counted: in which optimizer, and under which name in a saved state."""
+"""Find the count of a model's updates: its optimizer, and its name in a saved state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_call_count(optimizer: Any) -> int:
 
 
 def read_update_count(optimizer: Any) -> int:
-    """Return how many updates an optimizer has made: fewer than steps where it accumulates gradients.
+    """Return how many updates an optimizer has made: fewer than steps if it accumulates gradients.
 
     This is Keras' `iterations`, which is a variable or, with accumulation, a value of the backend.
     """

@@ -1,7 +1,7 @@
 """Refuse steps that use weights after their update, or assign them by themselves.
 
-With several replicas the update follows the step, when the gradients of all are combined. What a step does
-after `optimizer.apply` would see the weights of before, and what it assigns would be overwritten.
+With several replicas the update follows the step, when the gradients of all are combined. A step's code after
+`optimizer.apply` would see the old weights, and its assignments would be overwritten.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def refuse_use_of_updated(model: Any, is_applied: Callable[[], bool]) -> Iterato
 
 
 def make_error(message: str) -> TrainingError:
-    """Return an error that Keras leaves as it is, where it is raised in the call of a layer."""
+    """Return an error that Keras leaves as it is, if it is raised in the call of a layer."""
     error = TrainingError(message)
     error._keras_call_info_injected = True  # type: ignore[attr-defined]
     return error
@@ -127,7 +127,7 @@ class UpdatedValue:
         refuse_read(next((arg._path for arg in args if isinstance(arg, cls)), "a weight"))
 
     def __getattr__(self, name: str) -> NoReturn:
-        # What Python and the backends ask of any object is answered as for an object of no such kind.
+        # Questions of Python and the backends to any object get the answer of an object of no such kind.
         if name.startswith("_") or name in ("aval", "weak_type", "sharding"):
             raise AttributeError(name)
         refuse_read(self._path)

@@ -13,7 +13,7 @@ from insitu.train.replica import Logs, ShardBatch
 
 
 def pin_step(step: StepExecutor, device: Device) -> StepExecutor:
-    """Return `step` on `device`, or `step` itself where that is the backend's default."""
+    """Return `step` on `device`, or `step` itself if that is the backend's default."""
     return step if device == default_device() else PinnedStep(step, device.scope)
 
 

@@ -55,7 +55,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
     ) -> None:
         super().__init__(model, data, plan)
         self._mirrored = mirrored = home is None
-        # Where variables are: the home first, which computes nothing.
+        # Devices with variables: the home first, which computes nothing.
         self._all_devices = tuple(devices) if home is None else (home, *devices)
         self._computing_devices = tuple(range(len(self._all_devices) - len(devices), len(self._all_devices)))
         self._shards = tuple(shards)
@@ -67,7 +67,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         self._width = len(batch)
         signature = [tf.TensorSpec((len(devices),), tf.float64), *(batch * len(devices))]
         self._signature = signature
-        #: The mean gradient of the last step, a variable for each bucket, where it is kept. Written by
+        #: The mean gradient of the last step, a variable for each bucket, if it is kept. Written by
         #: `keep_gradients`.
         self._kept: list[Any] = []
         self._compile_steps()
@@ -130,8 +130,8 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         return logs
 
     def _call(self, parts: Sequence[ShardBatch], *, training: bool) -> Any:
-        """Return what the step of all devices returns. It is traced again where losses turn out to need
-        totals, which the function then adds up by itself."""
+        """Return what the step of all devices returns. It is traced again if losses turn out to need totals,
+        which the function then adds up by itself."""
         arguments = self._arguments(parts)
         try:
             with self._noting_needs(training=training):
@@ -204,7 +204,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
     @contextmanager
     def _adding_up(self, rows: Any, leaves: Sequence[Any], *, training: bool) -> Iterator[None]:
-        """While open, the losses of all devices know of the whole batch, where they need to."""
+        """While open, the losses of all devices know of the whole batch, if they need to."""
         if not self.needs_totals(training=training):
             yield
             return
@@ -219,7 +219,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             )
         ]
         with tf.device("CPU:0"):
-            # What a device without rows has counted is of other rows.
+            # Counts of a device without rows are of other rows.
             counts = [output[0] for output in outputs]
             own = [
                 tf.math.multiply_no_nan(c, tf.sign(r)) for c, r in zip(counts, tf.unstack(rows), strict=True)
@@ -274,7 +274,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         combined = self._combine(self._test_record, records, rows)
         metrics = self._run_on(0, self._trace_merge, combined)
         if self._mirrored:
-            # Sums begin from 0 in each step, wherever they are. Other state goes on from its value.
+            # Sums begin from 0 in each step, wherever they are. Other state continues from its value.
             for device_index in range(1, len(self._all_devices)):
                 self._run_on(device_index, self._write_state, self._test_record, combined)
         return _merge_logs(self._test_logs, metrics, combined[self._test_record.extra_start :])
@@ -406,7 +406,7 @@ _ASSIGNING = (
     *(f"scatter_{name}" for name in _SCATTERS),
 )
 _RESTORING = "_restore_from_tensors"
-"""What `tf.train.Checkpoint` calls, also while it traces a function that it calls at once."""
+"""A method that `tf.train.Checkpoint` calls, also while it traces a function that it calls at once."""
 
 
 class MirroredVariables:
@@ -415,8 +415,8 @@ class MirroredVariables:
     On the first device that is the Keras variable's own. `on(i)` puts those of device `i` into their places,
     so that whatever is traced inside reads and writes them: any layer, any `train_step`, any optimizer.
 
-    A step leaves all devices equal. What is assigned between steps, by callbacks, `set_weights` or a metric's
-    reset, reaches the first device only; then `refresh` copies it to the others. Assignments by a compiled
+    A step leaves all devices equal. Assignments between steps, by callbacks, `set_weights` or a metric's
+    reset, reach the first device only; then `refresh` copies them to the others. Assignments by a compiled
     function of the user's own aren't seen.
     """
 
@@ -424,7 +424,7 @@ class MirroredVariables:
         self.variables = tuple(variables)
         self._devices = tuple(devices)
         self._own = [variable._value for variable in self.variables]
-        # Others may have made copies before, and not have heard of what was assigned since.
+        # Others may have made copies before, and not know what was assigned since.
         self.stale = any(hasattr(own, _COPIES) for own in self._own)
         self._copies: list[list[Any]] = [self._own]
         self._copies += [[_copy_on(device, own) for own in self._own] for device in self._devices[1:]]

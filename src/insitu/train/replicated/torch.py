@@ -29,7 +29,7 @@ class TorchMultiDeviceReplica(TorchReplica):
         copy: bool | None = None,
         plan: CombinationPlan | None = None,
     ) -> None:
-        """`copy` tells that the devices have memory of their own. None: find out."""
+        """`copy` says that the devices have memory of their own. None: find out."""
         super().__init__(model, data, plan)
         self._copies_by_device = [
             _DeviceCopy(model, data, device, self.make_replica)

@@ -38,10 +38,10 @@ def connect(membership: Membership) -> None:
     unless the user has allowed them.
 
     A task that fails doesn't wait for the others, as it would by JAX' default. If worker 0 dies, JAX itself
-    ends the other processes. Any other loss is noticed where a collective breaks, or after
-    `HEARTBEAT_TIMEOUT` seconds, or the stall timeout where that is less.
+    ends the other processes. Any other loss is noticed when a collective breaks, or after `HEARTBEAT_TIMEOUT`
+    seconds, or the stall timeout if that is less.
 
-    Raises TrainingError where JAX has started already, or has joined another coordinator; InputError for such
+    Raises TrainingError if JAX has started already, or has joined another coordinator; InputError for such
     addresses.
     """
     context = membership.context
@@ -111,7 +111,7 @@ def skip_shutdown() -> None:
 
 def _bind_gloo(host: str) -> None:
     """Have gloo, which connects CPUs, listen on this task's own address. By itself it takes the address that
-    the machine's name stands for, which others may reach even where all tasks are on the loopback interface.
+    the machine's name stands for, which others may reach even if all tasks are on the loopback interface.
     """
     from jax._src import xla_bridge
 
@@ -194,7 +194,7 @@ def _wrap_excepthook(report: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_accelerators(workers: tuple[str, ...], index: int) -> list[int] | None:
-    """Return the NVIDIA devices of this task where it shares its host with other tasks: an equal part of
+    """Return the NVIDIA devices of this task if it shares its host with other tasks: an equal part of
     them, since two tasks can't use one. None: all that it sees, as those that a job has given this task."""
     if os.environ.get(GPUS_ENV):
         return None

@@ -27,12 +27,12 @@ class MeshSharding:
     mesh: Mesh
     """The program's mesh, over the devices of all tasks."""
     local: Mesh
-    """This process' part of it: the same object where there is one process."""
+    """This process' part of it: the same object if there is one process."""
 
     @classmethod
     def from_devices(cls, devices: NDArray[Any], axes: Sequence[str]) -> MeshSharding:
         """Return the sharding over an array of devices with one dimension for each of `axes`. Raises
-        TrainingError where tasks don't share the first axis evenly."""
+        TrainingError if tasks don't share the first axis evenly."""
         mesh = Mesh(devices, tuple(axes))
         processes = [
             sorted({device.process_index for device in row}) for row in devices.reshape(len(devices), -1)

@@ -261,7 +261,7 @@ def _arrays(data: Any) -> Leaves:
     return [leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False) for leaf in leaves]
 
 
-# Plan where the rows of a step lie in the global arrays of a mesh. Pure.
+# Plan the places of a step's rows in the global arrays of a mesh. Pure.
 #
 # Each process contributes as many rows to a global array, so short parts are padded with rows of zeros. The
 # program cuts them off again before it computes anything, so that no row but the batch's ever counts
@@ -312,7 +312,7 @@ def plan_rows(counts: Sequence[int], hosts: Sequence[Sequence[int]], devices: in
     return RowPlan(length, tuple(pieces), length * len(hosts))
 
 
-# Name the lost task where a collective of XLA only says that it failed
+# Name the lost task if a collective of XLA only says that it failed
 
 
 _COLLECTIVE_FAILED = re.compile(
@@ -323,7 +323,7 @@ _COLLECTIVE_FAILED = re.compile(
 
 @contextlib.contextmanager
 def report_lost_peers(group: Group | None) -> Iterator[None]:
-    """Raise PeerLost, with the name of the lost task, where a collective of XLA fails inside. `group`, that
+    """Raise PeerLost, with the name of the lost task, if a collective of XLA fails inside. `group`, that
     of all tasks, knows the name; None for a single task."""
     try:
         yield
@@ -352,7 +352,7 @@ def make_mesh_step(model: Any, example: Any, devices: Sequence[Any], membership:
     BatchNorm sees the global batch, Dropout draws the same mask, a loss is the mean over the global batch.
     The number of rows is free; each row counts once, with the same weight.
 
-    Raises TrainingError where another backend than JAX is active, or the job has several tasks and the
+    Raises TrainingError if another backend than JAX is active, or the job has several tasks and the
     devices are of one.
     """
     import keras

@@ -26,7 +26,7 @@ class MeshVariables:
 
     Between steps the variables hold the current values, where callbacks, checkpoints and users read and set
     them.
-    Where the mesh spans processes, a variable holds this process' view, with which it can compute alone, and
+    If the mesh spans processes, a variable holds this process' view, with which it can compute alone, and
     the array of the program is kept beside it. A value that was assigned outside the program is another
     object, and is sharded again; it must be the same in each task.
     """

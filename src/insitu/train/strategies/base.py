@@ -86,8 +86,8 @@ class Strategy:
         self._epoch_log = self._open_epoch_log()
 
     def _open_epoch_log(self) -> EpochLog | None:
-        """Return what finds where restarted loops stand in their data. None here: a worker that dies runs
-        its loop again, without the others."""
+        """Return what finds the positions of restarted loops in their data. None here: a worker that dies
+        runs its loop again, without the others."""
         return None
 
     @property
@@ -97,7 +97,7 @@ class Strategy:
 
     @property
     def cluster_resolver(self) -> Any:
-        """What knows the tasks of the job; None for a strategy of one machine."""
+        """Membership of the job's tasks; None for a strategy of one machine."""
         return None
 
     def __getattr__(self, name: str) -> Any:
@@ -171,17 +171,17 @@ class Strategy:
         return self._membership.is_alone and self._membership.context.job_id is None
 
     def check_recompile(self, model: Any) -> None:
-        """Raise TrainingError where `model` can't be compiled again. Here it always can."""
+        """Raise TrainingError if `model` can't be compiled again. Here it always can."""
 
     def configure_compiled(self, model: Any) -> None:
-        """Change what `compile` has chosen for `model`. Nothing is to be changed here."""
+        """Change what `compile` has chosen for `model`. Does nothing here."""
 
     def adapt_callbacks(self, callbacks: list[Any]) -> list[Any]:
         """Return the callbacks of a fit as they are."""
         return callbacks
 
     def check_open(self, model: Any) -> None:
-        """Raise TrainingError where `model`, of this strategy, is trained in the scope of another, or in an
+        """Raise TrainingError if `model`, of this strategy, is trained in the scope of another, or in an
         evaluator."""
         if self._membership.context.evaluates:
             raise TrainingError(
@@ -208,7 +208,7 @@ class Strategy:
         return contextlib.nullcontext()
 
     def call_scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a scope for a whole call of a model whose steps insitu does. Nothing is to be set here."""
+        """Return a scope for a whole call of a model whose steps insitu does. It sets nothing here."""
         return contextlib.nullcontext()
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
@@ -238,22 +238,22 @@ class Strategy:
         return 0, 0
 
     def count_updates(self) -> int | None:
-        """Return how many updates the model has had; None where its optimizer here counts them."""
+        """Return how many updates the model has had; None if its optimizer here counts them."""
         return None
 
     def show_updates(self) -> None:
         """Have the optimizer here count the updates that were made elsewhere. Here none are."""
 
     def expect_saves(self) -> None:
-        """Prepare for a fit with backups. Nothing is to be done here."""
+        """Prepare for a fit with backups. Does nothing here."""
 
     def save_elsewhere(self) -> bool:
-        """Save the state where it lives, and return True if the replicas don't hold it. Here the caller saves
-        it."""
+        """Save the state in its own place, and return True if the replicas don't hold it. Here the caller
+        saves it."""
         return False
 
     def end_fit(self, fit_index: int, executors: Sequence[StepExecutor], position: LoopPosition) -> None:
-        """Finish a fit. Nothing is to be done here."""
+        """Finish a fit. Does nothing here."""
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:
         """Return the options of the feed of `x` for evaluation. Here a task evaluates the shards that it
@@ -274,14 +274,14 @@ class Strategy:
         enclosed variables and attributes that its code names. It runs once more, without effect, to learn
         what it touches.
 
-        Returns what `fn` returns: tensors of the backend, with PerReplica leaves where this process has
-        several replicas. A replica without rows has arrays of zero rows, or None in place of tensors without
-        an axis of rows. Collective, unless `fn` changes nothing.
+        Returns what `fn` returns: tensors of the backend, with PerReplica leaves if this process has several
+        replicas. A replica without rows has arrays of zero rows, or None in place of tensors without an axis
+        of rows. Collective, unless `fn` changes nothing.
 
         `options` are `insitu.RunOptions`, which change nothing here.
 
         Raises:
-            TrainingError: where `fn` makes variables, applies an optimizer twice or one that was made outside
+            TrainingError: if `fn` makes variables, applies an optimizer twice or one that was made outside
                 the scope, or reads variables after it has applied their update.
         """
         if getattr(options, "experimental_xla_options", None) is not None:
@@ -303,7 +303,7 @@ class Strategy:
 
     def scale_regularization_loss(self, loss: Any) -> Any:
         """Return the replica's part of a loss that doesn't depend on rows, such as a model's `losses`. Over
-        replicas it sums up to the whole, also where some have no rows."""
+        replicas it sums up to the whole, also if some have no rows."""
         return scale_by_share(loss, self.num_replicas_in_sync)
 
     def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: int | None = None) -> Any:
@@ -312,8 +312,8 @@ class Strategy:
 
         With `axis=0`, also over the rows of each replica's value, whose number may differ: a mean weighs each
         row the same. Replicas whose value is None count nothing. Returns tensors of the backend, of the same
-        dtype (float64 for a mean of integers), summed in shard order: the same bits in each task. Where the
-        backend has no such dtype, as JAX without 64 bits, NumPy arrays. Collective.
+        dtype (float64 for a mean of integers), summed in shard order: the same bits in each task. NumPy
+        arrays if the backend has no such dtype, as JAX without 64 bits. Collective.
         """
         leave_graph("strategy.reduce")
         with self._membership.explain_loss("reduce"):
@@ -366,7 +366,7 @@ class Strategy:
         return len(self._membership.context.workers) > 1
 
     def _check_data(self, fingerprint: int, position: LoopPosition) -> None:
-        """Raise InputError, in each task, where processes were given other batches up to `position`."""
+        """Raise InputError, in each task, if processes were given other batches up to `position`."""
         group = self._membership.group()
         own = np.full((len(group.shards), 1), fingerprint, np.float64)
         check_same_data(group.all_gather(squeeze_shards(own)).reshape(-1).tolist(), position)
@@ -379,7 +379,7 @@ class Strategy:
         """Return an iterable over the steps of data that each process makes by itself, for `run`.
 
         `dataset_fn` is called once in each process, with an `InputContext` that says which part of the data
-        it is to make, and returns batches of one replica: each replica takes the next one. With
+        it makes, and returns batches of one replica: each replica takes the next one. With
         `InputReplicationMode.PER_REPLICA` it is called for each replica. An epoch ends when no process has a
         batch left; replicas whose data ended before get arrays of zero rows.
         """
@@ -479,9 +479,9 @@ _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 def shorten_traceback(error: BaseException) -> None:
     """Take insitu's own frames out of the tracebacks of `error` and of what it was raised from.
 
-    Of a refusal, an InsituError, all of them: its message says what is wrong, and the last line that is shown
-    is the one to change. Of any other error those before a line of the user's, as where `strategy.run` runs a
-    step: an error in insitu itself keeps what shows where.
+    All of them for a refusal, an InsituError: its message says what is wrong, and the last line that is shown
+    is the one to change. For any other error those before a line of the user's, as when `strategy.run` runs a
+    step: an error in insitu itself keeps what shows its place.
     """
     seen: set[int] = set()
     link: BaseException | None = error

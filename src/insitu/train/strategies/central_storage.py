@@ -20,7 +20,7 @@ class CentralStorageStrategy(MultiDeviceStrategy):
 
     Args:
         compute_devices: all devices of the best kind by default.
-        parameter_device: where the variables and the optimizer's state are.
+        parameter_device: the device of the variables and the optimizer's state.
         context: who this process is; read from the environment by default.
 
     Raises:

@@ -55,8 +55,8 @@ def TPUClusterResolver(tpu: str | None = None, **options: Any) -> Any:
 
 
 class ClusterSpec:
-    """The addresses of tasks by role, as `tf.train.ClusterSpec`, which stands in its place where TensorFlow
-    is loaded."""
+    """The addresses of tasks by role, as `tf.train.ClusterSpec`, which replaces it if TensorFlow is
+    loaded."""
 
     def __init__(self, cluster: Mapping[str, Sequence[str]]) -> None:
         self._cluster = {role: list(addresses) for role, addresses in cluster.items()}
@@ -98,7 +98,7 @@ class ClusterSpec:
 
 
 def make_cluster_spec(cluster: Mapping[str, Sequence[str]]) -> Any:
-    """Return TensorFlow's ClusterSpec where TensorFlow is loaded, which its functions take; else insitu's."""
+    """Return TensorFlow's ClusterSpec if TensorFlow is loaded, which its functions take; else insitu's."""
     tensorflow = sys.modules.get("tensorflow")
     return ClusterSpec(cluster) if tensorflow is None else tensorflow.train.ClusterSpec(dict(cluster))
 
@@ -112,7 +112,7 @@ class ClusterResolver:
     task_id: int | None
     #: How addresses are spoken to.
     rpc_layer: str | None
-    #: Where the job runs, as the script has said it.
+    #: Place where the job runs, as the script has said it.
     environment: str | None
 
     def cluster_spec(self) -> Any:
@@ -122,7 +122,7 @@ class ClusterResolver:
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Return the address of a task, by default of this one; empty where there is only one."""
+        """Return the address of a task, by default of this one; empty if there is only one."""
         role = self.task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id
         cluster = self.cluster_spec()

@@ -36,8 +36,8 @@ from insitu.train.strategies.synchronous import SynchronousStrategy
 class HybridStrategy(SynchronousStrategy):
     """Tables of `insitu.layers.Embedding` live in the `ps` tasks and take each worker's gradients at once;
     all other variables live in the workers, which update them together as `MultiWorkerMirroredStrategy` does.
-    Lian et al. 2022, "Persia", is the source of the division: a table is touched in few rows by each batch,
-    where a stale gradient does little harm, and dense layers in all of their elements.
+    Lian et al. 2022, "Persia", is the source of the division: each batch touches few rows of a table, where a
+    stale gradient does little harm, but all elements of dense layers.
 
     In a `ps` task the constructor serves until the job is over and never returns. In a plain process, outside
     a job, the server is a thread of it.
@@ -49,11 +49,11 @@ class HybridStrategy(SynchronousStrategy):
     workers, but a fit ends once the servers have all. Workers
     evaluate and predict together. `BackupAndRestore` saves the dense variables, and has the servers write
     theirs; the two aren't of one moment. A worker that dies takes along the rows' gradients of at most one
-    step, and tables don't go back where all tasks start over from an older checkpoint.
+    step, and tables don't go back if all tasks start over from an older checkpoint.
 
     Args:
-        nan: `"refuse"` ends the fit, naming the table, where rows' gradients aren't finite; `"clip"` takes 0
-            for what isn't.
+        nan: `"refuse"` ends the fit, naming the table, if rows' gradients aren't finite; `"clip"` takes 0 for
+            values that aren't.
         table_optimizer: for the rows; None: the model's.
         context: who this process is; read from the environment by default.
 

@@ -37,8 +37,8 @@ class MirroredStrategy(MultiDeviceStrategy):
 
     Args:
         devices: names, such as `["gpu:0", "gpu:2"]`; by default all devices of the best kind.
-        cross_device_ops: what scripts for `tf.distribute` pass: how gradients of the devices are added up.
-            Where that isn't what the devices do here, a line on stderr says so; `reduction` has what they do.
+        cross_device_ops: as scripts for `tf.distribute` pass it: how gradients of the devices are added up.
+            If the devices add otherwise here, a line on stderr says so; `reduction` has their way.
         context: this process' place in a job; by default read from the environment.
 
     Raises:

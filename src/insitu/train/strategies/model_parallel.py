@@ -39,9 +39,9 @@ class ModelParallelStrategy(SynchronousStrategy):
 
     Args:
         layout_map: for each pattern of variables' paths a tuple with an axis of the mesh, or None, for each
-            axis of the variable; or a `keras.distribution.LayoutMap`, with its own mesh. What no pattern
-            matches is copied to all devices. None: the largest axis of each kernel and embedding that can be
-            divided is sharded over the axis "model".
+            axis of the variable; or a `keras.distribution.LayoutMap`, with its own mesh. Variables that no
+            pattern matches are copied to all devices. None: the largest axis of each kernel and embedding
+            that can be divided is sharded over the axis "model".
         mesh: the mesh's axes and their sizes, first that of rows; one may be -1, which takes the rest.
             {"data": 1, "model": -1} by default, where 1 is the number of workers.
         devices: their names, the same on each worker; all of the best kind by default.
@@ -49,7 +49,7 @@ class ModelParallelStrategy(SynchronousStrategy):
 
     Raises:
         InputError: for devices that aren't there, a mesh or a layout map that doesn't fit.
-        TrainingError: for a mesh or a layout map on another backend than JAX; where workers don't share the
+        TrainingError: for a mesh or a layout map on another backend than JAX; if workers don't share the
             mesh's first axis evenly.
     """
 
@@ -123,12 +123,12 @@ class ModelParallelStrategy(SynchronousStrategy):
     def place(self, devices: Mapping[str, str | Device]) -> None:
         """Put layers on devices, by name: `strategy.place({"dense_1": "cpu:1"})`.
 
-        Before the model is made. A layer's variables lie on its device, and what it computes in training,
-        evaluation and prediction is computed there, gradients too; a layer within it goes with it, unless it
-        has a place of its own. Other layers are on the default device. The model isn't compiled as one
-        program then: TensorFlow's graph spans devices without XLA; on JAX each placed layer is a program.
+        Before the model is made. A layer's variables are on its device, and its computations in training,
+        evaluation and prediction run there, gradients too; a layer within it goes with it, unless it has a
+        place of its own. Other layers are on the default device. The model isn't compiled as one program
+        then: TensorFlow's graph spans devices without XLA; on JAX each placed layer is a program.
 
-        Raises InputError for a device that isn't there; where the model is made, for a layer that isn't.
+        Raises InputError for a device that isn't there; when the model is made, for a layer that isn't.
         """
         if any(value is not None for value in (*self._mesh_arguments, self._names)):
             raise TrainingError(

@@ -27,7 +27,7 @@ from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
 class MultiDeviceStrategy(SynchronousStrategy):
-    """One replica on each of `devices`; variables on `home`, or on each device where that is None.
+    """One replica on each of `devices`; variables on `home`, or on each device if that is None.
 
     Each shard of the job is split over the devices, so that a job of W tasks with D devices has W x D
     replicas.

@@ -40,26 +40,26 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
 
     With `"xla"`, on JAX, one program over the devices of all workers, with XLA's own collectives: gloo
     between CPUs, NCCL between GPUs. It computes what one device would for the global batch (BatchNorm over
-    all of its rows, one Dropout mask), so it agrees with one device to rounding, where `"ring"` treats each
-    shard as a batch of its own. Make the strategy before JAX computes anything. A lost worker restarts all.
+    all of its rows, one Dropout mask), so it agrees with one device to rounding; `"ring"` treats each shard
+    as a batch of its own. Make the strategy before JAX computes anything. A lost worker restarts all.
 
     In a plain process, outside a job, it trains on all partitions.
 
     Args:
-        cluster_resolver: what scripts for `tf.distribute` pass: a resolver that describes this job's workers,
-            or the cluster of TF_CONFIG. The tasks are those in any case.
+        cluster_resolver: as scripts for `tf.distribute` pass it: a resolver that describes this job's
+            workers, or the cluster of TF_CONFIG. The tasks are those in any case.
         communication_options: an `insitu.experimental.CommunicationOptions`: its implementation in place of
             `communication` (NCCL is `"xla"` on JAX with GPUs, elsewhere `"ring"`, which a line on stderr
             says), its `timeout_seconds` in place of the job's stall timeout.
         communication: `"auto"` takes `"xla"` on JAX with accelerators and several workers, unless they are on
             several hosts and `--allow-unauthenticated` wasn't given. Otherwise it takes `"ring"`, which is
             faster between CPUs. It prints its choice on stderr.
-        compression: `"bfloat16"` halves what gradients take on the wire between hosts, with error feedback
+        compression: `"bfloat16"` halves gradients' bytes on the wire between hosts, with error feedback
             (`insitu.exchange.compression`); within one host nothing is compressed. Weights stay the same in
             each task, but are no longer the bits of one process, nor of a run without a failure. For
             `"ring"`.
         check_every: steps of `fit` after which it is checked, by hashes, that all replicas are equal;
-            training stops with `insitu.errors.Diverged` where they aren't. With `"ring"` only.
+            training stops with `insitu.errors.Diverged` if they aren't. With `"ring"` only.
         context: who this process is; read from the environment by default.
 
     Raises:

@@ -14,9 +14,9 @@ from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
 class OneDeviceStrategy(SynchronousStrategy):
-    """One replica on the device that is named: variables lie there, steps run there.
+    """One replica on the named device: variables are there, steps run there.
 
-    What runs is Keras' own step, the bits are those of plain Keras on that device. A job with one task may
+    Keras' own step runs; the bits are those of plain Keras on that device. A job with one task may
     have several shards; their gradients are then computed one after the other and combined in shard order.
 
     Args:

@@ -76,18 +76,17 @@ class ParameterServerStrategy(Strategy):
     - `mode="bounded"`: as async, but no worker runs more than `max_staleness` steps ahead of the slowest.
 
     History and logs of training are of the rows of all workers in mode sync, otherwise of a worker's own.
-    `evaluate`, validation and `predict` of arrays run in each worker alone, over all rows. Of an
-    `insitu.dataset` each worker takes the shards that it names (its own by default). In mode sync the workers
-    evaluate it together, and all get the scores of all rows; in the other modes each gets those of its own.
-    State that the forward pass moves (BatchNorm) is averaged by the servers: in mode sync over a step,
-    otherwise over what workers push that haven't seen each other's. Seeds differ by shard. A fit ends for all
-    workers when the last one has pushed its last gradient, so all end with the same weights: what a late
-    worker still has is applied. A worker that was restarted goes on behind the last of its gradients that the
-    servers applied.
+    `evaluate`, validation and `predict` of arrays run in each worker alone, over all rows. Each worker takes
+    the shards of an `insitu.dataset` that this names (its own by default). In mode sync the workers evaluate
+    it together, and all get the scores of all rows; in the other modes each gets those of its own. State that
+    the forward pass moves (BatchNorm) is averaged by the servers: in mode sync over a step, otherwise over
+    what workers push that haven't seen each other's. Seeds differ by shard. A fit ends for all workers when
+    the last one has pushed its last gradient, so all end with the same weights: what a late worker still has
+    is applied. A restarted worker resumes behind the last of its gradients that the servers applied.
 
     Args:
-        cluster_resolver: what scripts for `tf.distribute` pass: a resolver that describes this job. The tasks
-            are those of the job in any case.
+        cluster_resolver: as scripts for `tf.distribute` pass it: a resolver that describes this job. The
+            tasks are those of the job in any case.
         variable_partitioner: called with each variable's shape and dtype; returns into how many pieces it is
             cut (`insitu.experimental.partitioners`), in place of `min_piece_bytes`.
         mode: see above.
@@ -96,8 +95,8 @@ class ParameterServerStrategy(Strategy):
         min_piece_bytes: a variable is split over servers into pieces of at least so many bytes. With
             `global_clipnorm` in mode "sync" the first server has all variables, since the norm is of all
             together; rows of tables stay spread.
-        nan: `"refuse"` ends the fit, naming the variable, where a gradient isn't finite; `"clip"` takes 0 for
-            what isn't.
+        nan: `"refuse"` ends the fit, naming the variable, if a gradient isn't finite; `"clip"` takes 0 for
+            values that aren't.
         table_optimizer: for the rows of `insitu.layers.Embedding`; None: the model's.
         context: who this process is; read from the environment by default.
 
@@ -141,7 +140,7 @@ class ParameterServerStrategy(Strategy):
         #: The step that was made last. All steps have the same variables.
         self._step: ServerStep | None = None
         self._fits = EndedFits(context)
-        #: Of the next fit, or the one under way. Written by `plan_updates` and `end_fit`.
+        #: Plan of the next fit, or the one under way. Written by `plan_updates` and `end_fit`.
         self._plan = UpdatePlan()
         #: None before the first fit.
         self._updates: UpdateCount | None = None
@@ -149,9 +148,9 @@ class ParameterServerStrategy(Strategy):
         self._coordinated = False
         #: True while a function that a coordinator has scheduled runs. Written by `run_closure`.
         self._in_closure = False
-        #: Compares what workers were given; None where they needn't be given the same.
+        #: Compares the data of workers; None if they needn't be the same.
         self._data_check: DataCheck | None = None
-        #: Combines what workers evaluate; None where each does so alone.
+        #: Combines evaluations of workers; None if each evaluates alone.
         self._shared_tests: SharedTests | None = None
         self._guard = AssignmentGuard(self.created_in_scope.summed)
         #: The group of this worker alone, for scheduled functions; None before one asks for it.
@@ -292,7 +291,8 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of shards; 1 with a ClusterCoordinator, where each update is of one worker's rows."""
+        """The number of shards; 1 with a ClusterCoordinator, with which each update is of one worker's
+        rows."""
         self._replicas_read = True
         return 1 if self._coordinated else self._membership.num_shards
 
@@ -490,7 +490,7 @@ class ParameterServerStrategy(Strategy):
         self._fits.append(session.sequence)
 
 
-# Callbacks of Keras that mean something else where servers hold the weights
+# Callbacks of Keras that mean something else if servers hold the weights
 
 
 def adapt_callbacks(callbacks: list[Any], *, is_chief: bool) -> list[Any]:

@@ -19,7 +19,7 @@ class TPUStrategy(MirroredStrategy):
     """Finds and initialises a TPU, then is the mirrored strategy over its cores.
 
     TensorFlow: a `TPUClusterResolver` for `tpu`, connected to and initialised. JAX: the TPU devices that JAX
-    has found, which it initialises itself. PyTorch: `torch_xla`, where it is installed. None of it has been
+    has found, which it initialises itself. PyTorch: `torch_xla`, if it is installed. None of it has been
     run on a TPU.
 
     Args:
@@ -28,7 +28,7 @@ class TPUStrategy(MirroredStrategy):
         context: who this process is; read from the environment by default.
 
     Raises:
-        TrainingError: where there is no TPU; the message says what was looked for.
+        TrainingError: if there is no TPU; the message says what was looked for.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TPUStrategy(MirroredStrategy):
 
 
 def find_cores(tpu: Any) -> list[Device]:
-    """Return the cores of `tpu`, ready to be used. Raises TrainingError where there are none."""
+    """Return the cores of `tpu`, ready to be used. Raises TrainingError if there are none."""
     backend = keras.backend.backend()
     initialise = {"tensorflow": _initialise_tensorflow, "jax": _initialise_jax, "torch": _initialise_torch}
     try:

@@ -1,9 +1,9 @@
 """Find out how the parts of a model that are the user's own combine over replicas.
 
 Before a replica is compiled, the model's steps run on a few rows that are the same in each process, once on
-the whole batch and once on its parts. What the parts give must combine to what the whole gives: gradients as
-a mean over rows, metrics and other state by some operation. The same holds for rows of the first batch, and
-for one whose label says that it has none. Models of Keras' own parts alone aren't probed.
+the whole batch and once on its parts. The results of the parts must combine to that of the whole: gradients
+as a mean over rows, metrics and other state by some operation. The same holds for rows of the first batch,
+and for one whose label says that it has none. Models of Keras' own parts alone aren't probed.
 
 Begin reading with `probe.py`; `decisions.py` decides, from numbers alone.
 """

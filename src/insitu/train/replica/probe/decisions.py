@@ -18,9 +18,9 @@ Array = NDArray[np.float64]
 FACTORS = (1.0, 1e3, 1e-3)
 """By which gradients are scaled, to see what a step does with them."""
 _TINY = 1e-6
-"""Of the largest gradient of a model. What is smaller is rounding."""
+"""Part of a model's largest gradient. Smaller values are rounding."""
 _LEAST_OF_ROUNDING = 0.1
-"""Of a difference of gradients: what a rounding error must make of it, for it to be one of rounding."""
+"""Part of a difference of gradients that a rounding error must cause, for it to be one of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Movement:
     parts: Array
     """The values after each part. Shape (parts, ...)."""
     from_zero: Array
-    """The values after each part where they begin from 0. Shape (parts, ...)."""
+    """The values after each part if they begin from 0. Shape (parts, ...)."""
     averages: bool
     """True if parts that begin from 0 are averaged rather than added up, as means that count batches are."""
 
@@ -116,7 +116,7 @@ def largest_difference(one: Gradients, other: Gradients) -> float:
 
 def are_rounding(differences: Sequence[float], after_nudge: Sequence[float], tolerance: float) -> bool:
     """Return True if rounding alone makes gradients differ so much: all that differ by more than `tolerance`
-    do nearly so where weights are changed by a rounding error."""
+    do nearly so if weights are changed by a rounding error."""
     return all(
         nudged > _LEAST_OF_ROUNDING * difference
         for difference, nudged in zip(differences, after_nudge, strict=True)
@@ -131,7 +131,7 @@ def mean_by_rows(parts: Sequence[Gradients], shares: Array) -> list[Array]:
 
 def is_linear(gradients: Sequence[Gradients], tolerance: float) -> bool:
     """Return True if what a step gives to its optimizer depends on its gradients by scaling and adding alone.
-    `gradients` are what it gave where they were scaled by FACTORS."""
+    `gradients` are what it gave when they were scaled by FACTORS."""
     plain, large, small = gradients
     slopes = [
         [(a - b) / (FACTORS[1] - FACTORS[0]) for a, b in zip(large, plain, strict=True)],

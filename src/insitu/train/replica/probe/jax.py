@@ -66,7 +66,7 @@ class JaxSteps:
 
     def close(self, *, chance_used: bool) -> None:
         if chance_used:
-            # What is compiled of the user's own functions would go on without random numbers.
+            # Compiled functions of the user would continue without random numbers.
             jax.clear_caches()
 
     def _values(self) -> Any:

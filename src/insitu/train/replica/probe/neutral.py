@@ -19,7 +19,7 @@ ops = keras.ops
 
 
 class Chance:
-    """`used` tells whether anything asked for random numbers."""
+    """`used` says whether anything asked for random numbers."""
 
     def __init__(self) -> None:
         self.used = False

@@ -29,17 +29,17 @@ ZEROS, RESET, MOVED = "zeros", "reset", "moved"
 """The values in which metrics begin. RESET is what their reset_state() makes of them."""
 
 _SHIFT = 0.125
-"""What an update adds to weights, to see whether the step notices."""
+"""Added to weights by an update, to see whether the step notices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variable of which it is to be found out how it combines."""
+    """A variable whose way to combine must be found out."""
 
     variable: Any
     """The variable."""
     default: Operation | None
-    """What happens to it if nothing is known: see `find_operation`."""
+    """Its operation if nothing is known: see `find_operation`."""
     metric: Any
     """The metric that it belongs to, or None."""
 
@@ -57,11 +57,11 @@ class StateRun:
     before: Mapping[int, Array]
     """The values of candidates in which all began, by id."""
     whole: Outcome
-    """What the whole batch gave."""
+    """Outcome of the whole batch."""
     whole_after: Mapping[int, Array]
     """The values of candidates after the whole batch."""
     parts: Sequence[Outcome]
-    """What each part gave."""
+    """Outcome of each part."""
     parts_after: Sequence[Mapping[int, Array]]
     """The values of candidates after each part."""
 
@@ -188,7 +188,7 @@ class Observer(AbstractContextManager["Observer"]):
         return any(to_numpy(c.variable).any() for c in self.candidates if c.metric is not None)
 
     def sees_updates(self, rows: Any, tolerance: float) -> bool:
-        """Return True if a training step does other things where its update changes the weights, or changes
+        """Return True if a training step does other things if its update changes the weights, or changes
         weights by itself."""
         results = []
         for shift in (0.0, _SHIFT):
@@ -203,7 +203,7 @@ class Observer(AbstractContextManager["Observer"]):
         (logs, values, moved), (shifted_logs, shifted_values, shifted) = results
         same = all(are_close(logs[n], shifted_logs[n], tolerance) for n in logs if n in shifted_logs)
         same &= all(are_close(values[key], shifted_values[key], tolerance) for key in values)
-        # Where a backend's step can't change weights, the shift is 0.
+        # If a backend's step can't change weights, the shift is 0.
         uneven = [m for m in shifted if m.any() and not np.allclose(m, _SHIFT, atol=1e-3)]
         return not same or any(m.any() for m in moved) or bool(uneven)
 
@@ -247,8 +247,8 @@ _MARK = -1
 def make_rows(example: Any, *, lowest: int) -> Any | None:
     """Return `WHOLE` rows like those of `example`, or None for data of other kinds than numbers.
 
-    Floating values lie in (0, 1), labels are 0 or 1, other integers `lowest` or one more. The parts differ in
-    their means: a loss over the whole batch, such as a ratio of sums, gives the same where they are alike.
+    Floating values are in (0, 1), labels are 0 or 1, other integers `lowest` or one more. The parts differ in
+    their means: a loss over the whole batch, such as a ratio of sums, gives the same if they are alike.
     """
     rng = np.random.default_rng(20_26)
     inputs = example[0] if isinstance(example, tuple) else example
@@ -281,7 +281,7 @@ def _skewed(bits: Any, lowest: int) -> Any:
 
 
 def take_rows(example: Any) -> Any | None:
-    """Return `WHOLE` of the rows of `example`, or None where it has one row or shows nothing but zeros.
+    """Return `WHOLE` of the rows of `example`, or None if it has one row or shows nothing but zeros.
 
     They are far apart in their labels: the first part has the lowest, the second the highest. So the parts
     differ in what a loss leaves out by value.

@@ -1,4 +1,4 @@
-"""What one step of a probe gives, on any backend."""
+"""The outcome of one step of a probe, on any backend."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from insitu.train.replica.step_watch import StepWatch
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step has given to its optimizer, and returned."""
+    """Values that a step has given to its optimizer, and returned."""
 
     gradients: Sequence[NDArray[np.float64]]
-    """A gradient for each trainable variable, 0 where there is none. Empty for a test step."""
+    """A gradient for each trainable variable, 0 if there is none. Empty for a test step."""
     logs: Mapping[str, NDArray[np.float64]]
     """The logs that are no results of metrics."""
     averaged: frozenset[int]
@@ -56,7 +56,7 @@ class Steps(Protocol):
         """Return the outputs of the model."""
 
     def close(self, *, chance_used: bool) -> None:
-        """Leave the backend as it was. `chance_used` tells that the steps asked for random numbers."""
+        """Leave the backend as it was. `chance_used` says that the steps asked for random numbers."""
 
 
 def losses_of(model: Any, steps: Steps, totals: Any, data: Any) -> AbstractContextManager[None]:

@@ -69,10 +69,10 @@ def plan_combination(
     `weights_on_servers` no state but metrics can combine by an operation.
 
     Raises:
-        TrainingError: where it is known without a probe that training can't be combined.
+        TrainingError: if it is known without a probe that training can't be combined.
     """
     check_trainable_by_shards(model, num_shards, exchanges_totals=not weights_on_servers)
-    # What a step of the user's own does with scaled losses isn't known.
+    # How a step of the user's own uses scaled losses isn't known.
     exponent = 0 if has_own_train_step(model) else (num_shards - 1).bit_length()
     synchronized = find_synchronized(model) if num_shards > 1 else None
     if synchronized is not None:
@@ -121,12 +121,12 @@ class _Probe:
         self._observer = observer
         #: The rows that the steps run on. Written by `_run_first`.
         self._rows: Any = None
-        #: Of the largest value: differences up to this are rounding.
+        #: Part of the largest value: differences up to this are rounding.
         self._tolerance = 5e-2 if _computes_in_halves(model) else 1e-3
         self._has_own_numbers = has_own_numbers(model)
-        #: Whether each replica's loss is to be over its own rows, which differs from that of the whole batch.
+        #: Whether each replica's loss must be over its own rows, which differs from that of the whole batch.
         self._takes_own_rows = find_rows(model) == REPLICA
-        #: What could not be found out. Written by all that gives up.
+        #: Facts that could not be found out. Written by all that gives up.
         self.unchecked: list[str] = []
 
     def plan(self) -> CombinationPlan:
@@ -158,7 +158,7 @@ class _Probe:
         if step == TRAIN and self._model.optimizer is None:
             return None
         reason = refusals.NOT_FINITE
-        # A metric may give no number on any made-up rows; those on which all is a number tell more.
+        # A metric may give no number on any made-up rows; those on which all is a number show more.
         for is_accepted in (_is_finite, _has_finite_gradients):
             for own_weights, lowest in itertools.product(
                 (False, True), (0,) if _fails_for_good() else (1, 0)
@@ -182,7 +182,7 @@ class _Probe:
         return None
 
     def _run_more(self, first: StateRun) -> list[StateRun]:
-        """Run a step from other states, as far as these tell more."""
+        """Run a step from other states, as far as these show more."""
         starts = [MOVED] if self._has_own_numbers else []
         if self._has_own_numbers and self._observer.metrics_start_elsewhere():
             starts.append(RESET)
@@ -207,9 +207,9 @@ class _Probe:
         return done
 
     def _is_excused(self, step: str, names: Sequence[str] = ()) -> bool:
-        """Return True if a step can't be judged: rows are coupled by the model itself, where each replica
-        takes its own, or random numbers go on that Keras doesn't know of. `names` are of what differs; none
-        where gradients do."""
+        """Return True if a step can't be judged: rows are coupled by the model itself, when each replica
+        takes its own, or random numbers continue that Keras doesn't know of. `names` are of what differs;
+        none if gradients do."""
         if self._takes_own_rows:
             return True
         if self._couples_rows(training=step == TRAIN):
@@ -260,7 +260,7 @@ class _Probe:
         return self._observer.run_once(TRAIN, rows, None, **options)
 
     def _is_rounding(self, whole: Gradients, mean: Gradients) -> bool:
-        """Return True if gradients differ by rounding only, as where they would be 0."""
+        """Return True if gradients differ by rounding only, as when they would be 0."""
         nudged = self._observer.run_nudged(self._rows, _NUDGES[_computes_in_halves(self._model)])
         after_nudge = find_differences(whole, nudged.gradients)
         return are_rounding(find_differences(whole, mean), after_nudge, self._tolerance)
@@ -286,7 +286,7 @@ class _Probe:
         gradients = [each.gradients for each in scaled]
         return is_linear(gradients, 10 * self._tolerance) or not self._is_fixed(TRAIN)
 
-    # What makes a probe say nothing
+    # Conditions under which a probe shows nothing
 
     def _is_fixed(self, step: str) -> bool:
         """Return True if a step gives the same again."""
@@ -322,7 +322,7 @@ class _Probe:
         return any(not self._are_rows_of(one, leaves) for one, *leaves in pairs)
 
     def _forward(self, rows: Any, training: bool) -> list[Any]:
-        # From the same state each time: a layer may read what it has moved in the call before.
+        # Begin in the same state each time: a layer may read what it has moved in the call before.
         self._observer.set_state()
         return self._observer.steps.forward(rows, training=training)
 
@@ -347,7 +347,7 @@ def _computes_in_halves(model: Any) -> bool:
 
 
 def _fails_for_good() -> bool:
-    """Return True where an index that is out of range would end all work with the device."""
+    """Return True if an index that is out of range would end all work with the device."""
     return keras.backend.backend() == "torch" and keras.src.backend.torch.core.get_device() not in (
         "cpu",
         "meta",
@@ -388,7 +388,7 @@ def _summarize(value: Any) -> Any:
     return value.tobytes() if isinstance(value, np.ndarray) else None
 
 
-# What the runs of a model's steps say about its metrics, counters and logs
+# Findings of the runs of a model's steps about its metrics, counters and logs
 
 
 Shares = NDArray[np.float64]
@@ -399,7 +399,7 @@ class Findings:
     """How variables combine."""
 
     operations: Mapping[int, Operation]
-    """Of variables that combine otherwise than by default, by id."""
+    """Operations of variables that combine otherwise than by default, by id."""
     refusals: Mapping[str, str]
     """Why steps can't be combined, by step."""
     unexplained: Mapping[str, tuple[str, ...]]

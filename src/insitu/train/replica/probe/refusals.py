@@ -1,4 +1,4 @@
-"""What is said about steps that can't be combined over replicas, or of which it isn't known."""
+"""Messages about steps that can't be combined over replicas, or of which it isn't known."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def of_log(name: str, step: str) -> str:
     )
 
 
-# Of what could not be found out
+# Messages on facts that could not be found out
 
 NO_NUMBERS = "The data holds other values than numbers, of which no rows can be made up"
 NOT_FINITE = "Gradients of made-up rows are not finite"
@@ -112,7 +112,7 @@ NOT_SCALED = (
 
 def of_coupled_outputs(names: Sequence[str]) -> str:
     """Return why nothing is known of a step whose rows the model itself couples. `names` are of what differs
-    from the whole batch; none where gradients do."""
+    from the whole batch; none if gradients do."""
     subject = ", ".join(map(repr, names)) if names else "Gradients"
     return (
         "An output of the model for a row depends on the other rows of its batch, of which each replica has "

@@ -26,7 +26,7 @@ class TensorFlowSteps:
         self._model = model
         self._trainable = trainable
         self.demands_totals = True
-        # A function that was compiled meanwhile would go on without random numbers.
+        # A function that was compiled meanwhile would continue without random numbers.
         self._eager = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
 
