@@ -48,8 +48,8 @@
         ├── MixedProcessors     hosts whose backends round differently
         └── Diverged
 
-Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path
-where more is to be read.
+Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path of
+further messages.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _rebuild(cls: type[InsituError], state: dict[str, Any]) -> InsituError:
 
 
 class InputError(InsituError):
-    """What the user gave is wrong."""
+    """The user's input is wrong."""
 
     exit_code = 2
 
@@ -102,13 +102,13 @@ class UnknownJob(InputError):
 
 
 class JobEnded(InputError):
-    """What was asked of a job makes sense only while it runs."""
+    """The request makes sense only while the job runs."""
 
     exit_code = 3
 
 
 class JobRunning(InputError):
-    """What was asked of a job makes sense only once it has ended."""
+    """The request makes sense only once the job has ended."""
 
 
 class CacheExists(InputError):
@@ -128,13 +128,13 @@ class JobSpecError(InputError):
 
 
 class UnknownPosition(InputError):
-    """A restarted loop goes on from a checkpoint of its own, and nothing says where its data stands."""
+    """A restarted loop continues from a checkpoint of its own, and nothing says where its data stands."""
 
     is_final = True
 
 
 class GridError(InsituError):
-    """What is stored is not as it must be."""
+    """Stored data is not as it must be."""
 
 
 class CorruptPartition(GridError):
@@ -165,7 +165,7 @@ class CacheBusy(GridError):
 
 
 class StorageFull(GridError):
-    """No room is left on the device that a store or a checkpoint lies on."""
+    """No room is left on the device of a store or a checkpoint."""
 
 
 class MetadataError(InsituError):
@@ -173,7 +173,7 @@ class MetadataError(InsituError):
 
 
 class CorruptMetadata(MetadataError):
-    """What the store of metadata holds can't be read, or is another cluster's."""
+    """The content of the store of metadata can't be read, or is another cluster's."""
 
 
 class MetadataRefused(MetadataError):
@@ -206,7 +206,7 @@ class ClusterError(InsituError):
 
 
 class Unpublished(ClusterError):
-    """What a task has written to files of the cluster lies on its disk alone when its script ends."""
+    """Data that a task has written to files of the cluster is on its disk alone when its script ends."""
 
     is_final = True
 
@@ -267,7 +267,7 @@ class DefinitionMismatch(ParameterError):
 
 
 class NotFinite(ParameterError):
-    """A gradient that was pushed holds NaN or an infinity; the message names where."""
+    """A gradient that was pushed holds NaN or an infinity; the message names the place."""
 
 
 class SequenceError(ParameterError):
@@ -287,7 +287,7 @@ class ServerLost(ParameterError):
 
 
 class ServerMoved(ParameterError):
-    """What a server held is held by another one now; clients go there by themselves."""
+    """Another server has this one's data now; clients go there by themselves."""
 
 
 class ServerStalled(ParameterError):
@@ -301,7 +301,7 @@ class MissingLibrary(InsituError):
 
 
 class TrainingError(InsituError):
-    """A strategy, a model or a backend can't go on."""
+    """A strategy, a model or a backend can't continue."""
 
 
 class CheckpointError(TrainingError):

@@ -49,7 +49,7 @@
       job-copies/JOB/                   what another machine goes on from, if that of the job is lost
         code.tar                        JOB_DIR, packed; beside JOB/, JOB.term has the highest term seen here
 
-Two things lie elsewhere. A host keeps checkpoints in memory in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/, and
+Two things are elsewhere. A host keeps checkpoints in memory in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/, and
 blocks of files in /dev/shm/insitu-files-HASH/VOLUME/KEY; the hash is that of the job's or the store's folder.
 
 A cache's name becomes one folder's name by writing `@` for `/`, which no cache's name contains.
