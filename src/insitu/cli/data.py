@@ -375,7 +375,7 @@ def _list_versions(remote: RemoteStores, node: NodeId) -> list[tuple[str, int]]:
 
 
 def _name_unknown_versions(paths: Paths, on_hosts: Collection[tuple[str, int]]) -> None:
-    """Print a notice where stores hold versions that the catalogue lacks."""
+    """Print a notice if stores hold versions that the catalogue lacks."""
     from insitu.grid import find_unknown_versions
 
     with contextlib.suppress(OSError):
