@@ -46,7 +46,7 @@ def find_refreshing_epoch(epoch: int, every: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """What the epochs of a job read from one of them on."""
+    """The version that the epochs of a job read from one of them on."""
 
     #: The first of these epochs.
     epoch: int
@@ -132,7 +132,7 @@ class EpochVersions:
     def find(self, epoch: int | None) -> CacheSpec:
         """Return the version that `epoch` reads; the first call of any task makes it. None: the newest one.
 
-        Where rows can't be read, it is the version before, and the record says why. Raises GridError.
+        If rows can't be read, it is the previous version, and the record says why. Raises GridError.
         """
         if epoch is None:
             newest = read_refreshes(self._job)[-1:]
@@ -169,7 +169,7 @@ class EpochVersions:
         return found
 
     def _pause(self, deadline: float, epoch: int, who: str, received: str, log: str) -> None:
-        """Let some time pass. Raises GridError, which says who reads, where none is left."""
+        """Let some time pass. Raises GridError, which says who reads, if none is left."""
         if time.monotonic() >= deadline:
             raise GridError(
                 f"{who} the rows of epoch {epoch + 1} from Ignite. Received: {received} for "
