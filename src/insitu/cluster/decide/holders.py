@@ -1,8 +1,8 @@
 """Decides on which nodes of a Ray cluster an agent is started or ended, by a holder that is pinned there.
 
 A holder is an actor of Ray that starts the agent of its node. `reconcile` compares what there is with what
-there should be: one holder on each node, with the settings of this cluster. What it returns is done by
-`insitu.cluster.nodes.ray_hosts`.
+there should be: one holder on each node, with the settings of this cluster. `insitu.cluster.nodes.ray_hosts`
+performs the returned actions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def reconcile(
     failures: Mapping[str, Failure],
     now: float,
 ) -> tuple[HolderAction, ...]:
-    """Return what is to be done so that each node that is alive has one holder, and no other node has one.
+    """Return the actions after which each node that is alive has one holder, and no other node has one.
 
     `holders`: what each was given, by the id of its node; None: it hasn't said so yet. `settings` is what
     they should be given. A holder that was given something else ends now, and is started by a later call,

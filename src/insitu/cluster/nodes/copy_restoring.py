@@ -45,7 +45,7 @@ def restore(paths: Paths, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_left(paths: Paths, nodes: Iterable[NodeId]) -> dict[NodeId, tuple[int, int]]:
-    """Return how many copies of partitions lie on each node, and how many tasks of jobs run there."""
+    """Return the copies of partitions on each node, and the tasks of jobs that run there."""
     catalog = Catalog(paths)
     placed = Counter(
         copy.node

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("insitu")
 MOST_PENDING = 512
-"""Questions that wait at most. Who asks more hears that the head is busy."""
+"""Questions that wait at most. Further ones are refused as busy."""
 _THREADS = 8
 _MARGIN_SECONDS = 1.0
 """Before an agent gives up a question, it must have been answered that a silent etcd is why."""
