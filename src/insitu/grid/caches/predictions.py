@@ -99,8 +99,7 @@ class IdReader:
 def open_target(
     target: str, dataset: Dataset, context: Context, key: Column, type_name: str | None
 ) -> PredictionTarget:
-    """Return the place to which predictions of the rows of `dataset` are written. `key` is the column of
-    their keys.
+    """Return the place for predictions of the rows of `dataset`. `key` is the column of their keys.
 
     Raises InputError and SourceError.
     """

@@ -63,7 +63,7 @@ def check_columns(base: CacheSpec, columns: tuple[Column, ...], rows: str = "Wha
 
 
 def check_copies(paths: Paths, base: CacheSpec, nodes: Collection[NodeId]) -> None:
-    """Raise CorruptPartition where a partition of `base`, which the new version is to share, isn't there, and
+    """Raise CorruptPartition if a partition of `base`, which the new version is to share, isn't there, and
     StorageFull if a store has no room for those that it has as links: their files come into it.
 
     `nodes` are those whose stores are in this home.

@@ -157,8 +157,7 @@ class NodeReading:
     def read(
         self, rows: RowPlan, place: Place, journal: ImportJournal | None, note: Callable[[Counts], None]
     ) -> None:
-        """Have the nodes read all units from `place` on. `note` receives the number of rows of each, by
-        destination.
+        """Have the nodes read all units from `place` on. `note` receives the rows of each, by destination.
 
         Raises SourceError, TransferError, TextsTooLong.
         """

@@ -110,8 +110,7 @@ def count_rows(unit: Unit, options: SourceOptions, on_read: Callable[[int], None
 def read_unit(
     plan: RowPlan, unit: Unit, options: SourceOptions, append: Append, on_read: Callable[[int], None]
 ) -> Counts:
-    """Give the rows of a unit to `append`, with their destinations. `on_read` receives the number of bytes of
-    the file.
+    """Give the rows of a unit to `append`, with their destinations. `on_read` gets the bytes of the file.
 
     Returns the rows of each destination. Raises SourceError, and what `append` raises.
     """

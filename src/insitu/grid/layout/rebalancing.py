@@ -136,8 +136,7 @@ class _Flow:
     def send_all(self) -> dict[int, set[NodeId]]:
         """Return the nodes of each partition when all copies are placed."""
         for partition in sorted(self.placed):
-            # A partition that stays costs nothing, so no path is cheaper while the node has room below the
-            # least.
+            # Partitions that stay cost nothing: no path is cheaper while the node has room below the least.
             for node in sorted(self._there[partition]):
                 if len(self.placed[partition]) < self._count and self._load[node] < self._low:
                     self._put(partition, node)

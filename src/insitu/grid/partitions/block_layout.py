@@ -1,5 +1,4 @@
-"""Decides the places of the columns of a partition's blocks, and checks that their bytes are as they were
-written.
+"""Decides the places of the columns of a partition's blocks, and checks that their bytes are as written.
 
 Only what has a checksum is believed: Arrow's own metadata of a block, which has none, might point anywhere.
 """

@@ -220,8 +220,7 @@ def buffers_by_column(columns: tuple[Column, ...]) -> list[list[int]]:
 
 
 def buffer_slots(columns: tuple[Column, ...]) -> tuple[list[list[int]], int]:
-    """Return the index of each column's first buffer among those that Arrow names of a block, and their
-    number.
+    """Return the indices of each column's buffers among those that Arrow names of a block, and their number.
 
     Arrow names a bitmap of nulls, too, which is empty: one for a column, a further one for a tensor's values.
     """

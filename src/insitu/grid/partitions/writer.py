@@ -103,7 +103,7 @@ class PartitionWriter:
         self._append(self._encode(rows, values, self._sums(values)), is_block=True)
 
     def _sums(self, values: Mapping[str, Any]) -> list[tuple[int, int]]:
-        """Return (CRC-32, bytes) of each column; zeros where they are about to be compressed."""
+        """Return (CRC-32, bytes) of each column; zeros if they are about to be compressed."""
         if self._compressor is not None:
             return [(0, 0)] * len(self._columns)
         return column_sums(self._columns, values)
@@ -222,7 +222,7 @@ class PartitionWriter:
     ) -> list[memoryview]:
         """Return pieces that are about to be written, after they have entered the checksum.
 
-        From piece number `first` on they are columns with these (CRC-32, bytes).
+        Pieces from number `first` on are columns with these (CRC-32, bytes).
         """
         for piece in pieces[:first]:
             self._crc32 = zlib.crc32(piece, self._crc32)

@@ -289,7 +289,7 @@ def _check_text(text: bytes, path: Path) -> None:
 
 
 def _check_depth(text: bytes, path: Path) -> None:
-    """Raise SourceError where more brackets are open at once, outside of texts, than Arrow may be given.
+    """Raise SourceError if more brackets are open at once, outside of texts, than Arrow may be given.
 
     Arrow ignores line ends, so a value that spans several lines counts as one.
     """

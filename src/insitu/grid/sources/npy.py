@@ -97,7 +97,7 @@ def _parse_alone(read: Callable[[IO[bytes]], _Header], file: IO[bytes]) -> _Head
 
 
 def refuse_truncated(path: object, header: ArrayHeader, held: int) -> None:
-    """Raise SourceError where a header announces more values than the `held` bytes behind it."""
+    """Raise SourceError if a header announces more values than the `held` bytes behind it."""
     if held < header.value_bytes:
         raise SourceError(
             f"{path} is truncated: its header promises {header.value_bytes} bytes of values (shape "
