@@ -36,7 +36,7 @@ def find_reader(name: str | None, options: Sequence[str]) -> RayReader | None:
     return None if request is None else RayReader(request)
 
 
-# What `insitu describe` says of compressed columns
+# Describes compressed columns, for `insitu describe`
 
 
 def describe_sizes(cache: CacheSpec) -> list[str]:
