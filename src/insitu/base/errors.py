@@ -1,17 +1,17 @@
 """Every error that insitu raises on purpose, in one tree.
 
     InsituError
-    ├── InputError              what the user gave is wrong: the message says what to change
+    ├── InputError              the user's input is wrong: the message says what to change
     │   ├── UnknownCache
     │   ├── UnknownJob
-    │   ├── JobEnded            what was asked of a job makes sense only while it runs
-    │   ├── JobRunning          what was asked of a job makes sense only once it has ended
+    │   ├── JobEnded            the request makes sense only while the job runs
+    │   ├── JobRunning          the request makes sense only once the job has ended
     │   ├── CacheExists
     │   ├── SourceError         a source is missing, empty, truncated or of mixed shapes
     │   ├── PlacementError      the job can't be laid out on the nodes as asked
     │   ├── JobSpecError        the job's folder, command or options can't be used
-    │   └── UnknownPosition     a restarted loop must say where its data stands
-    ├── GridError               what is stored is not as it must be
+    │   └── UnknownPosition     a restarted loop must give the position of its data
+    ├── GridError               stored data is not as it must be
     │   ├── CorruptPartition
     │   │   └── UnreadablePartition   the system can't read a copy, whose bytes may be right
     │   ├── CorruptCatalog
@@ -20,14 +20,14 @@
     │   ├── TransferError       a partition can't be copied from or to another node
     │   └── StorageFull
     ├── MetadataError           the store of metadata can't do what is asked
-    │   ├── CorruptMetadata     what it holds can't be read, or is another cluster's
+    │   ├── CorruptMetadata     its content can't be read, or is another cluster's
     │   ├── MetadataRefused     it refuses this user, certificate or version, or all changes
     │   ├── StoreUnavailable    no answer within the deadline: a change may have been made
     │   │   └── HeadReplaced    another head leads the cluster now: nothing was changed
     │   ├── RevisionCompacted   it doesn't remember changes so far back
     │   └── LeaseEnded          a key was to go with a lease that isn't alive
     ├── ClusterError            the controller or an engine can't do what is asked
-    │   └── Unpublished         what a task has written lies on its disk alone when its script ends
+    │   └── Unpublished         data that a task has written is on its disk alone when its script ends
     ├── ExchangeError           buffers could not be moved between tasks
     │   ├── JoinTimeout
     │   ├── AuthenticationError
@@ -39,10 +39,10 @@
     │   ├── SequenceError       a push that can't come next
     │   ├── VersionMismatch     a server or a worker of another version of insitu
     │   ├── ServerLost          a server died or can't be reached, and no mirror takes over
-    │   ├── ServerMoved         what a server held is held by another one now
+    │   ├── ServerMoved         another server has this one's data now
     │   └── ServerStalled       no answer within the stall timeout
     ├── MissingLibrary          insitu's compiled code isn't there: the message says how to get it
-    └── TrainingError           a strategy, a model or a backend can't go on
+    └── TrainingError           a strategy, a model or a backend can't continue
         ├── CheckpointError
         ├── CollectiveMismatch  tasks don't make the same calls
         ├── MixedProcessors     hosts whose backends round differently
