@@ -457,7 +457,7 @@ def drop_connections(pid: int) -> int:
 
 
 def blackhole_connections(pid: int) -> int:
-    """Drop all that arrives for the process over its present connections, without telling either side.
+    """Drop all that arrives for the process over its present connections, and notify neither side.
 
     So each connection is half open, as after a cable was pulled. Returns their number. Raises ClusterError,
     OSError.

@@ -38,7 +38,7 @@ Notify = Callable[[str], None]
 
 def find_or_bring_job(paths: Paths, text: str, notify: Notify = lambda text: None) -> JobPaths:
     """Return the job whose id is `text` or alone begins with it; one that isn't in this home of a head, or
-    has gone on elsewhere since, is brought from a host that keeps a copy. `notify` receives a message about
+    has resumed elsewhere since, is brought from a host that keeps a copy. `notify` receives a message about
     it. Raises UnknownJob, JobRunning if it runs elsewhere, ClusterError."""
     try:
         job = find_job(paths, text)

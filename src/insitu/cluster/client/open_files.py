@@ -25,7 +25,7 @@ _CHECK_SECONDS = 5.0
 
 
 def _cut(data: bytes) -> list[tuple[Block, bytes]]:
-    """Return data as blocks that are to be written."""
+    """Return data as blocks to write."""
     parts = [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]
     return [(make_block(part), part) for part in parts]
 

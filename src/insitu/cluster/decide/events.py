@@ -114,7 +114,7 @@ class ScaleRequestedEvent:
 
 @dataclass(frozen=True, slots=True)
 class DataMovedEvent:
-    """Partitions have other owners, or nodes are to leave."""
+    """Partitions have other owners, or nodes leave."""
 
     #: For each shard the nodes that hold it; empty: as before.
     holders: tuple[tuple[NodeId, ...], ...]

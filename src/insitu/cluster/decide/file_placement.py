@@ -13,7 +13,7 @@ from insitu.base.spec import NodeId
 
 
 def rank_nodes(key: str, nodes: Iterable[NodeId]) -> list[NodeId]:
-    """Return the nodes in the order in which they are to hold `key` (rendezvous hashing).
+    """Return the nodes in the order in which they hold `key` (rendezvous hashing).
 
     A node that comes or goes changes nothing about the order of the others.
     """
@@ -28,7 +28,7 @@ def rank_nodes(key: str, nodes: Iterable[NodeId]) -> list[NodeId]:
 class RepairPlan:
     """The actions that bring the copies of blocks to the number that is asked for."""
 
-    #: (key, nodes that have it, nodes that are to get it).
+    #: (key, nodes that have it, nodes that get it).
     copies: tuple[tuple[str, tuple[NodeId, ...], tuple[NodeId, ...]], ...]
     #: (key, node) of copies beyond that number.
     surplus: tuple[tuple[str, NodeId], ...]

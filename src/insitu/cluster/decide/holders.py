@@ -48,7 +48,7 @@ HolderAction = StartHolder | EndHolder
 
 
 def note_failure(before: Failure | None, now: float) -> Failure:
-    """Return the failures after one more at `now`. Each pause is twice as long as the one before."""
+    """Return the failures after one more at `now`. Each pause is twice as long as the previous one."""
     count = before.count if before else 0
     first, longest = RETRY_SECONDS
     return Failure(count + 1, now + min(longest, first * 2 ** min(count, 30)))

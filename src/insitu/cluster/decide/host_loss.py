@@ -51,7 +51,7 @@ class HostSigns:
 class Verdict:
     """The conclusions from one look at all hosts."""
 
-    #: Hosts that others are to try to reach now.
+    #: Hosts that others must try to reach now.
     suspected: tuple[NodeId, ...] = ()
     #: Why hosts are lost, as a sentence without its subject.
     lost: Mapping[NodeId, str] = field(default_factory=dict)

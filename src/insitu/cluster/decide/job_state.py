@@ -135,7 +135,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One change of membership while training went on."""
+    """One change of membership while training continued."""
 
     #: The kind of change: tasks replaced, their shards adopted, tasks joined, released, reconnected or moved
     #: to other nodes.
@@ -178,7 +178,7 @@ class JobState:
     died: tuple[TaskId, ...] = ()
     #: Why the attempt is being ended, if no task's end shows it: a stall, a failed launch, lost connections.
     stop_cause: Cause | None = None
-    #: When all tasks are to be launched again, in seconds since 1970; None unless restarting.
+    #: When all tasks will be launched again, in seconds since 1970; None unless restarting.
     restart_at: float | None = None
     #: The job's exit code; None until it has ended.
     exit_code: int | None = None

@@ -381,7 +381,7 @@ class FileClient:
                 threads.shutdown(cancel_futures=True)
 
     def keep_blocks(self, volume: str, blocks: Sequence[Block]) -> int:
-        """Have nodes keep blocks that are to be published. Return how many are on no node that answers."""
+        """Have nodes keep blocks that will be published. Return how many are on no node that answers."""
         keys = {block.key for block in blocks}
         answers = self._ask_nodes("keep", {"volume": volume, "keys": sorted(keys)})
         return len(keys - {key for answer in answers.values() for key in answer["kept"]})

@@ -193,7 +193,7 @@ def _note_volumes(manifests: Iterable[FileManifest], report: NamesReport) -> Non
 
 
 def _choose(manifests: Iterable[FileManifest], report: NamesReport) -> dict[Path, list[FileManifest]]:
-    """Return the manifests of each path that are to be believed: the first, else the one that it replaced."""
+    """Return the manifests of each path to believe: the first, else the one that it replaced."""
     last: dict[tuple[str, str], FileManifest] = {}
     for each in manifests:
         before = last.get((each.volume, each.digest))

@@ -1,4 +1,4 @@
-"""Brings the copies of blocks to the number that their files are to have, and removes what no file has."""
+"""Brings the copies of blocks to the number that their files ask for, and removes what no file has."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _make_manifests(
     now: float,
     listed: Listed,
 ) -> dict[str, FileManifest]:
-    """Return the manifests of a volume that are to be there, by key."""
+    """Return the manifests that a volume should have, by key."""
     made = [FileManifest(volume, path, entry) for path, entry in files if path]
     if files:
         # It says that all others are there, so it has the same copies on all nodes.

@@ -218,7 +218,7 @@ READ_COMMAND = (sys.executable, "-P", "-m", "insitu.cluster.hosts_engine.refresh
 
 
 class JobRefreshes:
-    """Reads for one epoch at a time. An epoch whose rows can't be read has those of the one before."""
+    """Reads for one epoch at a time. An epoch whose rows can't be read has those of the previous one."""
 
     def __init__(self, job: JobPaths, command: Sequence[str] = READ_COMMAND) -> None:
         self._job = job

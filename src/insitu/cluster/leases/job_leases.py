@@ -85,7 +85,7 @@ def _read_holder(record: Record | None) -> _Holder | None:
 
 
 def list_supervised(store: MetadataStore) -> tuple[dict[str, SupervisedJob], int]:
-    """Return the jobs that are to run, and the revision at which that is so. Raises MetadataError."""
+    """Return the jobs that should run, and the revision at which that is so. Raises MetadataError."""
     records, revision = store.range(SUPERVISION, "", _ALL)
     found = {record.key: record.revision for record in records}
     jobs = [key.removeprefix(SUPERVISION).removesuffix("/job") for key in found if key.endswith("/job")]
@@ -173,7 +173,7 @@ def _make_running(job_id: str, holder: _Holder) -> JobRunning:
 
 
 def is_outdated(job: JobPaths) -> bool:
-    """Return whether a job has gone on elsewhere since this folder was its supervisor's. Raises JobRunning if
+    """Return whether a job has resumed elsewhere since this folder was its supervisor's. Raises JobRunning if
     it runs there, MetadataError, ClusterError."""
     with _open_store(_paths_of(job)) as store:
         if store is None:

@@ -31,7 +31,7 @@ class JobUpkeep:
     def __init__(self, paths: Paths, store: MetadataStore, command: Sequence[str] = RESUME_COMMAND) -> None:
         self._paths, self._store, self._command = paths, store, command
         self._closing = threading.Event()
-        #: The jobs that are to run. Written by the thread.
+        #: The jobs that should run. Written by the thread.
         self._jobs: Mapping[str, SupervisedJob] = {}
         self._starts = Starts()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

@@ -1,4 +1,4 @@
-"""Makes copies of partitions again on behalf of the head, and says what is left on nodes that are to leave.
+"""Makes copies of partitions again on behalf of the head, and says what is left on nodes that leave.
 
 `python -P -m insitu.cluster.nodes.copy_restoring HOME` reads {"leaving": [NODE], "waiting": [NODE], "rate":
 BYTES_PER_SECOND or null} and writes {"moved": BYTES, "failed": [WHY], "left": {NODE: [COPIES, TASKS]}}, or

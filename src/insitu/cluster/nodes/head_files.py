@@ -50,7 +50,7 @@ def open_head_files(paths: Paths, record: HeadRecord, token: str) -> HeadFiles:
 
 
 class HeadFiles:
-    """Answers agents by the metadata store. The descriptor is readable once answers are to be sent."""
+    """Answers agents by the metadata store. The descriptor is readable once answers wait to be sent."""
 
     def __init__(self, store: MetadataStore, token: str, epoch: int = 0) -> None:
         self._store = store
