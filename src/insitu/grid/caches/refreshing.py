@@ -82,7 +82,7 @@ def describe_refresh(refresh: Refresh) -> str:
 
 
 def record_failed_refresh(job: JobPaths, first: CacheSpec, epoch: int, problem: str) -> None:
-    """Write down that `epoch` has the rows of the one before, unless there is a record of it."""
+    """Write down that `epoch` has the rows of the previous one, unless there is a record of it."""
     job.refreshes.mkdir(mode=0o700, exist_ok=True)
     _publish(job, Refresh(epoch, _find_version_before(job, first, epoch), problem))
 

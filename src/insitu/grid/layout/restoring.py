@@ -1,4 +1,4 @@
-"""Pure: which copies are made again when nodes are lost or are to leave, and on which nodes.
+"""Pure: which copies are made again when nodes are lost or leave, and on which nodes.
 
 Unlike a rebalancing (`rebalancing.py`) this moves nothing that has its copies: each partition gets those that
 it lacks, no more, on the nodes that hold the fewest bytes of the version. The same input gives the same plan.
