@@ -1,6 +1,6 @@
 """Finds the libraries that `hatch_build.py` has compiled from insitu's C files.
 
-A library lies beside its source. Its name holds a digest of the source, of the compiler's options and of
+A library is stored beside its source. Its name holds a digest of the source, of the compiler's options and of
 the type of machine, so that one of another source or machine is never loaded. Nothing is compiled for one
 processor alone: a library chooses its vector instructions when it is loaded, and has the same bits on each.
 """
@@ -32,7 +32,7 @@ def choose_options() -> tuple[str, ...]:
 
 
 def locate_library(source: Path) -> Path:
-    """Return where the library of a C file is, or would be."""
+    """Return the path of the library of a C file, whether it exists or not."""
     content = "|".join((source.read_text(), *choose_options(), platform.machine()))
     return source.with_name(f"{source.stem}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so")
 

@@ -1,8 +1,8 @@
 """Set up a backend's devices: virtual devices, memory, placement, threads.
 
 Everything here holds for a backend that hasn't started yet, so call it at the top of a script, or leave it
-to `insitu start --virtual-devices 2` and the like. A setting lives in the environment, where child processes
-find it; it reaches the backend when that is imported, or at once where it has been imported already.
+to `insitu start --virtual-devices 2` and the like. A setting is stored in the environment, where child
+processes find it. It reaches the backend when that is imported, or at once if it has been imported already.
 
 | function              | variable                 | value                                  |
 |-----------------------|--------------------------|----------------------------------------|
@@ -65,9 +65,9 @@ class DeviceSettings:
     memory_limit: int | None = None
     """MiB that may be used of each GPU; with virtual GPUs, of each of them."""
     soft_placement: bool | None = None
-    """Use the CPU, with a warning, where a device is asked for that doesn't exist."""
+    """Use the CPU, with a warning, if a device is asked for that doesn't exist."""
     log_placement: bool | None = None
-    """Print where variables and operations go."""
+    """Print the devices of variables and operations."""
     threads: tuple[int, int | None] | None = None
     """(threads within one operation, operations in parallel or None)."""
 
@@ -118,7 +118,7 @@ def set_virtual_devices(count: int, kind: str = "cpu") -> None:
     processes of their own are given.
 
     Raises:
-        InputError: for another kind or number, or where the backend has started with other devices.
+        InputError: for another kind or number, or if the backend has started with other devices.
     """
     _change(virtual_devices=(kind, count))
 
@@ -135,12 +135,12 @@ def set_memory_limit(mebibytes: int) -> None:
 
 
 def set_soft_placement(on: bool = True) -> None:
-    """Use `cpu:0`, with a warning, where a device is asked for that doesn't exist. Off, that is an error."""
+    """Use `cpu:0`, with a warning, if a device is asked for that doesn't exist. Off, that is an error."""
     _change(soft_placement=on)
 
 
 def set_log_placement(on: bool = True) -> None:
-    """Print to stderr where each variable and each operation goes."""
+    """Print to stderr the device of each variable and each operation."""
     _change(log_placement=on)
 
 
@@ -163,7 +163,7 @@ _OLD_NAMES = (
     "set_logical_device_configuration",
     "set_visible_devices",
 )
-"""What `tf.config` has of single devices."""
+"""The part of `tf.config` for single devices."""
 _providers: list[Callable[[str], Any]] = []
 
 

@@ -82,7 +82,7 @@ class Context:
     incarnation: int = 1
     #: Seconds without progress after which the job has failed.
     stall_timeout: float = 600.0
-    #: What the job does about a lost task, as `--on-loss` has it; "" outside a job.
+    #: The job's answer to the loss of a task, as `--on-loss` has it; "" outside a job.
     on_loss: str = ""
     #: That of the roster that the task was launched for; 0 outside a job.
     generation: int = 0
@@ -98,7 +98,7 @@ class Context:
     by_hand: bool = False
     #: Whether the process scores checkpoints: the models of its strategies are its own, and aren't trained.
     evaluates: bool = False
-    #: Whether the callbacks' event under way may have been heard before, in a process that has ended.
+    #: Whether the callbacks may have received the current event before, in a process that has ended.
     repeats_event: bool = False
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class Context:
 
     @property
     def is_chief(self) -> bool:
-        """The chief task, or worker 0 where there is none, as TensorFlow has it."""
+        """The chief task, or worker 0 if there is none, as TensorFlow has it."""
         return self.role == "chief" or (self.role == "worker" and self.index == 0 and not self.has_chief)
 
     @property
@@ -170,8 +170,8 @@ class Context:
         return self.shared_secret
 
     def signing_secret(self) -> bytes | None:
-        """Return the secret that the job signs with what it reads back later; it stays the same where the job
-        goes on on another machine. Outside a job, and else, as `secret`."""
+        """Return the secret that the job signs with what it reads back later; it stays the same if the job
+        resumes on another machine. Outside a job, and else, as `secret`."""
         if self.job and self.job.signing_secret.exists():
             return self.job.signing_secret.read_bytes()
         return self.secret()
@@ -202,7 +202,7 @@ def parse_shards(text: str) -> tuple[tuple[int, ...], int]:
 
 
 def read_context(environ: Mapping[str, str]) -> Context:
-    """Return the context that `environ` describes. Raises InputError where a value is not of its form."""
+    """Return the context that `environ` describes. Raises InputError if a value is not of its form."""
     paths = Paths(
         Path(environ[HOME_ENV]).expanduser().absolute() if environ.get(HOME_ENV) else default_home()
     )
@@ -257,7 +257,7 @@ _repeating: list[bool] = []
 
 @contextlib.contextmanager
 def repeating_events() -> Iterator[None]:
-    """While open, `context()` tells that the event of callbacks under way may have been heard before."""
+    """While open, `context()` says that the callbacks may have received the current event before."""
     _repeating.append(True)
     try:
         yield
@@ -279,7 +279,7 @@ def context() -> Context:
 # `insitu start`.
 #
 # Each process has the same `cluster` and its own `task` in TF_CONFIG, as tf.distribute's workers have. All
-# of them train together. There is no controller: where one is lost, the others end with an error
+# of them train together. There is no controller: if one is lost, the others end with an error
 
 
 SECRET_ENV = "INSITU_SECRET"
@@ -302,9 +302,9 @@ class HandMadeCluster:
 
 
 def read_cluster(tf_config: Mapping[str, Any]) -> HandMadeCluster | None:
-    """Return the cluster that a TF_CONFIG describes; None where it has no task or no cluster.
+    """Return the cluster that a TF_CONFIG describes; None if it has no task or no cluster.
 
-    Raises InputError where it can't be one.
+    Raises InputError if it can't be one.
     """
     cluster, own = tf_config.get("cluster"), tf_config.get("task")
     if not cluster or not own:
@@ -349,7 +349,7 @@ def find_secret(environ: Mapping[str, str], paths: Paths, workers: tuple[str, ..
     """Return the secret that the processes of a cluster prove to each other.
 
     The user's, out of INSITU_SECRET_FILE or INSITU_SECRET. Without one, processes of one user on one machine
-    share a file in $INSITU_HOME, which is made where it isn't there. Raises InputError.
+    share a file in $INSITU_HOME, which is made if it isn't there. Raises InputError.
     """
     if given := _read_given(environ):
         return given
@@ -395,7 +395,7 @@ def _read_secret_file(path: Path) -> bytes:
 
 
 def _share_file(path: Path) -> bytes:
-    """Return the content of the user's own secret file, which is made where it isn't there."""
+    """Return the content of the user's own secret file, which is made if it isn't there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")

@@ -1,17 +1,17 @@
 """Every error that insitu raises on purpose, in one tree.
 
     InsituError
-    ├── InputError              what the user gave is wrong: the message says what to change
+    ├── InputError              the user's input is wrong: the message says what to change
     │   ├── UnknownCache
     │   ├── UnknownJob
-    │   ├── JobEnded            what was asked of a job makes sense only while it runs
-    │   ├── JobRunning          what was asked of a job makes sense only once it has ended
+    │   ├── JobEnded            the request makes sense only while the job runs
+    │   ├── JobRunning          the request makes sense only once the job has ended
     │   ├── CacheExists
     │   ├── SourceError         a source is missing, empty, truncated or of mixed shapes
     │   ├── PlacementError      the job can't be laid out on the nodes as asked
     │   ├── JobSpecError        the job's folder, command or options can't be used
-    │   └── UnknownPosition     a restarted loop must say where its data stands
-    ├── GridError               what is stored is not as it must be
+    │   └── UnknownPosition     a restarted loop must give the position of its data
+    ├── GridError               stored data is not as it must be
     │   ├── CorruptPartition
     │   │   └── UnreadablePartition   the system can't read a copy, whose bytes may be right
     │   ├── CorruptCatalog
@@ -20,14 +20,14 @@
     │   ├── TransferError       a partition can't be copied from or to another node
     │   └── StorageFull
     ├── MetadataError           the store of metadata can't do what is asked
-    │   ├── CorruptMetadata     what it holds can't be read, or is another cluster's
+    │   ├── CorruptMetadata     its content can't be read, or is another cluster's
     │   ├── MetadataRefused     it refuses this user, certificate or version, or all changes
     │   ├── StoreUnavailable    no answer within the deadline: a change may have been made
     │   │   └── HeadReplaced    another head leads the cluster now: nothing was changed
     │   ├── RevisionCompacted   it doesn't remember changes so far back
     │   └── LeaseEnded          a key was to go with a lease that isn't alive
     ├── ClusterError            the controller or an engine can't do what is asked
-    │   └── Unpublished         what a task has written lies on its disk alone when its script ends
+    │   └── Unpublished         data that a task has written is on its disk alone when its script ends
     ├── ExchangeError           buffers could not be moved between tasks
     │   ├── JoinTimeout
     │   ├── AuthenticationError
@@ -39,17 +39,17 @@
     │   ├── SequenceError       a push that can't come next
     │   ├── VersionMismatch     a server or a worker of another version of insitu
     │   ├── ServerLost          a server died or can't be reached, and no mirror takes over
-    │   ├── ServerMoved         what a server held is held by another one now
+    │   ├── ServerMoved         another server has this one's data now
     │   └── ServerStalled       no answer within the stall timeout
     ├── MissingLibrary          insitu's compiled code isn't there: the message says how to get it
-    └── TrainingError           a strategy, a model or a backend can't go on
+    └── TrainingError           a strategy, a model or a backend can't continue
         ├── CheckpointError
         ├── CollectiveMismatch  tasks don't make the same calls
         ├── MixedProcessors     hosts whose backends round differently
         └── Diverged
 
-Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path
-where more is to be read.
+Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path of
+further messages.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _rebuild(cls: type[InsituError], state: dict[str, Any]) -> InsituError:
 
 
 class InputError(InsituError):
-    """What the user gave is wrong."""
+    """The user's input is wrong."""
 
     exit_code = 2
 
@@ -102,13 +102,13 @@ class UnknownJob(InputError):
 
 
 class JobEnded(InputError):
-    """What was asked of a job makes sense only while it runs."""
+    """The request makes sense only while the job runs."""
 
     exit_code = 3
 
 
 class JobRunning(InputError):
-    """What was asked of a job makes sense only once it has ended."""
+    """The request makes sense only once the job has ended."""
 
 
 class CacheExists(InputError):
@@ -128,13 +128,13 @@ class JobSpecError(InputError):
 
 
 class UnknownPosition(InputError):
-    """A restarted loop goes on from a checkpoint of its own, and nothing says where its data stands."""
+    """A restarted loop continues from a checkpoint of its own, and nothing says where its data stands."""
 
     is_final = True
 
 
 class GridError(InsituError):
-    """What is stored is not as it must be."""
+    """Stored data is not as it must be."""
 
 
 class CorruptPartition(GridError):
@@ -165,7 +165,7 @@ class CacheBusy(GridError):
 
 
 class StorageFull(GridError):
-    """No room is left on the device that a store or a checkpoint lies on."""
+    """No room is left on the device of a store or a checkpoint."""
 
 
 class MetadataError(InsituError):
@@ -173,7 +173,7 @@ class MetadataError(InsituError):
 
 
 class CorruptMetadata(MetadataError):
-    """What the store of metadata holds can't be read, or is another cluster's."""
+    """The content of the store of metadata can't be read, or is another cluster's."""
 
 
 class MetadataRefused(MetadataError):
@@ -206,7 +206,7 @@ class ClusterError(InsituError):
 
 
 class Unpublished(ClusterError):
-    """What a task has written to files of the cluster lies on its disk alone when its script ends."""
+    """Data that a task has written to files of the cluster is on its disk alone when its script ends."""
 
     is_final = True
 
@@ -267,7 +267,7 @@ class DefinitionMismatch(ParameterError):
 
 
 class NotFinite(ParameterError):
-    """A gradient that was pushed holds NaN or an infinity; the message names where."""
+    """A gradient that was pushed holds NaN or an infinity; the message names the place."""
 
 
 class SequenceError(ParameterError):
@@ -287,7 +287,7 @@ class ServerLost(ParameterError):
 
 
 class ServerMoved(ParameterError):
-    """What a server held is held by another one now; clients go there by themselves."""
+    """Another server has this one's data now; clients go there by themselves."""
 
 
 class ServerStalled(ParameterError):
@@ -301,7 +301,7 @@ class MissingLibrary(InsituError):
 
 
 class TrainingError(InsituError):
-    """A strategy, a model or a backend can't go on."""
+    """A strategy, a model or a backend can't continue."""
 
 
 class CheckpointError(TrainingError):

@@ -18,15 +18,15 @@ _Line = TypeVar("_Line")
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a model scored with the weights of one checkpoint."""
+    """Scores of a model with the weights of one checkpoint."""
 
     #: Names the checkpoint for users.
     checkpoint: str
-    #: The epoch that comes next in the training, from 0; None where it isn't known.
+    #: The epoch that comes next in the training, from 0; None if it isn't known.
     epoch: int | None
-    #: The step of that epoch that comes next, from 0; None where it isn't known.
+    #: The step of that epoch that comes next, from 0; None if it isn't known.
     step: int | None
-    #: Updates of the model until then; None where they aren't known.
+    #: Updates of the model until then; None if they aren't known.
     iterations: int | None
     #: By name, as `evaluate(return_dict=True)` returns them.
     metrics: Mapping[str, float]
@@ -34,16 +34,16 @@ class Evaluation:
     at: float
     #: Seconds that it took to read the checkpoint and to score it.
     seconds: float
-    #: Tells checkpoints from each other, where `checkpoint` isn't what they are listed by.
+    #: Identifies the checkpoint, if `checkpoint` is not its name in lists.
     key: str = ""
 
     @property
     def identity(self) -> str:
-        """What tells the checkpoint from others."""
+        """The key of the checkpoint."""
         return self.key or self.checkpoint
 
     def describe(self) -> str:
-        """Return where the training was, and the scores, for users."""
+        """Return the position of the training, and the scores, for users."""
         scores = ", ".join(f"{name} = {value:.6g}" for name, value in self.metrics.items())
         updates = f" ({self.iterations} updates)" if self.iterations is not None else ""
         return f"{self.checkpoint}{updates}: {scores}"
@@ -60,7 +60,7 @@ class Training:
     fit: int
     #: Whether the training is over.
     is_over: bool = False
-    #: The epoch and the step of its last checkpoint, where it is over; None: it wrote none.
+    #: The epoch and the step of its last checkpoint, if it is over; None: it wrote none.
     last: tuple[int, int] | None = None
 
 

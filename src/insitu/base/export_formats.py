@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 KERAS, SAVED_MODEL, ONNX, STABLEHLO = "keras", "tf_saved_model", "onnx", "stablehlo"
-"""Formats, by the names of `keras.Model.export` where it has them."""
+"""Formats, by the names of `keras.Model.export` if it has them."""
 SUFFIXES = {KERAS: ".keras", SAVED_MODEL: "", ONNX: ".onnx", STABLEHLO: ".stablehlo"}
-"""What follows the step in the name of an export. A SavedModel is a folder; TensorFlow Serving takes its
-number as version."""
+"""The part of an export's name after the step. A SavedModel is a folder; TensorFlow Serving takes its number
+as version."""
 
 
 def find_format(path: Path) -> str | None:
-    """Return the format of an export by its name; None where it's none of them."""
+    """Return the format of an export by its name; None if it's none of them."""
     by_suffix = {suffix: format for format, suffix in SUFFIXES.items() if suffix}
     return by_suffix.get(path.suffix, SAVED_MODEL if path.is_dir() else None)

@@ -1,5 +1,5 @@
-"""What to use instead of names of `tf.distribute`, `tf.estimator` and `tf.feature_column` that aren't here:
-they couldn't keep their meaning."""
+"""Substitutes for names of `tf.distribute`, `tf.estimator` and `tf.feature_column` that aren't here: they
+couldn't keep their meaning."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@
       head.json  head.lock  head.log    the head of a cluster of hosts whose home this is; see cluster/wire
       members.json                      the agents that it has seen
       token  cluster-secret             what agents, head and commands, and clusters by hand, prove; mode 0600
-      ui-USER.json  ui-USER-audit.log   where the page of a user is, and its tokens; what was changed there
+      ui-USER.json  ui-USER-audit.log   the address of a user's page, and its tokens; what was changed there
       locks/CACHE.lock                  held by the one process that imports into a cache
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         stores/NODE/  prepared          becomes vVERSION/ of a node's store; for an agent: which that was
       exports/EXPORT.json               how far an export that isn't complete has come
-      nodes/NODE/store-id               what tells this store from others, wherever its disk is
+      nodes/NODE/store-id               identifies this store, wherever its disk is
       nodes/NODE/store.json             its quota; see grid/store_settings.py
       nodes/NODE/agent.json             who serves it and holds agent.lock; agent.pem; agent-NODE.log
       metadata.sqlite  files.sqlite     what a head alone knows; names of insitu:// in a home without agents
@@ -40,16 +40,16 @@
           samples.jsonl                 what the task has done, measured while it trains
           fits.json  callbacks/         of workers with servers: fits that ended; what callbacks remember
           loop-epochs.jsonl             of worker 0: how far custom loops have come; servers.json: of servers
-        checkpoints/                    of the chief; fit-N.elsewhere: where they are; servers/: of servers
+        checkpoints/                    of the chief; fit-N.elsewhere: their place; servers/: of servers
         evaluations.jsonl               what the evaluator has found, by checkpoint; trainings.jsonl: of whom
         copies.jsonl                    of jobs on hosts: when partitions were brought to those that read them
         export/NAME/  summaries/ROLE-INDEX/   published models; event files for TensorBoard
         ledger/                         rows that have entered the model, by epochs and shard
-      unpublished/JOB/ROLE-INDEX/       what a task wrote to insitu:// while the head was away
-      job-copies/JOB/                   what another machine goes on from, if that of the job is lost
+      unpublished/JOB/ROLE-INDEX/       writes of a task to insitu:// while the head was unreachable
+      job-copies/JOB/                   from which another machine resumes, if the job's is lost
         code.tar                        JOB_DIR, packed; beside JOB/, JOB.term has the highest term seen here
 
-Two things lie elsewhere. A host keeps checkpoints in memory in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/, and
+Two things are elsewhere. A host keeps checkpoints in memory in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/, and
 blocks of files in /dev/shm/insitu-files-HASH/VOLUME/KEY; the hash is that of the job's or the store's folder.
 
 A cache's name becomes one folder's name by writing `@` for `/`, which no cache's name contains.

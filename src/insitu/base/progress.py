@@ -52,9 +52,9 @@ class Progress:
     rows: int = 0
     #: When the record was written, in seconds of the system's monotonic clock.
     at: float = 0.0
-    #: What the task was about to do, such as `gradient` or `exchange`, or `idle`. At most 24 bytes.
+    #: The task's next action, such as `gradient` or `exchange`, or `idle`. At most 24 bytes.
     place: str = ""
-    #: Whether the task's strategy can lose a peer and go on with another (see `insitu.base.roster`).
+    #: Whether the task's strategy can lose a peer and continue with another (see `insitu.base.roster`).
     elastic: bool = False
     #: The generation of the roster that its group was formed by; 0 before.
     generation: int = 0
@@ -124,7 +124,7 @@ def _make_record(path: Path) -> mmap.mmap:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Return the last record at `path`, or None where there is none."""
+    """Return the last record at `path`, or None if there is none."""
     for _ in range(_TRIES):
         try:
             data = path.read_bytes()
@@ -142,7 +142,7 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def _unpack_slot(slot: bytes) -> tuple[Any, ...] | None:
-    """Return the record in `slot`, or None where it isn't whole."""
+    """Return the record in `slot`, or None if it isn't whole."""
     record = slot[: _RECORD.size]
     if _SUM.unpack(slot[_RECORD.size :])[0] != crc32(record):
         return None

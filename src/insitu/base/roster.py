@@ -53,7 +53,7 @@ class Member:
 class Roster:
     """The members of a job's group. Written by the controller, read by the tasks."""
 
-    #: From 1; each new roster of a job has a higher one.
+    #: Counted from 1; each new roster of a job has a higher one.
     generation: int
     #: The workers that train together. A member's rank is its index here. Together they run each shard once.
     members: tuple[Member, ...]
@@ -66,12 +66,11 @@ class Roster:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of the members, by rank."""
+        """The members' addresses, by rank."""
         return tuple(member.address for member in self.members)
 
     def rank(self, task: TaskId, incarnation: int | None = None) -> int | None:
-        """Return the rank of `task`, or None where it is no member (or only another `incarnation` of it
-        is)."""
+        """Return the rank of `task`, or None if it is no member (or only another `incarnation` of it is)."""
         for rank, member in enumerate(self.members):
             if member.task == task and incarnation in (None, member.incarnation):
                 return rank
@@ -118,7 +117,7 @@ def write_roster(path: Path, roster: Roster) -> None:
 
 
 def read_roster(path: Path) -> Roster | None:
-    """Return the newest roster, or None where there is none yet.
+    """Return the newest roster, or None if there is none yet.
 
     A damaged one counts as none: the controller writes another with the next change of membership.
     """
@@ -137,7 +136,7 @@ class RosterWatch:
         self._roster: Roster | None = None
 
     def newest(self) -> Roster | None:
-        """Return the newest roster, the same object while it stays so; None where there is none yet."""
+        """Return the newest roster, the same object while it stays so; None if there is none yet."""
         try:
             found = os.stat(self._path)
         except OSError:

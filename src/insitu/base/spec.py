@@ -15,16 +15,16 @@ from insitu.base.errors import InputError, JobSpecError
 
 NodeId = NewType("NodeId", str)
 CopyState = Literal["live", "copying", "lost"]
-"""Of a copy of a partition. `live`: whole and verified. `copying`: its bytes are on the way. `lost`: its node
-isn't there."""
+"""State of a copy of a partition. `live`: whole and verified. `copying`: its bytes are on the way. `lost`:
+its node isn't there."""
 COPY_STATES: tuple[CopyState, ...] = get_args(CopyState)
 Role = Literal["chief", "worker", "ps", "evaluator"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 CODECS = ("lz4", "zstd")
-"""What the blocks of a cache may be compressed with."""
+"""Compression methods for the blocks of a cache."""
 NO_CACHE = "-"
-"""Stands in a job for the name of its cache where it has none: its script brings its own data."""
+"""Stands in a job for the name of its cache if it has none: its script brings its own data."""
 _CACHE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _SIMPLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -77,7 +77,7 @@ class PartitionInfo:
     rows: int
     #: The size of the file.
     bytes: int
-    #: Of the whole file, as `algorithm:hex`.
+    #: Checksum of the whole file, as `algorithm:hex`.
     checksum: str
     #: The nodes that hold a copy: the primary first, then the backups. Distinct, at least one.
     owners: tuple[NodeId, ...]
@@ -95,7 +95,7 @@ class PlacedCopy:
 
     #: The partition's number.
     partition: int
-    #: The node whose store the copy lies in, or will lie in.
+    #: The node whose store has the copy, or will have it.
     node: NodeId
     #: Written by the import, and by what moves the copy.
     state: CopyState = "live"
@@ -111,7 +111,7 @@ class CacheSpec:
 
     #: The name of the cache, such as "digits/train".
     name: str
-    #: From 1; each import into the cache adds one.
+    #: Counted from 1; each import into the cache adds one.
     version: int
     #: The columns, in the order of the sources.
     columns: tuple[Column, ...]
@@ -127,11 +127,11 @@ class CacheSpec:
     labels: tuple[str, ...] = ()
     #: Rows of each block of a partition but its last; 0: a partition is one block.
     block_rows: int = 0
-    #: What blocks are compressed with; None: nothing is.
+    #: The compression of blocks; None: nothing is compressed.
     codec: str | None = None
     #: (bytes without compression, bytes in the files) of each of `columns`; empty without a codec.
     column_bytes: tuple[tuple[int, int], ...] = ()
-    #: Of rows that another system gave: which ones, as JSON; None: they come from files.
+    #: Names the rows that another system gave, as JSON; None: they come from files.
     origin: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -231,9 +231,9 @@ class JobSpec:
     created: float = 0.0
     #: Variables of the tasks' environment, with the device settings of `insitu.base.config`.
     settings: Mapping[str, str] = field(default_factory=dict)
-    #: What is done about a task that dies while the others can go on.
+    #: The job's answer to a task that dies while the others can continue.
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
-    #: Whether tasks move where their data has moved while the job runs.
+    #: Whether tasks follow their data when it moves while the job runs.
     on_rebalance: Literal["follow", "stay"] = "follow"
     #: Processes that stand by to replace a task; None: one if there is memory for it.
     standby: int | None = None

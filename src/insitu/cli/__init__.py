@@ -77,7 +77,7 @@ def _list_modules() -> dict[str, tuple[Any, ...]]:
 
 
 def _end_without_reader(*_: object) -> None:
-    """End as other programs do, without a message, where the reader of the output has gone.
+    """End as other programs do, without a message, if the reader of the output has gone.
 
     The signal comes for a connection, too, whose other end has gone: that is an error of the call, and no end
     of an agent, a server or a command.

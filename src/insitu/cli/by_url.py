@@ -187,7 +187,7 @@ def _has_ended(client: RestClient, job_id: str) -> bool:
 
 
 def _format_line(source: str, text: str) -> str:
-    """Return a line of a log with its task before it, without what a terminal would obey."""
+    """Return a line of a log with its task before it, without the terminal's control codes."""
     head = f"[{source}] " if source else ""
     return f"{head}{escape_controls(text, chr(9))}\n"
 

@@ -36,7 +36,7 @@ def find_reader(name: str | None, options: Sequence[str]) -> RayReader | None:
     return None if request is None else RayReader(request)
 
 
-# What `insitu describe` says of compressed columns
+# Describes compressed columns, for `insitu describe`
 
 
 def describe_sizes(cache: CacheSpec) -> list[str]:
@@ -375,7 +375,7 @@ def _list_versions(remote: RemoteStores, node: NodeId) -> list[tuple[str, int]]:
 
 
 def _name_unknown_versions(paths: Paths, on_hosts: Collection[tuple[str, int]]) -> None:
-    """Print a notice where stores hold versions that the catalogue lacks."""
+    """Print a notice if stores hold versions that the catalogue lacks."""
     from insitu.grid import find_unknown_versions
 
     with contextlib.suppress(OSError):

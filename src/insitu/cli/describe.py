@@ -82,7 +82,7 @@ def print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) ->
         )
 
 
-# Prints where each second of a job went
+# Prints the use of each second of a job
 
 
 _LEAST = 0.0005

@@ -70,8 +70,8 @@ def down(
 
 
 def _delete_stores(paths: Paths, *, force: bool) -> tuple[list[str], list[str]]:
-    """Delete the stores of this home. Returns its nodes, and the caches that it had. Raises InputError where
-    it has some, without `force`."""
+    """Delete the stores of this home. Returns its nodes, and the caches that it had. Raises InputError if it
+    has some, without `force`."""
     from insitu.grid import Catalog, take_down
 
     caches = sorted({cache.name for cache in Catalog(paths).stored()})

@@ -93,7 +93,7 @@ def export(
 
 
 def _refuse(what: str, options: Mapping[str, object], target: str) -> None:
-    """Raise InputError where one of the options is given, which are said of something else."""
+    """Raise InputError if one of the options is given, which are for something else."""
     given = [option for option, value in options.items() if value]
     if given:
         raise InputError(f"{given[0]} is said of {what}. Received: {given[0]}, to {target}. Leave it out")
@@ -130,7 +130,7 @@ def _export_model(name: str, target: str, best: bool, exporter: str | None, form
     if format is not None and format not in SUFFIXES:
         raise InputError(f"--format is one of {', '.join(SUFFIXES)}. Received: {format}")
     if format is None and not Path(target).is_dir():
-        # The end of a name tells the format; a SavedModel's has none, and any is taken then.
+        # The end of a name says the format; a SavedModel's has none, and any is taken then.
         format = {suffix: each for each, suffix in SUFFIXES.items() if suffix}.get(Path(target).suffix)
     model = find_export(job, best=best, exporter=exporter, format=format)
     if format is None or model.format == format:
@@ -143,7 +143,7 @@ def _export_model(name: str, target: str, best: bool, exporter: str | None, form
 
 
 def _convert(model: ExportedModel, target: Path, format: str) -> Path:
-    """Put a copy of a model in another format where `target` says. Returns its path."""
+    """Put a copy of a model in another format at the path `target`. Returns its path."""
     from insitu.cluster import ExportedModel, copy_export
 
     if model.format != KERAS:

@@ -105,7 +105,7 @@ def ls(
         if recursive:
             listed = list(system.find(_check_url(url), detail=True).values())
             if not listed:
-                system.info(url)  # raises where nothing is there
+                system.info(url)  # raises if nothing is there
         else:
             listed = system.ls(_check_url(url), detail=True)
     rows = [_describe(each) for each in listed]

@@ -193,7 +193,7 @@ def format_origin(origin: dict[str, Any]) -> str:
     first, last = origin["topology"]
     local = ""  # versions that were read by an insitu before it counted them have no local bytes
     if "local_bytes" in origin:
-        # Of hosts: a server that is primary, but runs beside no node, is another one.
+        # A primary server that runs beside no node is another one.
         by = "primary servers on the nodes' hosts" if "nodes" in origin else "primary servers"
         local = f"{format_size(origin['local_bytes'])} from {by}, "
     read = f"{local}{format_size(origin['remote_bytes'])} from others"

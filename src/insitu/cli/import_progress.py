@@ -23,7 +23,7 @@ class ReadProgress:
         self._show = show
 
     def report(self, rows: int, bytes_done: int, bytes_total: int | None) -> None:
-        # The first report says where the call begins: an earlier one may have been interrupted there.
+        # The first report gives the start of the call: an earlier one may have been interrupted there.
         self._first = self._first or (rows, bytes_done)
         self.rows_read, self.bytes_read = rows - self._first[0], bytes_done - self._first[1]
         self._show(rows, bytes_done, bytes_total)

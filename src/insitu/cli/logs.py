@@ -91,7 +91,7 @@ def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
 def _follow(
     job: JobPaths, log: Path, is_over: Callable[[], bool], *, start: int = 0
 ) -> Iterator[list[bytes]]:
-    """Yield the lines of one of the job's logs; see `follow`. Raises ClusterError where it can't be read."""
+    """Yield the lines of one of the job's logs; see `follow`. Raises ClusterError if it can't be read."""
     from insitu.cluster import follow, read_status
 
     try:

@@ -104,7 +104,7 @@ def _make_families(core: Any) -> dict[str, Any]:
 
 
 def _add_job(families: dict[str, Any], job: JobPaths) -> None:
-    """Add what the tasks of a job have measured last. Raises ClusterError where its folder can't be read."""
+    """Add what the tasks of a job have measured last. Raises ClusterError if its folder can't be read."""
     from insitu.base.measure.task_samples import read_last_samples
     from insitu.cluster import find_newest, read_status
 

@@ -453,7 +453,7 @@ def nodes(
 
 
 def _check_nodes(paths: Paths) -> None:
-    """Have all agents try to reach each other. Raises ClusterError where one can't."""
+    """Have all agents try to reach each other. Raises ClusterError if one can't."""
     from insitu.cluster import find_head_of_agents, read_head
 
     if read_head(paths) is None and not find_head_of_agents(paths):

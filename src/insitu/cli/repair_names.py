@@ -29,7 +29,7 @@ class NamesRepair:
         self._paths = paths
         self._dry_run = dry_run
         self._forgets = forgets
-        #: What was found; None: the home has no head.
+        #: The report on lost names; None: the home has no head.
         self.report: NamesReport | None = find_lost_names(paths)
         #: Whether files are to be put back, or given up.
         self.is_due = False

@@ -89,7 +89,7 @@ class RestClient:
 
 
 def _read_answer(url: str, status: int, body: bytes) -> Any:
-    """Return what an answer holds. Raises the error that it tells of."""
+    """Return what an answer holds. Raises the error that it reports."""
     try:
         value = json.loads(body)
     except ValueError:

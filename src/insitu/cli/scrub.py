@@ -76,7 +76,7 @@ def scrub(
 
 
 def _report(checks: list[CopyCheck]) -> None:
-    """Print what is wrong. Raises CorruptPartition where something is left."""
+    """Print what is wrong. Raises CorruptPartition if something is left."""
     left = []
     for check in checks:
         if check.repaired:

@@ -122,7 +122,7 @@ def serve(
 
 
 def _find_in_job(name: str, best: bool, exporter: str | None, trust: bool) -> Callable[[int], Served | None]:
-    """Return a function that loads the newest export of a job, None where its step is the one given."""
+    """Return a function that loads the newest export of a job, None if its step is the one given."""
     from insitu.cluster import find_export, find_job
 
     job = find_job(Paths.default(), name)

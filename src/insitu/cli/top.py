@@ -101,7 +101,7 @@ def build_top(job: JobPaths) -> dict[str, Any]:
     for state in status.state.tasks:
         own = read_last_samples(job.samples(state.task))
         samples += own
-        # Of a task on another host the samples are here alone.
+        # Only samples of a task on another host are here, not its record.
         reported = read_progress(job.progress(state.task)) or (own[-1] if own else None)
         tasks.append(
             {

@@ -1,4 +1,4 @@
-"""Jobs: what runs where, and what is done when something of it fails.
+"""Jobs: where they run, and how they recover from failures.
 
 Inner rooms, each of which may import those to its right: `chaos`, `client`, `control`, `agents`, `files`,
 `engines`, `task`, `job_files`, `decide`. Begin reading with `decide/job.py`.

@@ -1,4 +1,4 @@
-"""The grid: where rows live. This is its door; everything is loaded on first use, so it costs nothing.
+"""The grid: it stores rows. This is its door; everything is loaded on first use, so it costs nothing.
 
 Begin reading with `reading`, the rows of a task, and `importing`, how they come in.
 """

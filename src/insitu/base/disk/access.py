@@ -1,4 +1,4 @@
-"""Who may use what lies in INSITU_HOME: its owner alone, or the members of a group.
+"""Who may use the content of INSITU_HOME: its owner alone, or the members of a group.
 
 The mode of the home folder itself says which. insitu makes it for its owner alone. `insitu up --shared GROUP`
 gives it the marks of a shared one: the group may write there, and what is made there belongs to the group.
@@ -28,7 +28,7 @@ _SHARED_MARKS = stat.S_ISGID | stat.S_IRWXG
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 SHARED_FOLDER, SHARED_FILE = 0o2770, 0o660
 STICKY = stat.S_ISVTX
-"""Lets only its owner rename or remove what lies in a folder that others may write to."""
+"""Lets only its owner rename or remove what is in a folder that others may write to."""
 _OTHERS = 0o077
 _OWNERS_ALONE = {"agent.json": ~WRITABLE_BY_OTHERS, "store.json": ~WRITABLE_BY_OTHERS, "agent.lock": ~_OTHERS}
 """Files in stores that say what processes do, with the modes that they may have in a shared home."""
@@ -54,13 +54,13 @@ def file_mode(home: Path) -> int:
 
 
 def owner_file_mode(home: Path) -> int:
-    """Return the mode of files in the home that others may read where it is shared, and their owner alone
+    """Return the mode of files in the home that others may read if it is shared, and their owner alone
     writes."""
     return file_mode(home) & ~WRITABLE_BY_OTHERS
 
 
 def make_folder(home: Path, folder: Path) -> None:
-    """Make `folder`, which is the home or lies in it, and what is above it, with the modes of the home.
+    """Make `folder`, which is the home or in it, and what is above it, with the modes of the home.
 
     Folders of this user that were open to more are closed, but for the home itself. In a shared home links
     that other members have made are not followed. Raises OSError, and InputError for a home in which others
@@ -86,14 +86,14 @@ def make_folder(home: Path, folder: Path) -> None:
             if found.st_uid != os.geteuid():
                 _refuse_untrusted(home, here)
             elif made or found.st_mode & _OTHERS & ~mode:
-                # The umask may take the group's rights away from what mkdir makes.
+                # The umask may remove the group's rights from what mkdir makes.
                 os.chmod(descriptor_path(parent), mode)
     finally:
         os.close(parent)
 
 
 def _make_in(parent: int, name: str, mode: int) -> bool:
-    """Make a folder in the one that is open as `parent`. Returns False where the name is taken."""
+    """Make a folder in the one that is open as `parent`. Returns False if the name is taken."""
     try:
         os.mkdir(name, mode, dir_fd=parent)
     except FileExistsError:
@@ -154,7 +154,7 @@ def apply_modes(home: Path, folder: Path, *, group: int | None = None) -> None:
 def share_home(paths: Paths, group: str) -> None:
     """Open caches to the members of `group`, who may also make and drop caches and start jobs of their own.
 
-    Raises InputError for an unknown group, or where this user doesn't own the home.
+    Raises InputError for an unknown group, or if this user doesn't own the home.
     """
     make_folder(paths.home, paths.home)
     try:
@@ -187,7 +187,7 @@ def share_home(paths: Paths, group: str) -> None:
 
 
 def close_home(paths: Paths) -> None:
-    """Take back what `share_home` gave. Raises InputError where this user doesn't own the home."""
+    """Take back what `share_home` gave. Raises InputError if this user doesn't own the home."""
     try:
         paths.home.chmod(PRIVATE_FOLDER)
         for folder in (paths.nodes, paths.locks, paths.staging):
@@ -206,9 +206,9 @@ def close_home(paths: Paths) -> None:
 
 
 def _refuse_untrusted(home: Path, path: Path) -> None:
-    """Raise InputError where another user could have this one's jobs run what that user wrote.
+    """Raise InputError if another user could have this one's jobs run what that user wrote.
 
-    `path` is the home or lies in it.
+    `path` is the home or in it.
     """
     if is_shared(home):
         return

@@ -24,11 +24,11 @@ _DAMAGED: tuple[type[Exception], ...] = (
     *(OverflowError, RecursionError, SyntaxError),
     *(FileNotFoundError, IsADirectoryError, NotADirectoryError),
 )
-"""What reading a damaged checkpoint raises. All else says of a storage that it fails now."""
+"""Errors that reading a damaged checkpoint raises. All else says of a storage that it fails now."""
 PAUSES = (0.5, 1.0, 2.0, 4.0)
 """Seconds between two attempts to read from a storage that fails."""
 AWAY_SECONDS = 300.0
-"""Seconds for which files of `insitu://` are tried if its head is away."""
+"""Seconds for which files of `insitu://` are tried if its head is unreachable."""
 T = TypeVar("T")
 _LOG = logging.getLogger("insitu")
 
@@ -39,7 +39,7 @@ class NotDamaged(CheckpointError):
 
 
 def list_folder(folder: Path) -> list[str]:
-    """Return what lies in a folder; nothing if it isn't there. Raises OSError if the disk fails, which
+    """Return the content of a folder; nothing if it isn't there. Raises OSError if the disk fails, which
     pathlib takes for none."""
     try:
         return os.listdir(folder)

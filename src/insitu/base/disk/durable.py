@@ -49,7 +49,7 @@ _AT_ONCE = 16 << 20
 
 
 def is_missing(path: Path) -> bool:
-    """Return True where nothing has this name. What can't be looked at for another reason isn't missing."""
+    """Return True if nothing has this name. Other errors don't count as missing."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -102,12 +102,12 @@ def _sync_file_system(folder: Path) -> None:
 
 
 class PageFile:
-    """A new file that is written in whole pages of memory: where the file system can, the disk takes them as
+    """A new file that is written in whole pages of memory: if the file system can, the disk takes them as
     they are.
 
     The way through the system's cache costs the processor a copy, and these bytes are read again only
     after a failure, when the cache is cold anyway. `expected` is about how many bytes will come. With
-    `start`, whole pages, it goes on there in what is at `path`. All methods raise OSError.
+    `start`, whole pages, it continues there in what is at `path`. All methods raise OSError.
     """
 
     def __init__(self, path: Path, expected: int, start: int = 0) -> None:
@@ -153,7 +153,7 @@ def write_pages(path: Path, pages: memoryview, size: int) -> None:
 def published(folder: Path, name: str) -> Iterator[Path]:
     """Yield a new folder to be filled, which becomes `folder`/`name` by one rename and survives a power cut.
 
-    What had the name before is replaced: a process that is killed at any moment leaves the one or the other.
+    A previous one is replaced: a process that is killed at any moment leaves the old or the new one.
 
     After an error nothing is left of the new one. One process at a time publishes in `folder`, in any of its
     threads: what processes before it or failed writers left half-written is removed first. Raises OSError.
@@ -176,13 +176,13 @@ def published(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _replace_folder(new: Path, final: Path) -> Path | None:
-    """Give `new` the name `final`. Returns where what had it before is now, or None. Raises OSError."""
+    """Give `new` the name `final`. Returns the path that a previous one has now, or None. Raises OSError."""
     if not final.exists():
         new.rename(final)
         return None
     if _exchange(new, final):
         return new
-    # Where the file system can't exchange two names there is a moment without one. A process that is killed
+    # If the file system can't exchange two names, there is a moment without one. A process that is killed
     # then leaves work to `recover_replaced`.
     aside = final.with_name(f"{_ASIDE}{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -192,7 +192,7 @@ def _replace_folder(new: Path, final: Path) -> Path | None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders swap their names at once. Returns False where the system can't. Raises OSError."""
+    """Let two folders swap their names at once. Returns False if the system can't. Raises OSError."""
     import ctypes
 
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -253,7 +253,7 @@ def replace_file(target: Path, data: bytes, *, sync: bool = False, mode: int | N
     """Replace `target` by `data` with one rename: a reader sees all of the old content or all of the new.
 
     With `sync`, the new content survives a power cut. `mode` is that of the file; None: what the umask
-    leaves. Raises OSError. After an error `target` is as it was; only where its folder can't be synced it has
+    leaves. Raises OSError. After an error `target` is as it was; only if its folder can't be synced it has
     the new content, which may not survive.
     """
     with staged_file(target) as staged:

@@ -1,8 +1,8 @@
 """Uses paths in places where other users may write, without following what they put there.
 
 Between a look at a path and its use another user may put a link there. So folders are opened name by name,
-and what lies in one is named by its descriptor: `/proc/self/fd/7/part-00000.arrow` stays in the folder that
-was opened, whatever becomes of its name.
+and what is in one is named by its descriptor: `/proc/self/fd/7/part-00000.arrow` stays in the folder that was
+opened, whatever becomes of its name.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def list_trusted_users(home: Path) -> frozenset[int]:
 
 
 def list_folders(home: Path, parent: Path) -> list[Path]:
-    """Return the folders in a folder of a home, none where it isn't one. A link to a folder counts where a
-    trusted user has made it: what another one leads to isn't insitu's."""
+    """Return the folders in a folder of a home, none if it isn't one. A link to a folder counts if a trusted
+    user has made it: another one's may lead out of insitu."""
     users = list_trusted_users(home)
     if not _is_folder(parent, users):
         return []
@@ -77,7 +77,7 @@ def open_name(parent: int, name: str, link_owners: Collection[int] = ()) -> int:
 
 @contextlib.contextmanager
 def open_folder(root: Path, folder: Path, *, follow: bool = False) -> Iterator[Path]:
-    """Yield a path that leads to `folder`, which is `root` or lies in it, whatever takes its name meanwhile.
+    """Yield a path that leads to `folder`, which is `root` or in it, whatever takes its name meanwhile.
 
     Nothing below `root` may be a link; with `follow` those of this user, of root and of the owner of `root`
     may. Errors within the block name `folder`. Raises OSError.

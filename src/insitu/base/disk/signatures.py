@@ -76,5 +76,5 @@ def _compute(text: str, key: bytes) -> str:
 
 
 def _identify(key: bytes) -> str:
-    """Return what tells keys apart and says nothing about them."""
+    """Return a value that differs between keys and says nothing about them."""
     return hashlib.sha256(b"insitu key " + key).hexdigest()[:16]

@@ -1,8 +1,8 @@
 """Have what all tasks of a job write to the job's folder written once, as if one process had run the script.
 
-Replicas run the same script, so they write the same files. The chief writes to the job's folder. What another
-worker writes goes to a place of its own, which it also reads from. Each of its files that the chief doesn't
-write is published to the job's folder, whole, when it is closed: `part-1.npy` is there for all.
+Replicas run the same script, so they write the same files. The chief writes to the job's folder. Another
+worker writes to a place of its own, which it also reads from. Each of its files that the chief doesn't write
+is published to the job's folder, whole, when it is closed: `part-1.npy` is there for all.
 
 Python's `open`, and what is written by it, is treated so, and HDF5, `torch.save` and renames. Exclusive
 creation (`x`) stays as it is: by it tasks agree on who does something.
@@ -113,7 +113,7 @@ class WrittenFiles:
             yield file
 
     def own_folder(self, path: Any) -> str:
-        """Return where a task other than the chief writes a folder, whatever folder it would be in."""
+        """Return the path to which a task other than the chief writes a folder, whatever its parent."""
         name = self.name_of(path)
         full = os.path.abspath(os.fsdecode(path))
         return self._private(name) if name is not None else self._private(_ELSEWHERE + full)
@@ -170,8 +170,8 @@ class WrittenFiles:
         return place
 
     def _claim(self, name: str, *, keeps: bool) -> None:
-        """Make a name that of the chief. What another task has published by it goes away, unless the chief
-        `keeps` it, to change it."""
+        """Make a name that of the chief. The version that another task has published is removed, unless the
+        chief `keeps` it, to change it."""
         if name in self._known:
             return
         with self._names_of_chief() as file:
@@ -240,7 +240,7 @@ class WrittenFiles:
 
 
 class _OwnFile(io.FileIO):
-    """A file that tells when it is closed."""
+    """A file that reports that it is closed."""
 
     def __init__(self, path: str, mode: str, when_closed: Callable[[], None]) -> None:
         super().__init__(path, mode.replace("b", "").replace("t", ""))

@@ -1,7 +1,7 @@
 """The samples of a task: what it has done, measured by itself up to twice a second while it trains.
 
 They are lines of JSON in the task's folder, one behind the other, through all of its incarnations. All counts
-and seconds of a sample are since its process started, so the difference of two samples tells what happened
+and seconds of a sample are since its process started, so the difference of two samples is what happened
 between them. A file that has become long is thinned out.
 """
 
@@ -24,14 +24,14 @@ MOST = 4000
 KEPT = 2000
 """Samples that are kept of a file with more than `MOST`."""
 _NEWEST = 200
-"""Of those, the newest, of which all are kept."""
+"""The newest of those, of which all are kept."""
 _TAIL = 1 << 16
 """Bytes at the end of a file in which the last samples are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one process of a task had done by a time."""
+    """Counts and seconds of one process of a task until a time."""
 
     #: When, in seconds since 1970.
     at: float
@@ -45,7 +45,7 @@ class Sample:
     step: int = -1
     #: Number of the script's call of `fit` under way, from 0: the same in each run of the script.
     call: int = 0
-    #: Updates that the model has had, in all runs; None where that isn't known.
+    #: Updates that the model has had, in all runs; None if that isn't known.
     updates: int | None = None
     #: Steps that this process has done.
     steps: int = 0
@@ -53,9 +53,9 @@ class Sample:
     rows: int = 0
     #: The logs of the last step, by name, as Keras shows them; at an epoch's end with those of its tests.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    #: What the task was about to do, as in its progress record.
+    #: The task's next action, as in its progress record.
     place: str = ""
-    #: What the task was doing then, as an activity; "" where that isn't known.
+    #: The activity of the task then; "" if that isn't known.
     activity: str = ""
     #: Seconds by activity (`insitu.base.measure.time_account`).
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def thin(samples: Sequence[Sample], most: int = KEPT) -> list[Sample]:
 class SampleWriter:
     """Appends the samples of one task to its file.
 
-    Training doesn't depend on them: where there is no room, samples are missing.
+    Training doesn't depend on them: if there is no room, samples are missing.
     """
 
     def __init__(self, path: Path) -> None:

@@ -41,9 +41,9 @@ ACTIVITIES = (
     CHECKPOINT,
     RECOVERY,
 )
-"""What a task can be doing, in the order in which it begins: it loads libraries; runs the script's own
-code; compiles a step; waits for rows; computes gradients; moves them; waits for other tasks; updates the
-model; runs callbacks and Keras' loop; evaluates; saves; recovers from a loss."""
+"""Activities of a task, in the order in which it begins them: it loads libraries; runs the script's own code;
+compiles a step; waits for rows; computes gradients; moves them; waits for other tasks; updates the model;
+runs callbacks and Keras' loop; evaluates; saves; recovers from a loss."""
 
 _ACTIVITY_OF_PLACE = {
     "": SCRIPT,
@@ -65,7 +65,7 @@ _ACTIVITY_OF_PLACE = {
 """By what a task reports as its place (`insitu.base.progress`)."""
 
 _COMPILED = frozenset({"gradient", "step", "update"})
-"""Places in which a function is compiled where it is called for the first time."""
+"""Places in which a function is compiled when it is called for the first time."""
 _OVERRIDING = frozenset({WAIT, RECOVERY})
 """Activities that end whatever they come in the middle of."""
 _WITH_WAITS = frozenset({EVALUATION, CHECKPOINT, WAIT, RECOVERY})
@@ -82,7 +82,7 @@ class TimeAccount:
     def __init__(self, now: float, started: float | None = None) -> None:
         #: Activities that others are part of until they end, the innermost last. Written by `hold`.
         self._held: list[str] = []
-        #: Tells the waits in an activity that ends; None before there are others. Written by `split_waits`.
+        #: Counts the waits in an activity that ends; None before there are others. Written by `split_waits`.
         self._read_waits: ReadWaits | None = None
         #: Places whose function is yet to be compiled. Written by `expect_compile`.
         self._uncompiled: set[str] = set()
@@ -91,7 +91,7 @@ class TimeAccount:
     def _begin(self, now: float) -> None:
         #: Seconds by activity, without those of the present one since it began.
         self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
-        #: What the process does now.
+        #: The process's current activity.
         self._activity = IMPORT
         #: When it began to.
         self._since = now
@@ -103,7 +103,7 @@ class TimeAccount:
         self._begin(time.monotonic())
 
     def enter(self, activity: str) -> None:
-        """Count the time from now on to `activity`; to the one that is held, where there is one."""
+        """Count the time from now on to `activity`; to the one that is held, if there is one."""
         if self._held and activity not in _OVERRIDING:
             activity = self._held[-1]
         now = time.monotonic()
@@ -111,7 +111,7 @@ class TimeAccount:
         if self._read_waits is not None:
             waited, moved = self._read_waits(self._activity)
             if self._activity not in _WITH_WAITS:
-                # Waits lie in the activity that they came in the middle of, and in no other.
+                # Waits belong to the activity that they interrupt, and to no other.
                 waited = min(spent, waited)
                 moved = min(spent - waited, moved)
                 self._seconds[WAIT] += waited
@@ -168,7 +168,7 @@ class TimeAccount:
 
     @property
     def activity(self) -> str:
-        """What the process does now."""
+        """The process's current activity."""
         return self._activity
 
     @property
@@ -178,7 +178,7 @@ class TimeAccount:
 
 
 def _read_age() -> float:
-    """Return the seconds since this process was started; 0 where the system doesn't say it."""
+    """Return the seconds since this process was started; 0 if the system doesn't say it."""
     identity = identify_process(os.getpid())
     if identity is None:
         return 0.0

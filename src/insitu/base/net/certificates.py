@@ -29,7 +29,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a member of a group shows in TLS, and by what the others recognize it."""
+    """The certificate that a member of a group shows in TLS, and by which the others recognize it."""
 
     #: The certificate of the group's authority as PEM. Each member makes it itself.
     authority: str

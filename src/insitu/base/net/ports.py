@@ -59,7 +59,7 @@ def hold_port(host: str) -> socket.socket:
         held = socket.socket(_family_of(host), socket.SOCK_STREAM)
         try:
             held.bind((host, port))
-            # After the bind, which must fail where another socket of this user has the port.
+            # After the bind, which must fail if another socket of this user has the port.
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         except OSError as error:
             held.close()
@@ -82,8 +82,8 @@ def _family_of(host: str) -> socket.AddressFamily:
 
 
 def _ask_for_port(host: str) -> int:
-    """Return a free port that the system chose; 0 where it gives none. A socket that is bound to 0 itself
-    would lose its port when it stops listening."""
+    """Return a free port that the system chose; 0 if it gives none. A socket that is bound to 0 itself would
+    lose its port when it stops listening."""
     with contextlib.suppress(OSError), socket.socket(_family_of(host), socket.SOCK_STREAM) as asking:
         asking.bind((host, 0))
         return int(asking.getsockname()[1])
@@ -99,9 +99,9 @@ def describe_listener(held: socket.socket) -> str:
 def take_inherited(host: str, port: int) -> socket.socket | None:
     """Return a socket that is bound to (host, port) and was handed to this process; None if there is none.
 
-    From then on no other socket can be bound there. The port stays bound when the caller closes the socket:
-    shut down, it listens no more, and the next call returns it again. Raises OSError where the socket was
-    handed to a process above this one, which listens on it.
+    No other socket can be bound there then. The port stays bound when the caller closes the socket: shut
+    down, it listens no more, and the next call returns it again. Raises OSError if the socket was handed to a
+    process above this one, which listens on it.
     """
     adopt_inherited()
     held = _inherited.get((host, port))
@@ -154,8 +154,8 @@ def adopt_listener(descriptor: int, address: str) -> None:
 
 
 def _bind_beside(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound beside the one that another process of this user holds. Raises OSError
-    where that one is used."""
+    """Return a socket that is bound beside the one that another process of this user holds. Raises OSError if
+    that one is used."""
     beside = socket.socket(_family_of(host), socket.SOCK_STREAM)
     try:
         beside.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

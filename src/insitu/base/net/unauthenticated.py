@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from insitu.base.errors import InputError
 
 ALLOW_UNAUTHENTICATED_ENV = "INSITU_ALLOW_UNAUTHENTICATED"
-"""`1` where the user has asked for it, as `insitu start --allow-unauthenticated` sets it."""
+"""`1` if the user has asked for it, as `insitu start --allow-unauthenticated` sets it."""
 
 
 def is_loopback(address: str) -> bool:
@@ -45,7 +45,7 @@ def find_open(addresses: Iterable[str], environ: Mapping[str, str] = os.environ)
 def refuse_unauthenticated(
     what: str, instead: str, addresses: Iterable[str], environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Raise InputError where `what` would connect processes at `addresses` that aren't on the loopback.
+    """Raise InputError if `what` would connect processes at `addresses` that aren't on the loopback.
 
     `instead` says what to use for it.
     """

@@ -19,7 +19,7 @@ def register_preload(function: Callable[[], None]) -> None:
 
 
 def run_preloads() -> None:
-    """Call all that was registered. What fails here will fail again in the script."""
+    """Call all that was registered. A failure here occurs again in the script."""
     for function in list(_functions):
         with contextlib.suppress(Exception):
             function()

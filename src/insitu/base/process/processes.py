@@ -24,7 +24,7 @@ _SET_CHILD_SUBREAPER = 36
 
 @functools.cache
 def read_host() -> str:
-    """Return what tells this host from others: its name, and a digest of its machine id.
+    """Return a value that identifies this host: its name, and a digest of its machine id.
 
     It stays the same when the machine starts again. A container has its own, since it has a name of its own.
     """
@@ -37,7 +37,7 @@ def read_host() -> str:
 
 @functools.cache
 def read_boot() -> str:
-    """Return what tells this start of the machine, and this container on it, from others; "" if unknown.
+    """Return a value that identifies this start of the machine, and this container on it; "" if unknown.
 
     A host may get another name while it runs.
     """
@@ -59,7 +59,7 @@ class ProcessIdentity:
 
 
 def identify_process(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the process that has this number now, or None where there is none."""
+    """Return the identity of the process that has this number now, or None if there is none."""
     try:
         return ProcessIdentity(pid, int(_read_stat(pid)[19]))
     except (OSError, IndexError, ValueError):
@@ -67,7 +67,7 @@ def identify_process(pid: int) -> ProcessIdentity | None:
 
 
 def open_process(identity: ProcessIdentity) -> int | None:
-    """Return a descriptor by which exactly this process can be signalled, or None where it has ended."""
+    """Return a descriptor by which exactly this process can be signalled, or None if it has ended."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except (OSError, ValueError):
@@ -79,7 +79,7 @@ def open_process(identity: ProcessIdentity) -> int | None:
 
 
 def has_ended(identity: ProcessIdentity) -> bool:
-    """Return whether the process has ended, also where its parent hasn't asked how yet."""
+    """Return whether the process has ended, even if its parent hasn't asked how yet."""
     try:
         fields = _read_stat(identity.pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -159,14 +159,14 @@ def is_stopped(pid: int) -> bool:
 
 
 def raise_priority(pid: int) -> None:
-    """Give every thread of the process this process's priority, where the system allows it."""
+    """Give every thread of the process this process's priority, if the system allows it."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def read_resident_bytes(pid: int) -> int:
-    """Return the bytes of physical memory that the process has; 0 where it has ended."""
+    """Return the bytes of physical memory that the process has; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -179,7 +179,7 @@ def read_cpu_seconds(sessions: Iterable[int]) -> dict[int, float]:
     for entry in os.scandir("/proc") if used else ():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                # What follows the name, which may hold anything: state, parent, group, session, ...
+                # Fields after the name, which may hold anything: state, parent, group, session, ...
                 after_name = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
                 session = int(after_name[3])
                 if session in used and after_name[0] not in "ZX":
@@ -189,9 +189,9 @@ def read_cpu_seconds(sessions: Iterable[int]) -> dict[int, float]:
 
 
 def read_available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that processes may still get: free memory, or less where a cgroup limits this process.
+    """Return the bytes that processes may still get: free memory, or less if a cgroup limits this process.
 
-    What the system keeps of files counts as free, since it is given up when it is needed.
+    Files that the system keeps in memory count as free, since it gives them up when needed.
     """
     try:
         lines = (proc / "meminfo").read_text().splitlines()
@@ -219,7 +219,7 @@ def _list_groups(proc: Path, groups: Path) -> list[Path]:
 
 
 def memory_bytes() -> int:
-    """Return the bytes of memory of this machine, or of the cgroup of this process where it has fewer."""
+    """Return the bytes of memory of this machine, or of the cgroup of this process if it has fewer."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -1,4 +1,4 @@
-"""What is to be done when the script of a task has ended, while threads can still be started."""
+"""Actions for the end of a task's script, while threads can still be started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 _calls: list[Callable[[], None]] = []
-"""What is done at the end, the newest first."""
+"""Actions at the end, the newest first."""
 _process: list[int] = []
 """The process that runs the script; empty: this is no task that runs one."""
 
@@ -27,6 +27,6 @@ def call_at_script_end(call: Callable[[], None]) -> None:
 
 
 def end_script() -> None:
-    """Do what is to be done now. Raises what that raises."""
+    """Do what is due now. Raises what that raises."""
     while _calls:
         _calls.pop()()

@@ -43,7 +43,7 @@ DEFAULT_KINDS: tuple[Kind, ...] = ("kill", "kill", "stop", "delay", "controller"
 """The kinds that faults are drawn from by default; the others need rights or copies that a job may lack."""
 WITHOUT_TASK: tuple[Kind, ...] = ("controller", "checkpoint", "disk", "scale")
 _OF_THIS_MACHINE: tuple[Kind, ...] = ("drop", "half-open", "disk", "node")
-"""The kinds that act on processes and files where they are."""
+"""The kinds that act on processes and files in their place."""
 _SIGNALS = {"kill": signal.SIGKILL, "suspend": signal.SIGSTOP}
 SUSPEND_SECONDS = 0.5
 """Seconds for which `delay` suspends a task and `disk` fills the disk."""
@@ -55,15 +55,15 @@ _FAULT = re.compile(r"(?P<kind>[a-z-]+)(?:[ ](?P<task>[a-z]+:\d+))?(?:[ ](?P<epo
 class Fault:
     """One fault, and when it is injected."""
 
-    #: What is done.
+    #: The fault's kind.
     kind: Kind
     #: The task that is hit; None for kinds that hit no single one.
     task: TaskId | None = None
-    #: The (epoch, step) at which it is due; None where `steps` decide.
+    #: The (epoch, step) at which it is due; None if `steps` decide.
     at: EpochStep | None = None
     #: Steps after the last fault, once all tasks have recovered from that; 0 is at once.
     steps: int = 1
-    #: Another task is hit where `task` doesn't train.
+    #: Another task is hit if `task` doesn't train.
     any_task: bool = False
 
     def __str__(self) -> str:
@@ -77,11 +77,11 @@ class InjectedFault:
 
     #: The fault.
     fault: Fault
-    #: Where the job was then.
+    #: The progress of the job then.
     at: EpochStep | None
     #: It was injected.
     done: bool
-    #: What was hit, or why nothing could be done.
+    #: The process that was hit, or the reason why none was.
     note: str
 
 
@@ -163,7 +163,7 @@ class FaultInjector:
     def _wait_for(self, fault: Fault) -> EpochStep | None:
         """Wait until the fault is due.
 
-        Returns where the job is then; None where it has ended or stands still.
+        Returns the progress of the job then; None if it has ended or stands still.
         """
         deadline = time.monotonic() + self._timeout
         moves = 0
@@ -300,7 +300,7 @@ class FaultInjector:
     def _fill_disk(self, fault: Fault) -> str:
         """Fill the disk for the task, or for all tasks and the controller.
 
-        What they start meanwhile has room.
+        Processes that they start meanwhile have room.
         """
         pids = [self._find_victim(fault).pid] if fault.task else [t.pid for t in self._state().alive if t.pid]
         if not fault.task and (controller := read_controller(self._job.controller)):
@@ -375,7 +375,7 @@ def _is_staged(path: Path) -> bool:
 
 
 def wait_until_ended(job: JobPaths, timeout: float) -> int:
-    """Return the job's exit code once it has ended. Raises ClusterError where that takes too long."""
+    """Return the job's exit code once it has ended. Raises ClusterError if that takes too long."""
     deadline = time.monotonic() + timeout
     while is_locked(job.controller):
         if time.monotonic() > deadline:
@@ -390,8 +390,8 @@ def wait_until_ended(job: JobPaths, timeout: float) -> int:
 # Harms a process from outside: ends its connections, makes them black holes, fills its disk.
 #
 # A socket of another process is reached by pidfd_getfd(2), which needs Linux 5.6 and the right to trace the
-# process (its own user where the system allows that, or root). A full disk is a limit on the size of files,
-# so it needs neither a mount nor root
+# process (its own user if the system allows that, or root). A full disk is a limit on the size of files, so
+# it needs neither a mount nor root
 
 
 _PIDFD_GETFD = 438
@@ -417,7 +417,7 @@ def find_connections(pid: int) -> list[int]:
 
 
 def _sockets(pid: int) -> Iterator[socket.socket]:
-    """Yield this process's own descriptors of those connections. Raises ClusterError where there is none."""
+    """Yield this process's own descriptors of those connections. Raises ClusterError if there is none."""
     libc = ctypes.CDLL(None, use_errno=True)
     reached = False
     handle = os.pidfd_open(pid)
@@ -457,7 +457,7 @@ def drop_connections(pid: int) -> int:
 
 
 def blackhole_connections(pid: int) -> int:
-    """Drop all that arrives for the process over its present connections, without telling either side.
+    """Drop all that arrives for the process over its present connections, and notify neither side.
 
     So each connection is half open, as after a cable was pulled. Returns their number. Raises ClusterError,
     OSError.

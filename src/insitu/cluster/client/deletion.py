@@ -17,11 +17,11 @@ from insitu.cluster.leases import forget_job
 
 
 def delete_job(paths: Paths, job: JobPaths) -> int:
-    """Delete the folder of a job that has ended. Returns the bytes that lay in it.
+    """Delete the folder of a job that has ended. Returns the bytes of the folder.
 
-    The folder is renamed first, so a job is there as a whole or not at all. What a killed process leaves, the
-    next `insitu start` removes. Raises JobRunning for a job that runs, ClusterError where one that died can't
-    be ended.
+    The folder is renamed first, so a job is there as a whole or not at all. Leftovers of a killed process are
+    removed by the next `insitu start`. Raises JobRunning for a job that runs, ClusterError if one that died
+    can't be ended.
     """
     name = job.root.name
     if is_running(job):
@@ -31,7 +31,7 @@ def delete_job(paths: Paths, job: JobPaths) -> int:
     lock = take_lock(job.controller)  # so that nobody resumes it meanwhile
     try:
         forget_job(paths, name)
-        with contextlib.suppress(ClusterError):  # where the journal can't be read there is nothing to end
+        with contextlib.suppress(ClusterError):  # if the journal can't be read there is nothing to end
             finalize_job(job)
         hidden = staged_folder(paths, f"{name}-{secrets.token_hex(4)}")
         job.root.rename(hidden.root)

@@ -23,7 +23,7 @@ from insitu.cluster.job_files import Journal
 _EXPORT = re.compile(r"(\d{8,})(\.\w+)?")
 _FORMATS = {suffix: format for format, suffix in SUFFIXES.items()}
 _SCORES = "best.json"
-"""Lies beside the exports of a BestExporter."""
+"""Stored beside the exports of a BestExporter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ def find_export(
     """Return the job's export of the most steps: of all exporters, of the BestExporter, or of the one named.
     If it has no exporters, that is the model which its script has saved last.
 
-    Where some of these have the `format`, it is one of them; else one that can be converted: a .keras file.
-    Raises InputError where there is none, or `best` could mean several.
+    If some of these have the `format`, it is one of them; else one that can be converted: a .keras file.
+    Raises InputError if there is none, or `best` could mean several.
     """
     found = _list_exports(job)
     if not found and not best and exporter is None:
@@ -106,9 +106,9 @@ def _list_saved(job: JobPaths) -> list[ExportedModel]:
 
 
 def copy_export(model: ExportedModel, target: Path) -> Path:
-    """Copy a model to `target`, or into it where that is a folder, by one rename. Returns the copy's path.
+    """Copy a model to `target`, or into it if that is a folder, by one rename. Returns the copy's path.
 
-    Raises InputError where something has that name, or the model was removed meanwhile; OSError.
+    Raises InputError if something has that name, or the model was removed meanwhile; OSError.
     """
     final = target / model.path.name if target.is_dir() else target
     if (final.suffix if final.suffix in _FORMATS else "") != model.path.suffix:
@@ -160,7 +160,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# What a job's script has written: models, event files of TensorBoard, predictions and other files
+# Output of a job's script: models, event files of TensorBoard, predictions and other files
 
 
 Kind = Literal["model", "events", "predictions", "file"]
@@ -177,7 +177,7 @@ class Output:
 
     #: Its path in the job's folder, or the whole one of predictions elsewhere; of a cache its name.
     path: str
-    #: What it is, by its name.
+    #: Its kind, by its name.
     kind: Kind
     #: Its size; None of a cache.
     bytes: int | None
@@ -257,6 +257,6 @@ def _list_predictions(job: JobPaths) -> list[Output]:
 
 
 def _shorten(job: JobPaths, file: str) -> str:
-    """Return the path of a file in the job's folder; the whole path of one that lies elsewhere."""
+    """Return the path of a file in the job's folder; the whole path of one elsewhere."""
     path, root = Path(os.path.realpath(file)), os.path.realpath(job.root)
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else file

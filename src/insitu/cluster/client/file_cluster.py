@@ -53,9 +53,9 @@ CONNECT_SECONDS, _ASK_SECONDS = 10.0, 2.0
 _COLLECT_SECONDS = 1.0
 """Seconds between two removals of blocks on one machine: each waits for the disk."""
 _STALL_SHARE = 0.8
-"""Of the seconds after which a job without progress fails: for so long a task waits for the head."""
+"""Share of the seconds after which a job without progress fails: for so long a task waits for the head."""
 _clusters: dict[tuple[object, ...], FileCluster] = {}
-"""What this process has opened: each keeps connections."""
+"""Clusters that this process has opened: each keeps connections."""
 _opening = threading.Lock()
 
 
@@ -91,7 +91,7 @@ def open_file_cluster(paths: Paths, cluster: str = "", token_file: str = "") -> 
     """Return the files of a cluster: that of the head at `cluster`, or at $INSITU_CLUSTER, else that of this
     home. A home that belongs to none has the stores of this machine.
 
-    Raises InputError where the token can't be read.
+    Raises InputError if the token can't be read.
     """
     address = cluster or os.environ.get(CLUSTER_ENV, "")
     if address:
@@ -115,7 +115,7 @@ def open_file_cluster(paths: Paths, cluster: str = "", token_file: str = "") -> 
 
 
 def _identify(paths: Paths) -> tuple[int, int] | None:
-    """Tell the names of this home from those that come into their place after `insitu down`."""
+    """Distinguish the names of this home from those that replace them after `insitu down`."""
     try:
         found = os.stat(paths.local_files)
     except FileNotFoundError:
@@ -142,7 +142,7 @@ def _open_remote(
 
 
 def _is_of_task(paths: Paths) -> bool:
-    """Return whether this process is a task of a job whose files lie in the cluster of a home."""
+    """Return whether this process is a task of a job whose files are in the cluster of a home."""
     return runs_script() and context().job_id is not None and context().paths == paths
 
 
@@ -150,7 +150,7 @@ def _make_task_client(
     names: Names, peers: Peers, find_view: Callable[..., View], suspects: Suspects
 ) -> FileClient:
     """Return the files for a task, once what an earlier process of it has left is published. Raises
-    Unpublished where the head doesn't come back for that."""
+    Unpublished if the head doesn't come back for that."""
     me = context()
     folder = WaitingFolder(me.paths.unpublished(str(me.job_id), me.task), me.paths.home)
     client = TaskFileClient(names, peers, find_view, suspects, folder)
@@ -163,7 +163,7 @@ def _make_task_client(
 
 def publish_waiting(paths: Paths, folder: Path) -> list[Path]:
     """Publish what a task has left in a folder of a home. Return the changes that were refused, as files.
-    Raises InputError for another folder, ClusterError if the head is away, OSError."""
+    Raises InputError for another folder, ClusterError if the head is unreachable, OSError."""
     place = WaitingFolder(folder.absolute(), paths.home)
     if not (place.path.is_relative_to(paths.home) and (place.path / "lock").exists()):
         raise InputError(

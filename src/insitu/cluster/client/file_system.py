@@ -38,20 +38,20 @@ class InsituFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """The files in the memory of a cluster's nodes.
 
     Args:
-        copies: on how many nodes each file that is written lies: it survives the loss of all but one of them.
-            A cluster of fewer nodes has one copy on each.
+        copies: number of nodes that store each written file: it survives the loss of all but one of them. A
+            cluster of fewer nodes has one copy on each.
         cluster: the head's address as host:port; by default $INSITU_CLUSTER, else that of $INSITU_HOME.
         token_file: the file with the cluster's token, by default $INSITU_TOKEN_FILE.
         home: by default $INSITU_HOME.
 
     Raises:
         InputError: for names that can't be, and other values of these.
-        ClusterError: where no node can be reached.
+        ClusterError: if no node can be reached.
     """
 
     protocol = "insitu"
     root_marker = ""
-    # $INSITU_HOME and $INSITU_CLUSTER may change. What costs time to make, the client, is kept.
+    # $INSITU_HOME and $INSITU_CLUSTER may change. The client is kept, since it takes time to make.
     cachable = False
 
     def __init__(
@@ -237,7 +237,7 @@ class InsituFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self.client.count_blocks(volume, self.client.list_blocks(volume, entry.lists, entry.blocks))
 
     def repair(self, path: str) -> RepairReport:
-        """Make copies of a volume's blocks that are missing. Raises OSError, InsituError where a node that is
+        """Make copies of a volume's blocks that are missing. Raises OSError, InsituError if a node that is
         alive doesn't answer."""
         volume, _ = self._split(path)
         if not volume:

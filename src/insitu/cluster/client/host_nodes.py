@@ -1,4 +1,4 @@
-"""Where a job of a cluster of hosts can run: its nodes, their cores, and whether they reach each other."""
+"""Nodes on which a job of a cluster of hosts can run, their cores, and whether they reach each other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HostNodes:
 def choose_nodes(topology: Topology, names: Collection[str], cache: CacheSpec | None) -> Topology:
     """Return the nodes with these names, in their order in `topology`. Pure.
 
-    Raises JobSpecError for a name of none, PlacementError where a partition of the cache has no copy on them.
+    Raises JobSpecError for a name of none, PlacementError if a partition of the cache has no copy on them.
     """
     unknown = sorted(set(names) - set(topology.nodes))
     if unknown:
@@ -66,11 +66,11 @@ def choose_nodes(topology: Topology, names: Collection[str], cache: CacheSpec | 
 
 
 def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostNodes | None:
-    """Return the nodes that a job runs on, or None where its tasks run on this machine.
+    """Return the nodes that a job runs on, or None if its tasks run on this machine.
 
-    They run on hosts where this home has a head with agents, unless `engine` is local, or the cache lies in
-    stores of this machine. Raises ClusterError where no agent is alive, PlacementError where the partitions
-    of the cache lie on nodes that are away.
+    They run on hosts if this home has a head with agents, unless `engine` is local, or the cache is in stores
+    of this machine. Raises ClusterError if no agent is alive, PlacementError if the partitions of the cache
+    are on unreachable nodes.
     """
     if engine == "local":
         return None
@@ -146,7 +146,7 @@ def _find_short(
 
 
 def check_gpus(placement: Placement, each: int, gpus: Mapping[NodeId, int]) -> None:
-    """Raise PlacementError where tasks that train, of `each` GPUs, are placed on nodes that have fewer.
+    """Raise PlacementError if tasks that train, of `each` GPUs, are placed on nodes that have fewer.
 
     `gpus`: those that each node can give.
     """
@@ -163,10 +163,10 @@ def check_gpus(placement: Placement, each: int, gpus: Mapping[NodeId, int]) -> N
 
 
 def check_memory(placement: Placement, each: int, available: Mapping[NodeId, int]) -> None:
-    """Raise PlacementError where tasks that train, of `each` MiB, are placed on nodes with less memory free.
+    """Raise PlacementError if tasks that train, of `each` MiB, are placed on nodes with less memory free.
 
-    `available`: bytes that processes on each node may still get. What is promised to a task that hasn't taken
-    it yet, of this job or of another one, isn't known there.
+    `available`: bytes that processes on each node may still get. Memory that is promised to a task that
+    hasn't taken it yet, of this job or of another one, isn't known there.
     """
     short = [
         f"{node} has {free >> 20:,} MiB free for {format_count(count, 'task')}"
@@ -181,9 +181,9 @@ def check_memory(placement: Placement, each: int, available: Mapping[NodeId, int
 
 
 def check_cores(placement: Placement, each: int, cores: Mapping[NodeId, int]) -> None:
-    """Raise PlacementError where tasks that train, of `each` processors, are placed on nodes that have fewer.
+    """Raise PlacementError if tasks that train, of `each` processors, are placed on nodes that have fewer.
 
-    `cores`: those that each node has. What other programs use of them isn't known there.
+    `cores`: those that each node has. Processors that other programs use aren't known there.
     """
     short = [
         f"{n} has {has} for {format_count(count, 'task')}"
@@ -197,7 +197,7 @@ def check_cores(placement: Placement, each: int, cores: Mapping[NodeId, int]) ->
 
 
 def check_reach(paths: Paths, nodes: Collection[NodeId]) -> None:
-    """Raise ClusterError where two of these nodes can't talk, which names each such pair."""
+    """Raise ClusterError if two of these nodes can't talk, which names each such pair."""
     if len(nodes) < 2:
         return
     pairs = [pair for pair in find_separated(paths) if pair[0] in nodes and pair[1] in {*nodes, "the others"}]
@@ -210,7 +210,7 @@ def check_reach(paths: Paths, nodes: Collection[NodeId]) -> None:
 
 
 def choose_host_threads(placement: Placement, cores: Mapping[NodeId, int]) -> int:
-    """Return the backend threads of each replica: those of the host where the fewest are left for each task
-    that computes."""
+    """Return the backend threads of each replica: those of the host on which the fewest are left for each
+    task that computes."""
     computing = Counter(t.node for t in placement.tasks if t.task.role in ("worker", "evaluator"))
     return max(1, min(cores[node] // count for node, count in computing.items()))

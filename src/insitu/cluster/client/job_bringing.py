@@ -1,8 +1,8 @@
 """Brings a job to this machine whose own machine is lost, from the newest copy that a host has kept.
 
-What is brought is another *term* of the job: hosts that know of it refuse the supervisor of before. Its tasks
-prove another secret to each other, so tasks of before, that may still run on a host that is cut off, can't
-join them. What the job has signed is signed as before.
+The job gets another *term*: hosts that know of it refuse the previous supervisor. Its tasks prove another
+secret to each other, so earlier tasks, that may still run on a host that is cut off, can't join them. The
+job's signing secret stays the same.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Notify = Callable[[str], None]
 
 def find_or_bring_job(paths: Paths, text: str, notify: Notify = lambda text: None) -> JobPaths:
     """Return the job whose id is `text` or alone begins with it; one that isn't in this home of a head, or
-    has gone on elsewhere since, is brought from a host that keeps a copy. `notify` hears of it. Raises
-    UnknownJob, JobRunning if it runs elsewhere, ClusterError."""
+    has resumed elsewhere since, is brought from a host that keeps a copy. `notify` receives a message about
+    it. Raises UnknownJob, JobRunning if it runs elsewhere, ClusterError."""
     try:
         job = find_job(paths, text)
     except UnknownJob as error:
@@ -55,8 +55,8 @@ def find_or_bring_job(paths: Paths, text: str, notify: Notify = lambda text: Non
 
 
 def bring_job(paths: Paths, text: str, notify: Notify) -> JobPaths | None:
-    """Bring the job whose id is `text`, or begins with it, from the newest copy. Returns None where no host
-    has one. Raises UnknownJob where several begin so, ClusterError where it can't be brought."""
+    """Bring the job whose id is `text`, or begins with it, from the newest copy. Returns None if no host has
+    one. Raises UnknownJob if several begin so, ClusterError if it can't be brought."""
     with open_copy_reader(paths) as reader:
         copies = reader.list_copies()
         ids = [i for i in copies if i == text] or sorted(i for i in copies if text and i.startswith(text))
@@ -94,7 +94,7 @@ def bring_job(paths: Paths, text: str, notify: Notify) -> JobPaths | None:
 
 
 def _make_staged(paths: Paths, job_id: str) -> JobPaths:
-    """Make the folder in which the job is put together. Raises ClusterError where another process does it."""
+    """Make the folder in which the job is put together. Raises ClusterError if another process does it."""
     make_sticky_folder(paths.home, paths.jobs)
     staged = staged_folder(paths, job_id)
     if is_locked(staged.controller):

@@ -91,7 +91,7 @@ def _check_source(source: Path) -> None:
 
 
 def pack_code(source: Path, folder: Path, leave_out: Path) -> Path:
-    """Return a .zip of JOB_DIR: the file itself where it is one, else one that is made in `folder`, an empty
+    """Return a .zip of JOB_DIR: the file itself if it is one, else one that is made in `folder`, an empty
     one. It holds what `copy_code` copies.
 
     Raises JobSpecError, StorageFull.
@@ -133,7 +133,7 @@ def _check_size(source: Path, size: int) -> None:
 def _copy_folder(
     source: Path, destination: Path, budget: _Budget, leave_out: Path, above: tuple[Path, ...]
 ) -> None:
-    """Copy a folder. Links are followed; one that leads back to a folder it lies in is refused."""
+    """Copy a folder. Links are followed; one that leads back to a folder it is in is refused."""
     for entry in _list_entries(source):
         path = Path(entry.path)
         if entry.is_dir():

@@ -1,4 +1,4 @@
-"""Requests to a job that is there already: to stop, to have other workers, to go on after it has ended."""
+"""Requests to a job that is there already: to stop, to have other workers, to resume after it has ended."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Notify = Callable[[str], None]
 
 
 class NoReply(ClusterError):
-    """Raised where no controller replied in time."""
+    """Raised if no controller replied in time."""
 
 
 _RETRY_INTERVAL = 0.05
@@ -64,11 +64,11 @@ _RETRY_INTERVAL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """The variables of what has a job go on: a user's shell, or a server that is asked from elsewhere."""
+    """The variables for a job that resumes: of a user's shell, or a server that is asked from elsewhere."""
 
     #: The variables of this process, or what stands for them.
     variables: Mapping[str, str]
-    #: Those that the job is to take from here, set or not, though it has its own.
+    #: Names of variables that the job takes from here, set or not, though it has its own.
     names: tuple[str, ...] = ()
     #: Whether the user's own shell is another one, of which no more is known.
     is_server: bool = False
@@ -87,12 +87,12 @@ def resume_job(
     notify: Notify = lambda text: None,
     revision: int | None = None,
 ) -> int:
-    """Let a job that has ended go on from its last checkpoint, with the same shards, seed and variables.
+    """Resume a job that has ended from its last checkpoint, with the same shards, seed and variables.
 
-    `shell` is by default this process's. `notify` hears of what is other than at the job's start; it is
+    `shell` is by default this process's. `notify` receives the differences from the job's start; they are
     logged, too. Returns how many bytes the merged output held before. Raises JobEnded for a job that has
-    finished, JobRunning for one that runs, JobSpecError where secrets lack or `shell` gives what a job can't
-    take, UnknownCache where its version of the cache is gone, ClusterError, MetadataError.
+    finished, JobRunning for one that runs, JobSpecError if secrets lack or `shell` gives what a job can't
+    take, UnknownCache if its version of the cache is gone, ClusterError, MetadataError.
 
     `revision`: that of the job's key if no user asks for it, but its supervisor is lost. JobEnded is then
     raised for one that has ended in any way, or whose key has changed.
@@ -159,8 +159,8 @@ def _change_environment(job: JobPaths, shell: Shell) -> tuple[JobEnvironment, li
 def scale_job(job: JobPaths, workers: int) -> str:
     """Ask for another number of workers. Returns what the controller replied.
 
-    Raises InputError for a number that the job can't have or where its tasks can't come and go, JobEnded,
-    ClusterError where no reply came.
+    Raises InputError for a number that the job can't have or if its tasks can't come and go, JobEnded,
+    ClusterError if no reply came.
     """
     spec = read_spec(job)
     if not 1 <= workers <= spec.shards:
@@ -179,9 +179,9 @@ def signal_task(job: JobPaths, task: TaskId, name: SignalName) -> None:
 def stop_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
     """Ask the controller to end the job; asked a second time, its tasks are killed at once.
 
-    A controller that doesn't answer is killed, and the next one is asked. Where that doesn't help all of the
-    job's processes are killed. No head starts another supervisor from then on. `notify` hears of it. Raises
-    JobEnded where the job has ended already, ClusterError where its processes can't be ended.
+    A controller that doesn't answer is killed, and the next one is asked. If that doesn't help, all of the
+    job's processes are killed. No head starts another supervisor from then on. `notify` receives a message
+    about it. Raises JobEnded if the job has ended already, ClusterError if its processes can't be ended.
     """
     was_to_run = False
     try:
@@ -216,13 +216,13 @@ def end_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
 
 
 def kill_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
-    """Kill the job's supervisor, with which its tasks end. Raises ClusterError where that can't be done."""
+    """Kill the job's supervisor, with which its tasks end. Raises ClusterError if that can't be done."""
     kill_supervisor(job, notify)
     finalize_job(job, "its processes didn't answer to `insitu stop` and were killed", time.time())
 
 
 def kill_supervisor(job: JobPaths, notify: Notify = lambda text: None) -> None:
-    """Kill the job's supervisor, and return once nothing of the job runs here. Raises ClusterError where that
+    """Kill the job's supervisor, and return once nothing of the job runs here. Raises ClusterError if that
     can't be done."""
     supervisor = read_supervisor(job.controller)
     descriptor = open_process(supervisor) if supervisor is not None else None
@@ -257,8 +257,8 @@ def _wait_for_end(job: JobPaths, timeout: float) -> bool:
 def _request(job: JobPaths, message: Message, timeout: float | None = None) -> str:
     """Send a request until the controller replies. Returns the text of the reply.
 
-    A controller may die and another take its place at any time. The request's id tells that one sent again is
-    the same. Raises InputError where it is refused, JobEnded, NoReply after `timeout` seconds, ClusterError.
+    A controller may die and another take its place at any time. Each recognizes a repeated request by
+    its id. Raises InputError if it is refused, JobEnded, NoReply after `timeout` seconds, ClusterError.
     """
     timeout = REPLY_TIMEOUT if timeout is None else timeout
     if (host := find_other_host(job.controller)) and read_status(job).running:
@@ -287,7 +287,7 @@ def _describe_other_host(job: JobPaths, host: str) -> str:
 
 
 def _exchange(job: JobPaths, message: Message, deadline: float) -> Message | None:
-    """Return the reply to `message`, or None where the connection can't be made or is lost."""
+    """Return the reply to `message`, or None if the connection can't be made or is lost."""
     try:
         connection = connect_for_requests(job, max(0.001, deadline - time.monotonic()))
     except OSError:

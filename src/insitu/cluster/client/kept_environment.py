@@ -1,11 +1,11 @@
-"""Decides which variables of a shell are a job's own, and which ones it finds when it goes on. Pure.
+"""Decides which variables of a shell are a job's own, and which ones it has when it resumes. Pure.
 
-A job keeps the variables of the shell that starts it, in its folder and in the copies on hosts. It goes on
-with these wherever it is resumed. Two kinds aren't kept, and come from each shell again:
+A job keeps the variables of the shell that starts it, in its folder and in the copies on hosts. It resumes
+with these on any machine. Two kinds aren't kept, and come from each shell again:
 
 - secrets, by their names: a word in it ends with TOKEN, KEY, KEYS, PASS or PWD, or the name holds SECRET,
   PASSW, PASSPHRASE or CREDENTIAL. By its value, a URL with a password is one. The path of a file isn't: it
-  says where a secret is;
+  names the place of a secret;
 - what says something about a session, such as TERM, and on another machine what says something about that.
 """
 
@@ -83,7 +83,7 @@ def change_variables(
 
 
 def compose_environment(kept: JobEnvironment, shell: Mapping[str, str], host: str) -> dict[str, str]:
-    """Return the variables of a job that `shell` starts or has go on, on the machine `host`.
+    """Return the variables of a job that `shell` starts or resumes, on the machine `host`.
 
     Raises JobSpecError for secrets that the job was started with, and that this shell hasn't.
     """

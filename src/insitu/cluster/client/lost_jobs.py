@@ -1,4 +1,4 @@
-"""Has a job go on whose supervisor is lost, for the head that leads where etcd holds the metadata.
+"""Resumes jobs whose supervisor is lost, for the head that leads if etcd holds the metadata.
 
 `leases/job_upkeep.py` has it done.
 """
@@ -17,7 +17,7 @@ from insitu.cluster.leases import check_lost, forget_job
 
 def resume_lost_job(paths: Paths, job_id: str, revision: int, notify: Notify) -> None:
     """Start another supervisor of a job, none of which keeps its lease, unless its key in etcd has changed
-    since `revision`. `notify` hears of what is done. Raises JobEnded, JobRunning, InsituError."""
+    since `revision`. `notify` receives the messages. Raises JobEnded, JobRunning, InsituError."""
     check_lost(paths, job_id, revision)
     job = paths.job(job_id)
     if is_locked(job.controller):  # its supervisor here hangs

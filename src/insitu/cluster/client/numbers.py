@@ -1,4 +1,4 @@
-"""Reads what the tasks of a job have measured: rates, curves, and where the time went. Asks no process."""
+"""Reads what the tasks of a job have measured: rates, curves, and uses of time. Asks no process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rates:
 
 
 def read_rates(job: JobPaths, task: TaskId) -> Rates | None:
-    """Return the rates of a task, or None where it has measured nothing."""
+    """Return the rates of a task, or None if it has measured nothing."""
     samples = read_last_samples(job.samples(task))
     return compute_rates(samples) if samples else None
 
@@ -85,8 +85,8 @@ def compute_rates(samples: Sequence[Sample]) -> Rates:
 
 
 def _compute_cpu(samples: Sequence[Sample]) -> float:
-    """Return the cores that a process used in its last seconds, whatever it did, such as to evaluate. Of
-    one sample, those of all its life."""
+    """Return the cores that a process used in its last seconds, whatever it did, such as to evaluate. For one
+    sample, those of all its life."""
     last = samples[-1]
     first = next((each for each in samples if last.at - each.at <= _WINDOW), last)
     if last.at > first.at:
@@ -147,7 +147,7 @@ def make_curve(samples: Iterable[Sample]) -> list[CurvePoint]:
 
 
 def join_curves(curves: Iterable[Sequence[CurvePoint]]) -> list[CurvePoint]:
-    """Return the first curve, continued by the others where it ends. In a synchronous training all tasks see
+    """Return the first curve, continued by the others after its end. In a synchronous training all tasks see
     the same. Pure."""
     joined: list[CurvePoint] = []
     for curve in curves:
@@ -158,7 +158,7 @@ def join_curves(curves: Iterable[Sequence[CurvePoint]]) -> list[CurvePoint]:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Where the time of a job went."""
+    """The uses of a job's time."""
 
     #: Seconds from its creation to its end, or until now.
     wall: float
@@ -191,7 +191,7 @@ def _to_json(account: TaskAccount) -> dict[str, Any]:
 
 
 def measure_goodput(job: JobPaths, status: JobStatus | None = None) -> Goodput:
-    """Return where the time of a job went until now. Raises ClusterError where its folder can't be read."""
+    """Return the uses of a job's time until now. Raises ClusterError if its folder can't be read."""
     status = status or read_status(job)
     state, created = status.state, status.spec.created
     until = time.time() if status.ended is None else status.ended

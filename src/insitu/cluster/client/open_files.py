@@ -1,4 +1,4 @@
-"""What `InsituFileSystem` opens: versions that are read, and files that are written."""
+"""Files of `InsituFileSystem`: versions that are read, and files that are written."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SMALL_BYTES = 256 << 10
 """A block that is shorter is written again together with what is appended."""
 _KEPT_BLOCKS = 2
 KEEP_SECONDS = 600.0
-"""Seconds after which nodes hear again that what was written of a file is to stay."""
+"""Seconds after which nodes are notified again to keep the written blocks of a file."""
 _CHECK_SECONDS = 5.0
-"""A file whose writing took longer is published only where all of it is still there."""
+"""A file whose writing took longer is published only if all of it is still there."""
 
 
 def _cut(data: bytes) -> list[tuple[Block, bytes]]:
-    """Return data as blocks that are to be written."""
+    """Return data as blocks to write."""
     parts = [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]
     return [(make_block(part), part) for part in parts]
 
@@ -85,11 +85,11 @@ class WriteFile(io.RawIOBase):
         self.mode = mode
         self._client, self._volume, self._name = system.client, volume, path
         self._copies, self._autocommit = copies, autocommit
-        #: What isn't in a block yet.
+        #: Bytes that aren't in a block yet.
         self._rest = bytearray()
         #: The version that is appended to.
         self._entry = Entry(0, 0.0)
-        #: What was written of a file that is written as a whole.
+        #: Blocks of a file that is written as a whole.
         self._own: list[Block] = []
         self._size = 0
         self._discarded = False
@@ -97,7 +97,7 @@ class WriteFile(io.RawIOBase):
         self._has_appended = False
         #: Whether nobody knows if what was appended last is published. Then it must not be appended again.
         self._is_unknown = False
-        #: When nodes have heard last that its blocks are to stay, on the monotonic clock.
+        #: When nodes were notified last to keep its blocks, on the monotonic clock.
         self._kept_at = time.monotonic()
         #: The version that is replaced, 0: there is none; None: any.
         self._expected: int | None = 0 if mode == "xb" else None
@@ -113,7 +113,7 @@ class WriteFile(io.RawIOBase):
             self._follow(entry)
 
     def _follow(self, entry: Entry | None) -> None:
-        """Go on behind a version of the file."""
+        """Continue behind a version of the file."""
         self._expected = 0 if entry is None else entry.version
         self._entry = entry or Entry(0, 0.0)
         self._copies = self._copies if entry is None else entry.copies

@@ -1,7 +1,7 @@
 """Looks at what a job depends on beside its variables: versions, Keras' file of settings, JOB_DIR.
 
-It is written down as a job is started. As it goes on, what has changed is named: another version may give
-other numbers, and may be what the user wants.
+It is written down as a job is started. When it resumes, changes are named: another version may give other
+numbers, and may be what the user wants.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KERAS = {
     "epsilon": 1e-07,
     "image_data_format": "channels_last",
 }
-"""What Keras takes where its file doesn't say it."""
+"""Keras' defaults if its file doesn't say it."""
 
 
 LEAST_FILE_SIZE = 16 << 20
@@ -31,7 +31,7 @@ LEAST_FILE_SIZE = 16 << 20
 
 
 def check_file_size_limit() -> None:
-    """Raise JobSpecError where files may not become as large as those of a job."""
+    """Raise JobSpecError if files may not become as large as those of a job."""
     limit = read_file_size_limit()
     if limit is not None and limit < LEAST_FILE_SIZE:
         raise JobSpecError(

@@ -18,7 +18,7 @@ from insitu.grid import is_in_etcd
 class JobStatus:
     """One job as it stands."""
 
-    #: What was asked for.
+    #: The request of the user.
     spec: JobSpec
     #: The newest state in its journal.
     state: JobState
@@ -26,7 +26,7 @@ class JobStatus:
     running: bool
     #: The furthest (epoch, step) that a task of the present attempt has reported, or None.
     steps: EpochStep | None
-    #: When it ended, in seconds since 1970; None for a job that hasn't, or that is about to go on.
+    #: When it ended, in seconds since 1970; None for a job that hasn't, or that is about to resume.
     ended: float | None
 
 
@@ -87,7 +87,7 @@ def find_running_jobs(paths: Paths) -> tuple[list[str], list[str]]:
 
 
 def read_status(job: JobPaths) -> JobStatus:
-    """Return how the job stands. Raises ClusterError where its folder can't be read."""
+    """Return how the job stands. Raises ClusterError if its folder can't be read."""
     # The lock first: a job that ends between the two looks has then written its last state.
     running = is_running(job)
     at, state = Journal(job.journal).last()
@@ -123,7 +123,7 @@ class BrokenJob:
 
     #: Its folder's name.
     job_id: str
-    #: What could not be read, for the user.
+    #: The part that could not be read, for the user.
     reason: str
 
 

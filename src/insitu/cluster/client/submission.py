@@ -75,7 +75,7 @@ _FILES_OF_IGNITE = (
 def submit(paths: Paths, options: JobOptions) -> str:
     """Make the job and start its supervisor, which outlives this process. Returns the job's id.
 
-    Raises InputError or one of its kinds for what can't be used, StorageFull where the disk is full.
+    Raises InputError or one of its kinds for what can't be used, StorageFull if the disk is full.
     """
     laid_out = spec, _, topology, hosts = _lay_out(paths, options)
     clean_up(paths, options.cache)
@@ -148,7 +148,7 @@ def _lay_out(paths: Paths, options: JobOptions) -> _LaidOut:
 def _place(
     paths: Paths, options: JobOptions, laid_out: _LaidOut, code: Path
 ) -> tuple[JobSpec, CacheSpec, Placement]:
-    """Return the specification for the script in `code`, and where tasks run and read."""
+    """Return the specification for the script in `code`, and the nodes on which tasks run and read."""
     spec, cache, topology, hosts = laid_out
     spec = assign_roles(
         spec,
@@ -163,7 +163,7 @@ def _place(
 
 
 def _check_refresh(options: JobOptions, cache: CacheSpec | None) -> None:
-    """Raise JobSpecError where a job can't read rows again."""
+    """Raise JobSpecError if a job can't read rows again."""
     origin = {} if cache is None or cache.origin is None else dict(cache.origin)
     if "servers" not in origin:
         raise JobSpecError(
@@ -180,8 +180,8 @@ def _check_refresh(options: JobOptions, cache: CacheSpec | None) -> None:
 def _choose_copies(
     paths: Paths, options: JobOptions, cache: CacheSpec | None, topology: Topology, *, on_hosts: bool
 ) -> CacheSpec | None:
-    """Return the cache with the owners that tasks read from first. Raises GridError where tasks run on this
-    machine and partitions don't lie here."""
+    """Return the cache with the owners that tasks read from first. Raises GridError if tasks run on this
+    machine and partitions aren't here."""
     if cache is None:
         return None
     if not on_hosts:
@@ -194,7 +194,7 @@ def _fit_to_hosts(
 ) -> JobSpec:
     """Return the specification with what depends on the hosts that tasks are placed on.
 
-    Raises ClusterError, PlacementError where these can't train together.
+    Raises ClusterError, PlacementError if these can't train together.
     """
     if hosts is None:
         if spec.gpus_per_worker:
@@ -218,7 +218,7 @@ def _fit_to_hosts(
 
 
 def _check_own_gpus(placement: Placement, each: int) -> None:
-    """Raise PlacementError where this machine, which all nodes are, has too few GPUs that no task has."""
+    """Raise PlacementError if this machine, which all nodes are, has too few GPUs that no task has."""
     free, known = count_free_gpus()
     here = NodeId(
         f"this machine, of whose {format_count(known, 'GPU')} {known - free} "
@@ -228,7 +228,7 @@ def _check_own_gpus(placement: Placement, each: int) -> None:
 
 
 def _check_own_memory(placement: Placement, each: int) -> None:
-    """Raise PlacementError where this machine, which all nodes are, has less memory free than tasks need."""
+    """Raise PlacementError if this machine, which all nodes are, has less memory free than tasks need."""
     here = NodeId("this machine")
     check_memory(_gather(placement, here), each, {here: read_available_bytes()})
 
@@ -249,7 +249,7 @@ def _spec(
     name = options.name or _choose_name(options, cache)
     check_simple_name("A job's name (--name)", name)
     threads = choose_thread_count(_count_cores(), max(1, workers), options.evaluator)
-    # What isn't worked out here is as it was given.
+    # Fields that aren't worked out here are as given.
     same = {each.name: getattr(options, each.name, None) for each in fields(JobSpec)}
     return JobSpec(
         **{each: value for each, value in same.items() if value is not None}
@@ -437,7 +437,7 @@ def assign_roles(
 
     A chief of a script that imports insitu is one more worker, the first, with a shard of its own. `shards`
     and the evaluator's `grace` are those that were given, None for the defaults; `cores` are those that the
-    default number of threads shares out, None where that number was given.
+    default number of threads shares out, None if that number was given.
     """
     default = SCORING_GRACE if knows_insitu else EVALUATOR_GRACE
     spec = replace(spec, evaluator_grace=default if grace is None else grace)

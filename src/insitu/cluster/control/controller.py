@@ -96,8 +96,8 @@ _WAITING = (RECOVERING, CONNECTING)
 class Controller:
     """Runs one job to its end.
 
-    What it knows of its tasks and of nodes it knows through `tasks`: they may be on other machines. Its own
-    files are the job's journal, specification and placement, and the merged output.
+    It knows its tasks and nodes through `tasks`: they may be on other machines. Its own files are the job's
+    journal, specification and placement, and the merged output.
 
     A full disk doesn't end a job: what can't be written to the journal is tried again until it can, at the
     job's end for `JOURNAL_TIMEOUT` seconds.
@@ -129,7 +129,7 @@ class Controller:
         self._unacknowledged: list[TaskExit] = []
         self._replies = ReplyBook(inbox, self._journal)
         self._launched_before: dict[tuple[TaskId, int], int] = {}
-        """Process ids of incarnations that the controller before launched; 0 where they have ended."""
+        """Process ids of incarnations that the previous controller launched; 0 if they have ended."""
 
     def _now(self) -> float:
         """Return the time in seconds since 1970, but never going back."""
@@ -179,7 +179,7 @@ class Controller:
         self._replies.send(is_journal_written=not self._unwritten)
 
     def _drain_journal(self) -> None:
-        """Raise ClusterError where the job's end can't be written down."""
+        """Raise ClusterError if the job's end can't be written down."""
         deadline = time.monotonic() + (0.0 if self._journal.is_at_limit() else JOURNAL_TIMEOUT)
         while self._unwritten and time.monotonic() < deadline and not self._handle_requests():
             time.sleep(RETRY_INTERVAL)
@@ -246,7 +246,7 @@ class Controller:
         named = [t for t in self._state.tasks if (t.member and not t.released) or t.task.role != "worker"]
         before = (*self._roster.members, *self._roster.others)
         addresses = {(m.task, m.incarnation): m.address for m in before} | self._reserved
-        # Workers and the other servers look for a server that comes back where it was.
+        # Workers and the other servers look for a returning server at its earlier address.
         lived = {m.task: m.address for m in before if m.task.role == "ps"}
         back = [t for t in named if t.replacement and t.task in lived]
         addresses = {(t.task, t.incarnation): lived[t.task] for t in back} | addresses
@@ -443,7 +443,7 @@ class Controller:
     # Requests of users
 
     def _handle_requests(self) -> bool:
-        """Handle the requests that have come. Returns True where one of them was to stop."""
+        """Handle the requests that have come. Returns True if one of them was to stop."""
         requests = self._inbox.receive()
         for request in requests:
             self._handle_request(request)
@@ -486,7 +486,7 @@ def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket)
         try:
             code = Controller(job, tasks, inbox).run()
         except ClusterError as error:
-            # What can't be done now can't be done by another controller either.
+            # Another controller can't do it either.
             reason = str(error)
         tasks.finish(code, reason)
     except SupervisorLost:

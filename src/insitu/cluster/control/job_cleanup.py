@@ -17,7 +17,7 @@ from insitu.cluster.wire import release_pins
 from insitu.grid import Catalog, is_in_etcd
 
 STAGED_PREFIX = "."
-"""What the name of a folder begins with in which a job is being made."""
+"""Prefix of the name of a folder in which a job is being made."""
 _STAGING_GRACE = 60.0
 """Seconds within which a folder may not have its lock yet."""
 
@@ -26,9 +26,9 @@ def finalize_job(job: JobPaths, reason: str = "", ended: float | None = None) ->
     """Release what a job holds of which nothing runs any more: its pin of the cache, its checkpoints in
     memory.
 
-    Where the journal has no end of the job, the loss of its controller is recorded, with the `reason` if it
-    is known; otherwise the `reason` is logged only. The job `ended` at this time, in seconds since 1970, or
-    where that is None with its last sign of life.
+    If the journal has no end of the job, the loss of its controller is recorded, with the `reason` if it is
+    known; otherwise the `reason` is logged only. The job `ended` at this time, in seconds since 1970, or if
+    that is None with its last sign of life.
     """
     journal = Journal(job.journal)
     recorded, before = journal.last()
@@ -97,7 +97,7 @@ def clean_up(paths: Paths, cache: str) -> None:
         if not job.root.exists():
             catalog.unpin(job_id)
             continue
-        # What can't be read can't be finalized either; `describe` shows why.
+        # A job that can't be read can't be finalized either; `describe` shows why.
         with contextlib.suppress(ClusterError):
             finalize_job(job)
 

@@ -29,7 +29,7 @@ MAX_CONNECTIONS = 64
 """With more than these the one that has been silent for longest is closed, else the one that has waited for
 its reply for longest."""
 ACCEPT_PAUSE = 1.0
-"""Seconds for which no connection is accepted where no descriptor is left for one."""
+"""Seconds for which no connection is accepted if no descriptor is left for one."""
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _MAX_TOKEN = 64
 
@@ -38,13 +38,13 @@ _MAX_TOKEN = 64
 class JobRequest:
     """One request of a user."""
 
-    #: What to do.
+    #: The action to perform.
     action: Literal["stop", "scale", "signal"]
     #: Identifies the request, also when it is sent again; "" for a signal, which gets no reply.
     token: str = ""
     #: The number of workers to scale to.
     workers: int = 0
-    #: The task that is to get a signal.
+    #: The task that gets a signal.
     task: TaskId | None = None
     #: That signal.
     signal: SignalName = "kill"
@@ -227,7 +227,7 @@ class ReplyBook:
         return self._replies.get(token)
 
     def queue(self, request: JobRequest, phase: str) -> None:
-        """Have the reply sent; where nothing was decided, the job is over, in `phase`."""
+        """Have the reply sent; if nothing was decided, the job is over, in `phase`."""
         if request.token:
             reply = self.find(request.token) or {"error": "ended", "text": phase}
             self._unsent.append((request, reply))

@@ -24,7 +24,7 @@ from insitu.cluster.engines import (
 )
 
 BEAT_INTERVAL = 5.0
-"""Seconds within which a controller tells its supervisor that it goes on."""
+"""Seconds within which a controller reports to its supervisor that it is alive."""
 _REPLY_TIMEOUT = 60.0
 """Seconds within which the supervisor answers, on any machine."""
 
@@ -66,7 +66,7 @@ class Tasks(TaskSetup, TaskObserver, Protocol):
         """Report that this end has been written down."""
 
     def beat(self) -> None:
-        """Report that this controller goes on, as `wait` does too."""
+        """Report that this controller is alive, as `wait` does too."""
 
 
 class SupervisorLost(Exception):
@@ -118,7 +118,7 @@ class SupervisedTasks(EngineCalls):
     def finish(self, code: int, reason: str = "") -> None:
         """End the job: the supervisor ends whatever is left, and itself.
 
-        `reason` says why the controller gave up; "" where the journal has the job's end.
+        `reason` says why the controller gave up; "" if the journal has the job's end.
         """
         self._send({"do": "finish", "code": code, "reason": reason})
         deadline = time.monotonic() + _REPLY_TIMEOUT

@@ -1,12 +1,12 @@
 """Holds a job's tasks, so that they outlive its controller. One detached process for each job.
 
-`python -P -m insitu.cluster.control.supervisor JOB_FOLDER LOCK` is the parent of every task and of
-the controller, which runs the job and tells it by messages what to do. It decides nothing: it starts
-processes, writes what they print into the logs, and keeps each end until the controller has written it down.
-A controller that dies is started again, at most `MAX_CONTROLLERS` times within `CONTROLLER_WINDOW` seconds,
-and takes over. One that says nothing for `CONTROLLER_TIMEOUT` seconds, since it is suspended or hangs, is
-killed. Whatever a task leaves behind becomes a child of this process; when the job is over nothing of
-it stays. When this process dies the system kills its tasks.
+`python -P -m insitu.cluster.control.supervisor JOB_FOLDER LOCK` is the parent of every task and of the
+controller, which runs the job and sends it commands. It decides nothing: it starts processes, writes what
+they print into the logs, and keeps each end until the controller has written it down. A controller that dies
+is started again, at most `MAX_CONTROLLERS` times within `CONTROLLER_WINDOW` seconds, and takes over. One that
+says nothing for `CONTROLLER_TIMEOUT` seconds, since it is suspended or hangs, is killed. Whatever a task
+leaves behind becomes a child of this process; when the job is over nothing of it stays. When this process
+dies the system kills its tasks.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Supervisor:
         self.code: int | None = None
         """The job's exit code once it is over."""
         self.reason = ""
-        """Why the controller gave up, where the journal may not say it."""
+        """Why the controller gave up, if the journal may not say it."""
         self.silence = 0.0
         """Seconds of waiting in which the controller has said nothing."""
 
@@ -127,7 +127,7 @@ class Supervisor:
         self._send({"ended": str(ended.task), "incarnation": incarnation, "code": ended.code})
 
     def _send(self, message: Message) -> None:
-        # The controller is gone where this fails. `connect` sends the next one all that it needs.
+        # If this fails, the controller is gone. `connect` sends the next one all that it needs.
         with contextlib.suppress(ChannelClosed):
             if self._channel is not None:
                 self._channel.send(message)
@@ -179,7 +179,7 @@ class Supervisor:
 def supervise(
     job: JobPaths, lock: int, listener: socket.socket, lease: JobLease | None = None
 ) -> tuple[int, str]:
-    """Run the job to its end. Returns its exit code, and why no controller could go on, if none could.
+    """Run the job to its end. Returns its exit code, and why no controller could continue, if none could.
 
     `listener` takes the requests of users. `lease` ends before hosts remove their copies of the job.
     """
@@ -270,7 +270,7 @@ def _has_ended(child: int) -> bool:
 
 
 def open_request_socket(job: JobPaths) -> socket.socket:
-    """Open the job's socket for requests. Raises ClusterError where it can't."""
+    """Open the job's socket for requests. Raises ClusterError if it can't."""
     try:
         return listen_for_requests(job)
     except OSError as error:

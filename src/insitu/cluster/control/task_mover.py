@@ -1,7 +1,7 @@
-"""Watches where the partitions of a running job lie and which nodes are to leave, and has its tasks move.
+"""Watches the places of a running job's partitions and the nodes that leave, and has its tasks move.
 
-What moves is decided in `decide/moves.py`. Here the catalogue and the head's list of nodes are read when they
-have changed, and all is made ready on the new nodes before any task is stopped. Both files lie in the home of
+The moves are decided in `decide/moves.py`. Here the catalogue and the head's list of nodes are read when they
+have changed, and all is made ready on the new nodes before any task is stopped. Both files are in the home of
 the head, where the controller runs.
 """
 
@@ -46,9 +46,9 @@ Mark = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What has been read."""
+    """Facts that have been read."""
 
-    #: Where rows lie; nothing for a job without a cache.
+    #: The places of rows; nothing for a job without a cache.
     ownership: Ownership
     #: Whether copies are on their way.
     moving: bool
@@ -127,7 +127,7 @@ class TaskMover:
         return MoveEvent(tuple(sorted(moves.items())), reason, progress, elastic)
 
     def _prepare(self, state: JobState, moves: Mapping[TaskId, NodeId], now: float) -> bool:
-        """Return whether all is there that tasks need where they are to move."""
+        """Return whether all is there that tasks need on the nodes to which they move."""
         ready = True
         for task, node in moves.items():
             try:
@@ -147,7 +147,7 @@ class TaskMover:
         return None
 
     def _look(self, state: JobState, now: float) -> None:
-        """Read what has changed. What can't be read now is read again later."""
+        """Read what has changed. Files that can't be read now are read again later."""
         marks = _mark(self._paths.catalog), _mark(self._paths.members)
         if marks == self._marks:
             return

@@ -1,8 +1,8 @@
 """Decides when copies of partitions are made again: of nodes that are lost, and of those that leave. Pure.
 
-A node that is away for a moment costs nothing: its copies count until it has been away for the grace, or
-until somebody says that it is to leave, since it won't come back. What is copied where is planned from the
-catalogue then (`grid/layout/restoring.py`). `now` is the head's monotonic clock.
+A node that is offline for a moment costs nothing: its copies count until it has been offline for the grace,
+or until somebody says that it leaves, since it won't come back. The copies and their nodes are planned from
+the catalogue then (`grid/layout/restoring.py`). `now` is the head's monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ LOOK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """What copies are to be made again for."""
+    """The nodes whose copies are made again."""
 
-    #: Nodes that have been away for longer than the grace.
+    #: Nodes that have been offline for longer than the grace.
     lost: tuple[NodeId, ...]
     #: Nodes that are to leave, and are there or lost.
     leaving: tuple[NodeId, ...]
-    #: Nodes that are away and may come back.
+    #: Nodes that are offline and may come back.
     waiting: tuple[NodeId, ...]
     #: Nodes that are there and stay.
     staying: tuple[NodeId, ...]
 
 
 def find_copy_order(membership: Membership, grace: float | None, now: float) -> CopyOrder | None:
-    """Return what is to be done by the states of nodes; None: nothing.
+    """Return the order that follows from the states of nodes; None: nothing.
 
     `grace`: seconds for which lost nodes are waited for; None: without end.
     """
@@ -58,7 +58,7 @@ def find_copy_order(membership: Membership, grace: float | None, now: float) -> 
 
 def find_departed(order: CopyOrder, membership: Membership) -> tuple[NodeId, ...]:
     """Return the nodes of an order that were there when it began, and whose agents have said since that they
-    end. What they held is found by the next order."""
+    end. Their data is found by the next order."""
     known = membership.members
     return tuple(
         node
@@ -69,7 +69,7 @@ def find_departed(order: CopyOrder, membership: Membership) -> tuple[NodeId, ...
 
 @dataclass(frozen=True, slots=True)
 class CopyOrders:
-    """What has been done so far."""
+    """The orders so far."""
 
     #: The order that was carried out last, with the number of the catalogue's change before it.
     done: tuple[CopyOrder, int] | None = None
@@ -81,7 +81,7 @@ class CopyOrders:
     next_at: float = 0.0
 
     def begin(self, order: CopyOrder | None, change: int, now: float, *, unfinished: bool) -> CopyOrders:
-        """Return these orders with `order` running, if it is to begin now.
+        """Return these orders with `order` running, if it can begin now.
 
         `change`: a number that grows with each change of the catalogue. `unfinished`: a node that leaves
         isn't empty yet.
@@ -93,8 +93,8 @@ class CopyOrders:
         return replace(self, running=(order, change))
 
     def end(self, now: float, *, failed: bool, outdated: bool = False) -> CopyOrders:
-        """Return these orders after the one that was running has ended. What has failed in one that is
-        `outdated` says nothing: a node of it has left."""
+        """Return these orders after the one that was running has ended. Failures of an order that is
+        `outdated` say nothing: a node of it has left."""
         if failed and outdated:
             return CopyOrders(next_at=now + LOOK_SECONDS)
         if not failed:

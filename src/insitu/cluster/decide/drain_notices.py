@@ -1,4 +1,4 @@
-"""Decides which nodes are drained because Ray is about to take their machines away. Pure.
+"""Decides which nodes are drained because Ray is about to withdraw their machines. Pure.
 
 Ray says so by a node's id, with a deadline: the provider of a spot machine wants it back, or an autoscaler
 has chosen it. A machine that comes back has another id in Ray, and the same store: its node stays then.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from insitu.base.spec import NodeId
 
 NO_DEADLINE_SECONDS = 600.0
-"""Seconds that a node has where Ray names no deadline."""
+"""Seconds that a node has if Ray names no deadline."""
 _SAME_SECONDS = 1.0
 """Deadlines that differ by less are the same."""
 
@@ -23,7 +23,7 @@ class DrainNode:
 
     #: The node.
     node: NodeId
-    #: When it is to have left, in seconds since 1970.
+    #: Deadline by which it must have left, in seconds since 1970.
     until: float
 
 
@@ -44,9 +44,9 @@ def plan_drains(
     asked: Mapping[NodeId, float],
     wall: float,
 ) -> tuple[DrainAction, ...]:
-    """Return what the head is to be asked for.
+    """Return the requests to the head.
 
-    `draining`: Ray's id of each node that it takes away -> its deadline in seconds since 1970; None: it names
+    `draining`: Ray's id of each node that it withdraws -> its deadline in seconds since 1970; None: it names
     none. `joined`: Ray's id of a node -> the node of its agent. `asked`: the nodes that were drained by an
     earlier call, with the deadlines of that time. `wall`: seconds since 1970.
     """

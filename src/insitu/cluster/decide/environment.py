@@ -39,7 +39,7 @@ TensorFlow, and XLA on CPUs. The sizes change rounding, so they belong to the jo
 
 
 def build_tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]:
-    """Return the value of TF_CONFIG for `task`; `address` is its own where the roster doesn't name it yet.
+    """Return the value of TF_CONFIG for `task`; `address` is its own if the roster doesn't name it yet.
 
     As TensorFlow has it, an evaluator is no part of the cluster that trains: it sees itself, no other task
     sees it.
@@ -76,7 +76,7 @@ def build_task_environment(
     """Return the whole environment of one incarnation of a task: `inherited` with the contract's names on
     top.
 
-    `address` is where it listens if `roster` doesn't name it yet.
+    `address` is that on which it listens if `roster` doesn't name it yet.
 
     The seed goes into PYTHONHASHSEED too unless the user chose one, so that the order of sets is the same in
     each incarnation of each task.

@@ -1,4 +1,4 @@
-"""What can happen to a job (events), and what can be done about it (actions). Frozen values, no logic."""
+"""Events that can happen to a job, and actions that can follow. Frozen values, no logic."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from insitu.cluster.decide.job_state import EpochStep, Failure, JobState
 
 @dataclass(frozen=True, slots=True)
 class SubmittedEvent:
-    """The job may begin, or go on."""
+    """The job may begin, or resume."""
 
-    #: Of a job that goes on: nodes that can't be reached now.
+    #: For a job that resumes: nodes that can't be reached now.
     lost: tuple[NodeId, ...] = ()
-    #: Of a job that goes on: whether its folder has a checkpoint.
+    #: For a job that resumes: whether its folder has a checkpoint.
     has_checkpoint: bool = False
 
 
@@ -27,19 +27,19 @@ class TaskExitedEvent:
     task: TaskId
     #: Its exit code; negative for a signal.
     code: int
-    #: What it wrote about its own end, None where it wrote nothing.
+    #: The task's record of its own end, None if it wrote none.
     failure: Failure | None = None
     #: The furthest (epoch, step) that any task of the job has reported.
     progress: EpochStep | None = None
-    #: Of the tasks still alive, those that train by their progress records.
+    #: Those of the tasks still alive that train by their progress records.
     reporting: tuple[TaskId, ...] = ()
-    #: Of the tasks still alive, those that can go on without a peer.
+    #: Those of the tasks still alive that can continue without a peer.
     elastic: tuple[TaskId, ...] = ()
     #: Nodes whose store is gone.
     lost: tuple[NodeId, ...] = ()
     #: Which incarnation ended; None stands for the present one.
     incarnation: int | None = None
-    #: Of the tasks still alive, those that report that they wait for others, as after a loss.
+    #: Those of the tasks still alive that report that they wait for others, as after a loss.
     recovering: tuple[TaskId, ...] = ()
 
 
@@ -51,7 +51,7 @@ class LaunchFailedEvent:
     tasks: tuple[TaskId, ...]
     #: The engine's reason.
     message: str
-    #: Of the tasks alive, those that can go on without a peer.
+    #: Those of the tasks alive that can continue without a peer.
     elastic: tuple[TaskId, ...] = ()
     #: Nodes that have lost their store, or can't be reached.
     lost: tuple[NodeId, ...] = ()
@@ -86,7 +86,7 @@ class PeersLostEvent:
     tasks: tuple[TaskId, ...]
     #: The furthest (epoch, step) that any task of the job has reported.
     progress: EpochStep | None = None
-    #: Of the tasks alive, those that can go on without a peer.
+    #: Those of the tasks alive that can continue without a peer.
     elastic: tuple[TaskId, ...] = ()
 
 
@@ -104,17 +104,17 @@ class ScaleRequestedEvent:
 
     #: Workers asked for.
     workers: int
-    #: Identifies the request, so that its sender gets the reply; "" where nobody awaits one.
+    #: Identifies the request, so that its sender gets the reply; "" if nobody awaits one.
     token: str = ""
     #: The furthest (epoch, step) that any task of the job has reported.
     progress: EpochStep | None = None
-    #: Of the tasks alive, those that can go on without a peer.
+    #: Those of the tasks alive that can continue without a peer.
     elastic: tuple[TaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DataMovedEvent:
-    """Partitions have other owners, or nodes are to leave."""
+    """Partitions have other owners, or nodes leave."""
 
     #: For each shard the nodes that hold it; empty: as before.
     holders: tuple[tuple[NodeId, ...], ...]
@@ -126,19 +126,19 @@ class DataMovedEvent:
 class MoveEvent:
     """Nodes are ready to run tasks that run elsewhere."""
 
-    #: (task, node that it is to move to).
+    #: (task, the node to which it moves).
     moves: tuple[tuple[TaskId, NodeId], ...]
     #: Why, for the user.
     reason: str
     #: The furthest (epoch, step) that any task of the job has reported.
     progress: EpochStep | None = None
-    #: Of the tasks alive, those that can go on without a peer.
+    #: Those of the tasks alive that can continue without a peer.
     elastic: tuple[TaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveEvent:
-    """A node leaves soon, and tasks on it can't move while the others go on."""
+    """A node leaves soon, and tasks on it can't move while the others continue."""
 
     #: The node.
     node: NodeId
@@ -154,9 +154,9 @@ class StalledEvent:
     text: str
     #: The furthest (epoch, step) that any task of the job has reported.
     progress: EpochStep | None = None
-    #: The tasks that all others wait for; empty where that is unknown.
+    #: The tasks that all others wait for; empty if that is unknown.
     culprits: tuple[TaskId, ...] = ()
-    #: Of the tasks alive, those that can go on without a peer.
+    #: Those of the tasks alive that can continue without a peer.
     elastic: tuple[TaskId, ...] = ()
 
 
@@ -176,7 +176,7 @@ class LeftAloneEvent:
 class StopRequestedEvent:
     """A user asked for the job to be stopped. Asked again, the tasks are killed at once."""
 
-    #: Identifies the request, so that its sender gets the reply; "" where nobody awaits one.
+    #: Identifies the request, so that its sender gets the reply; "" if nobody awaits one.
     token: str = ""
 
 
@@ -184,7 +184,7 @@ class StopRequestedEvent:
 class ControllerLostEvent:
     """Nothing of the job runs any more, and no controller is left to act."""
 
-    #: Why, for the user; "" where the job's processes were ended from outside.
+    #: Why, for the user; "" if the job's processes were ended from outside.
     reason: str = ""
 
 
@@ -195,7 +195,7 @@ class TakenOverEvent:
 
 @dataclass(frozen=True, slots=True)
 class ResumedEvent:
-    """A job that has ended without having finished is to go on, once a controller is there."""
+    """A job that has ended without having finished will resume, once a controller is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +265,9 @@ class Reply:
 
     #: Identifies the request.
     token: str
-    #: What will be done about it, or why nothing will.
+    #: The action that follows, or the reason why none does.
     text: str
-    #: True where the request is refused.
+    #: True if the request is refused.
     refused: bool = False
 
 

@@ -20,17 +20,17 @@ EPOCHS_OF_A_NUMBER = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a head, or a job's supervisor, is followed by."""
+    """The claim by which others follow a head, or a job's supervisor."""
 
     #: Grows with each change of who leads: the epoch of a head, the term of a job.
     number: int = 0
-    #: Drawn by the claimant; it tells two with the same number from each other.
+    #: Drawn by the claimant; it distinguishes two with the same number.
     instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """What a host knows about the head of one of its agents."""
+    """A host's knowledge of the head of one of its agents."""
 
     #: The cluster that the agent belongs to.
     cluster: str

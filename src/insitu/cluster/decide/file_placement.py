@@ -13,7 +13,7 @@ from insitu.base.spec import NodeId
 
 
 def rank_nodes(key: str, nodes: Iterable[NodeId]) -> list[NodeId]:
-    """Return the nodes in the order in which they are to hold `key` (rendezvous hashing).
+    """Return the nodes in the order in which they hold `key` (rendezvous hashing).
 
     A node that comes or goes changes nothing about the order of the others.
     """
@@ -26,9 +26,9 @@ def rank_nodes(key: str, nodes: Iterable[NodeId]) -> list[NodeId]:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What brings the copies of blocks to the number that is asked for."""
+    """The actions that bring the copies of blocks to the number that is asked for."""
 
-    #: (key, nodes that have it, nodes that are to get it).
+    #: (key, nodes that have it, nodes that get it).
     copies: tuple[tuple[str, tuple[NodeId, ...], tuple[NodeId, ...]], ...]
     #: (key, node) of copies beyond that number.
     surplus: tuple[tuple[str, NodeId], ...]
@@ -39,7 +39,7 @@ class RepairPlan:
 def plan_repair(
     wanted: Mapping[str, int], held: Mapping[NodeId, Collection[str]], nodes: Sequence[NodeId]
 ) -> RepairPlan:
-    """Plan for blocks, with the copies that each is to have, what `nodes`, which are all alive, are to do.
+    """Plan the actions of `nodes`, which are all alive, for blocks, with the copies that each must have.
 
     `held` has the blocks of each node. No node gets a copy while enough others have one.
     """

@@ -1,8 +1,8 @@
-"""Accounts for every second of a job: how much of it trained the model, and where the rest went. Pure.
+"""Accounts for every second of a job: how much of it trained the model, and what the rest was spent on. Pure.
 
-The journal tells when processes of a task lived, and when the job was over until a user had it go on. What
-they did is in their samples (`base/measure/task_samples.py`). So the account of each task covers the whole
-time of the job, and adds up to it.
+The journal has the times when processes of a task lived, and when the job was over until a user resumed it.
+Their activities are in their samples (`base/measure/task_samples.py`). So the account of each task covers the
+whole time of the job, and adds up to it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ REDONE = "redone"
 IDLE = "idle"
 AWAY = "away"
 JOB_ACTIVITIES = (QUEUEING, COPYING, *ACTIVITIES, REDONE, IDLE, AWAY)
-"""What a second of a job can be spent on: until tasks start; bringing partitions to the hosts that read them,
-meanwhile; what a task can be doing; steps that were done before, by processes whose work was lost; a task
-that doesn't run while the job does; no job, until a user has it go on."""
+"""Activities of a second of a job: until tasks start; bringing partitions to the hosts that read them,
+meanwhile; an activity of a task; steps that were done before, by processes whose work was lost; a task that
+doesn't run while the job does; no job, until a user resumes it."""
 PRODUCTIVE = (GRADIENT, UPDATE)
-"""What trains the model."""
+"""Activities that train the model."""
 _MOST_SEGMENTS = 200
 _LEAST = 1e-9
 """Seconds that nothing can be said of."""
 _OF_STEPS = (COMPILE, DATA, GRADIENT, EXCHANGE, WAIT, UPDATE, CALLBACKS)
-"""What steps are made of: where they were done before, that was in vain."""
+"""Activities of steps: if they were done before, that was in vain."""
 
 Seconds = dict[str, float]
 
@@ -56,7 +56,7 @@ class Life:
     launched: float
     #: When it ended; None while it runs.
     ended: float | None = None
-    #: Its exit code; None while it runs, and where it ended with all others, the job's own included.
+    #: Its exit code; None while it runs, and if it ended with all others, the job's own included.
     code: int | None = None
     #: The task's incarnation.
     incarnation: int = 1
@@ -64,7 +64,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What a task did from one time to another. Times are in seconds since the job was created."""
+    """Activities of a task from one time to another. Times are in seconds since the job was created."""
 
     #: When it begins.
     start: float
@@ -107,7 +107,7 @@ def find_lives(entries: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str, 
                         incarnation=event.get("attempt") or own[-1].incarnation,
                     )
             case "ControllerLost" | "Resumed" as name:
-                # A job that goes on was over since the entry before.
+                # A job that resumes was over since the previous entry.
                 _end_all(lives, before if name == "Resumed" else at)
         before = at
     return lives
@@ -135,7 +135,7 @@ def _end_all(lives: Mapping[str, list[Life]], at: float) -> None:
 
 
 def find_absences(entries: Iterable[tuple[float, Mapping[str, Any]]]) -> list[tuple[float, float]]:
-    """Return from when to when a job was over until a user had it go on, from the entries of its journal."""
+    """Return the spans (start, end) in which a job was over until a user resumed it, by its journal."""
     # Nothing is recorded of a job that is over.
     return [
         (ended, at)
@@ -189,7 +189,7 @@ def account_for_tasks(
 CallUpdates = tuple[int, int]
 """The number of a call of `fit`, and the updates of its model."""
 Piece = tuple[float, float, Seconds]
-"""From when to when, and the seconds by activity."""
+"""(start, end, seconds by activity)."""
 
 
 def _cover(
@@ -229,7 +229,7 @@ def _cover_gap(
 ) -> Iterable[Piece]:
     """Yield what passed while no process of a task lived. `started` is when the job's first task did.
 
-    A task that comes back is missed from its end on, or from when a user had the job go on. It isn't missed
+    A task that comes back is missed from its end on, or from when a user resumed the job. It isn't missed
     before that user came, nor is one that doesn't come back.
     """
     back = max((b for _, b in absences if at <= b <= end), default=at)
@@ -264,7 +264,7 @@ def _cover_life(
         seconds = {name: max(0.0, value - known.get(name, 0.0)) for name, value in sample.seconds.items()}
         fitted = _fit(seconds, stop - at, IMPORT if before is None else None)
         if not is_first and (before is None or (trains and not before.steps)):
-            # What a process does until its first step is the price of the one before it having been lost.
+            # A process's time until its first step is the price of the loss of the previous one.
             fitted = {RECOVERY: stop - at}
         elif best is not None and before is not None:
             fitted = _mark_redone(fitted, _share_redone(before, sample, best))
@@ -305,7 +305,7 @@ def _cut(piece: Piece, name: str, times: Sequence[tuple[float, float]], instead:
 
 
 def _fit(seconds: Seconds, span: float, filler: str | None) -> Seconds:
-    """Return `seconds` so that they add up to `span`. What lacks is the filler's, or all activities'."""
+    """Return `seconds` so that they add up to `span`. The rest is the filler's, or all activities'."""
     total = sum(seconds.values())
     if filler is not None and total < span:
         return {**seconds, filler: seconds.get(filler, 0.0) + span - total}
@@ -359,7 +359,7 @@ def average(accounts: Sequence[TaskAccount]) -> Seconds:
 
 
 def validate(account: TaskAccount, wall: float) -> None:
-    """Raise ValueError where an account has gaps, or doesn't add up to the `wall` time of the job."""
+    """Raise ValueError if an account has gaps, or doesn't add up to the `wall` time of the job."""
     segments = account.segments
     rules = {
         "segments follow each other": all(a.end == b.start for a, b in pairwise(segments)),

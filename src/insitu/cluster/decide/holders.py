@@ -1,8 +1,8 @@
 """Decides on which nodes of a Ray cluster an agent is started or ended, by a holder that is pinned there.
 
 A holder is an actor of Ray that starts the agent of its node. `reconcile` compares what there is with what
-there should be: one holder on each node, with the settings of this cluster. What it returns is done by
-`insitu.cluster.nodes.ray_hosts`.
+there should be: one holder on each node, with the settings of this cluster. `insitu.cluster.nodes.ray_hosts`
+performs the returned actions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HolderAction = StartHolder | EndHolder
 
 
 def note_failure(before: Failure | None, now: float) -> Failure:
-    """Return the failures after one more at `now`. Each pause is twice as long as the one before."""
+    """Return the failures after one more at `now`. Each pause is twice as long as the previous one."""
     count = before.count if before else 0
     first, longest = RETRY_SECONDS
     return Failure(count + 1, now + min(longest, first * 2 ** min(count, 30)))
@@ -61,7 +61,7 @@ def reconcile(
     failures: Mapping[str, Failure],
     now: float,
 ) -> tuple[HolderAction, ...]:
-    """Return what is to be done so that each node that is alive has one holder, and no other node has one.
+    """Return the actions after which each node that is alive has one holder, and no other node has one.
 
     `holders`: what each was given, by the id of its node; None: it hasn't said so yet. `settings` is what
     they should be given. A holder that was given something else ends now, and is started by a later call,

@@ -5,7 +5,7 @@ Three signs are taken together. None of them is believed alone:
 - The supervisor sends each host a beat every fraction of a second, and the *kernel* of that host acknowledges
   it, however busy or stopped its processes are. Without an acknowledgement a host is suspected soon.
 - Then the others try to reach it, too. One that still does vetoes: only the path to the supervisor is cut.
-- Where most hosts are quiet at once, it is rather this machine that is cut off, or was suspended.
+- If most hosts are quiet at once, it is rather this machine that is cut off, or was suspended.
 
 A host that acknowledges and whose server says nothing hangs, which is known much later. The limit follows
 the measured round trip, as timeouts of TCP do (RFC 6298). A detector that accrues a suspicion from the spread
@@ -22,7 +22,7 @@ from insitu.base.spec import NodeId
 
 VANISHED_SECONDS = 1.5
 """Seconds without an acknowledgement after which a host is lost, unless another one still reaches it. The
-system sends again after 0.2, 0.6 and 1.4 s: a link that is away for about a second costs that time."""
+system sends again after 0.2, 0.6 and 1.4 s: a link that is down for about a second costs that time."""
 SILENT_SECONDS = 10.0
 """Seconds without a word of a host's server, which speaks each second, after which the host is lost."""
 ROUND_TRIPS = 20
@@ -37,7 +37,7 @@ _LONGEST_LOOK = 0.5
 
 @dataclass(frozen=True, slots=True)
 class HostSigns:
-    """What the supervisor knows about one host."""
+    """The supervisor's knowledge of one host."""
 
     #: Seconds for which the host's kernel has acknowledged nothing of what was sent; 0.0: nothing waits.
     unacknowledged: float
@@ -49,9 +49,9 @@ class HostSigns:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from one look at all hosts."""
+    """The conclusions from one look at all hosts."""
 
-    #: Hosts that others are to try to reach now.
+    #: Hosts that others must try to reach now.
     suspected: tuple[NodeId, ...] = ()
     #: Why hosts are lost, as a sentence without its subject.
     lost: Mapping[NodeId, str] = field(default_factory=dict)

@@ -4,19 +4,19 @@
        ^           └─ restarting ┘                     │ resumed
        └───────────────────────────────────────────────┘
 
-While `running`, a task that dies is replaced alone where the others can go on without it meanwhile (see
+While `running`, a task that dies is replaced alone if the others can continue without it meanwhile (see
 `insitu.cluster.decide.recovery`). Otherwise its death puts the job into `stopping`: the rest gets SIGTERM,
-and SIGKILL after a grace. Once nothing runs, `goal` decides what comes next. `now` is in
-seconds and never goes back. When training is over:
+and SIGKILL after a grace. Once nothing runs, `goal` decides what comes next. `now` is in seconds and never
+goes back. When training is over:
 
 - without a chief, when every worker has ended with 0; with one, when the chief has. Then
 - workers that are left report progress or not. Those that do are still training and are waited for (the
   stall timeout bounds that); the others have done so, or serve a coordinator that has gone, and are stopped
   after `WORKER_GRACE`;
 - ps tasks, which never end by themselves, are stopped once no worker is left;
-- where worker 0 has ended with 0 and the workers that are left have never reported progress, nobody knows
-  whether they train. Once they have neither printed nor computed for the stall timeout, they are stopped
-  (see `LeftAloneEvent`). With ps tasks the job has finished; without, it has failed, and isn't tried again;
+- if worker 0 has ended with 0 and the workers that are left have never reported progress, nobody knows
+  whether they train. Once they have neither printed nor computed for the stall timeout, they are stopped (see
+  `LeftAloneEvent`). With ps tasks the job has finished; without, it has failed, and isn't tried again;
 - the roster says so to the evaluator, which has `JobState.evaluator_grace` to score the last checkpoint and
   end by itself (see `insitu.cluster.decide.job`).
 """
@@ -101,7 +101,7 @@ def new_job(
     mirrored: bool = False,
     evaluator_grace: float = EVALUATOR_GRACE,
 ) -> JobState:
-    """Return the state of a job that is to begin."""
+    """Return the state of a job that begins."""
     states = tuple(TaskState(t.task, t.node, t.shards) for t in tasks)
     wanted = sum(t.task.role == "worker" for t in tasks)
     state = JobState(max_restarts, states, on_loss, wanted, holders, mirrored=mirrored)
@@ -334,7 +334,7 @@ def _dump_and_stop(state: JobState, cause: Cause, goal: Goal, now: float) -> Res
 
 
 def _handle_left_alone(state: JobState, event: LeftAloneEvent, now: float) -> Result:
-    """End the training where worker 0 did, in a job with ps tasks: there it is the chief of the others, as
+    """End the training after worker 0, in a job with ps tasks: there it is the chief of the others, as
     TensorFlow has it. Elsewhere all workers train alike, so one that isn't done has failed. It would wait in
     the same place again."""
     if state.phase != "running":
@@ -415,7 +415,7 @@ def _terminate_all(state: JobState, now: float) -> Result:
 
 
 def _escalate(state: JobState, task: TaskState, now: float) -> Result:
-    """Send SIGTERM to a task, or SIGKILL where that has been sent."""
+    """Send SIGTERM to a task, or SIGKILL if that has been sent."""
     if task.stall_reason:
         # It has had its time to write its stacks, and others wait for its place.
         return state.with_task(replace(task, signal_sent="kill", escalate_at=None)), [
@@ -492,13 +492,13 @@ def _close_attempt(state: JobState, cause: Cause | None, now: float) -> JobState
 
 # Decides about the evaluator, which trains nothing: its end never stops, restarts or fails a job.
 #
-# It has failures of its own, as many as `max_restarts`. The roster says when training is over. From then on
-# it has `JobState.evaluator_grace` seconds to score the last checkpoint and end by itself; if it fails
+# It has failures of its own, as many as `max_restarts`. The roster says when training is over. It has
+# `JobState.evaluator_grace` seconds from then on to score the last checkpoint and end by itself; if it fails
 # meanwhile it is launched again as before. The job ends with it
 
 
 def finish_training(state: JobState) -> Result:
-    """Return the state of a job whose training is over, and the roster that tells the evaluator so.
+    """Return the state of a job whose training is over, and the roster that notifies the evaluator.
 
     No task is launched any more but an evaluator that was to be launched again: the last checkpoint is still
     to be scored.

@@ -1,4 +1,4 @@
-"""Decides which hosts keep a copy of a job, and which copy a job goes on from. Pure."""
+"""Decides which hosts keep a copy of a job, and from which copy a job resumes. Pure."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def choose_copy_holders(
 
 
 def choose_newest_copy(copies: Mapping[NodeId, CopyVersion]) -> NodeId | None:
-    """Return the node with the newest copy; of several the first by name. None where there is none."""
+    """Return the node with the newest copy; of several the first by name. None if there is none."""
     return min(copies, key=lambda node: (-copies[node].term, -copies[node].sequence, node), default=None)

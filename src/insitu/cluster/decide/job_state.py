@@ -13,7 +13,7 @@ from insitu.cluster.decide.layout import ShardHolders
 
 Phase = Literal["pending", "running", "stopping", "restarting", "finished", "failed", "stopped"]
 Goal = Literal["", "decide", "finish", "fail", "stop"]
-"""What a stopping job does once nothing of it runs: decide whether to restart, finish, fail, or stop."""
+"""The step of a stopping job once nothing of it runs: decide whether to restart, finish, fail, or stop."""
 ENDED: frozenset[Phase] = frozenset({"finished", "failed", "stopped"})
 
 EpochStep = tuple[int, int]
@@ -21,12 +21,12 @@ EpochStep = tuple[int, int]
 EVALUATOR_GRACE = 30.0
 """Seconds that an evaluator which doesn't know insitu has to end once training is over."""
 OnLoss = Literal["replace", "adopt", "restart"]
-"""What a job does when it loses a task that others can go on without; see `recovery.py`."""
+"""The policy of a job that loses a task that others can continue without; see `recovery.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a task wrote about its own end: an exception, or an exit with a code that the script chose."""
+    """A task's record of its own end: an exception, or an exit with a code that the script chose."""
 
     #: Name of the exception's class.
     type: str
@@ -50,7 +50,7 @@ class Cause:
     text: str
     #: The exit code that the job ends with if it isn't tried again.
     code: int
-    #: The task to blame, None where no single one is.
+    #: The task to blame, None if no single one is.
     task: TaskId | None = None
     #: That of the task's failure, "" without one.
     fingerprint: str = ""
@@ -74,7 +74,7 @@ class TaskState:
 
     #: Role and index.
     task: TaskId
-    #: The node that it runs on, or is to run on.
+    #: The node that it runs on, or will run on.
     node: NodeId | None = None
     #: The shards that it runs, or ran when it was lost.
     shards: tuple[int, ...] = ()
@@ -88,15 +88,15 @@ class TaskState:
     code: int | None = None
     #: The strongest signal sent to the incarnation so far.
     signal_sent: Literal["", "term", "kill"] = ""
-    #: When the next signal is due, in seconds since 1970; None where none is.
+    #: When the next signal is due, in seconds since 1970; None if none is.
     escalate_at: float | None = None
-    #: When the next incarnation is to be launched, in seconds since 1970; None where none is.
+    #: When the next incarnation will be launched, in seconds since 1970; None if none is.
     launch_at: float | None = None
-    #: What the last incarnation wrote about its own end.
+    #: The last incarnation's record of its own end.
     failure: Failure | None = None
-    #: The node of its next incarnation, for which it is being stopped; None where it doesn't move.
+    #: The node of its next incarnation, for which it is being stopped; None if it doesn't move.
     move_to: NodeId | None = None
-    #: Why it is being killed for having stood still, for the user; "" where it isn't.
+    #: Why it is being killed for having stood still, for the user; "" if it isn't.
     stall_reason: str = ""
     #: The roster names it.
     member: bool = True
@@ -121,13 +121,13 @@ class TaskState:
 class Attempt:
     """One start of all tasks of a job."""
 
-    #: From 1.
+    #: Counted from 1.
     number: int
     #: When it was launched, in seconds since 1970.
     started: float
     #: When its last task had ended, in seconds since 1970; None while it runs.
     ended: float | None = None
-    #: Why it ended; None while it runs, and where it finished or was stopped.
+    #: Why it ended; None while it runs, and if it finished or was stopped.
     cause: Cause | None = None
     #: The furthest (epoch, step) that any task was seen at.
     progress: EpochStep | None = None
@@ -135,10 +135,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One change of membership while training went on."""
+    """One change of membership while training continued."""
 
-    #: What was done: tasks replaced, their shards adopted, tasks joined, released, reconnected or
-    #: moved to other nodes.
+    #: The kind of change: tasks replaced, their shards adopted, tasks joined, released, reconnected or moved
+    #: to other nodes.
     how: Literal["replaced", "adopted", "joined", "released", "reconnected", "moved"]
     #: The tasks that it was done to.
     tasks: tuple[TaskId, ...]
@@ -150,7 +150,7 @@ class Recovery:
     generation: int
     #: How far the job was.
     steps: EpochStep | None = None
-    #: When every member had completed a step after it; None where that is still to come or never came.
+    #: When every member had completed a step after it; None if that is still to come or never came.
     ended: float | None = None
 
 
@@ -162,24 +162,23 @@ class JobState:
     max_restarts: int
     #: In order of role, then index.
     tasks: tuple[TaskState, ...]
-    #: What is done about a lost task.
+    #: The policy for a lost task.
     on_loss: OnLoss = "replace"
-    #: Number of workers that the job is to have.
+    #: Number of workers that the job should have.
     target_workers: int = 0
     #: For each shard the nodes that hold it.
     holders: ShardHolders = ()
-    #: Where the job stands; see `job.py`.
+    #: The phase of the job; see `job.py`.
     phase: Phase = "pending"
-    #: What follows once nothing runs; "" unless stopping.
+    #: The goal once nothing runs; "" unless stopping.
     goal: Goal = ""
     #: Every start of all tasks, in order.
     attempts: tuple[Attempt, ...] = ()
     #: Tasks of this attempt that have ended, in the order of their end.
     died: tuple[TaskId, ...] = ()
-    #: Why the attempt is being ended, where no task's end shows it: a stall, a failed launch, lost
-    #: connections.
+    #: Why the attempt is being ended, if no task's end shows it: a stall, a failed launch, lost connections.
     stop_cause: Cause | None = None
-    #: When all tasks are to be launched again, in seconds since 1970; None unless restarting.
+    #: When all tasks will be launched again, in seconds since 1970; None unless restarting.
     restart_at: float | None = None
     #: The job's exit code; None until it has ended.
     exit_code: int | None = None
@@ -189,7 +188,7 @@ class JobState:
     generation: int = 0
     #: Nodes that have lost their store.
     lost_nodes: tuple[NodeId, ...] = ()
-    #: Nodes that are to leave the cluster: nothing is launched there where another node will do.
+    #: Nodes that will leave the cluster: nothing is launched there if another node will do.
     leaving_nodes: tuple[NodeId, ...] = ()
     #: Failures that count towards `max_restarts`: those that the job hasn't outlived (`restart_budget.py`).
     failures: int = 0
@@ -205,7 +204,7 @@ class JobState:
     bug: Bug | None = None
     #: The last changes of membership, in order.
     recoveries: tuple[Recovery, ...] = ()
-    #: What a ps task holds is on another one, too.
+    #: The content of a ps task is on another one, too.
     mirrored: bool = False
 
     @property
@@ -277,7 +276,7 @@ class JobState:
 
 
 def validate(state: JobState) -> None:
-    """Raise ValueError where an invariant doesn't hold. The tests call it after every event."""
+    """Raise ValueError if an invariant doesn't hold. The tests call it after every event."""
     evaluators = (t for t in state.tasks if t.task.role == "evaluator" and state.goal == "finish")
     last_scores = {t.task for t in evaluators if t.launch_at is not None}
     rules = {

@@ -34,9 +34,9 @@ def assign_contiguous_shards(workers: int, shards: int) -> tuple[tuple[int, ...]
 
 
 def choose_node(shards: Sequence[int], holders: ShardHolders, lost: Collection[NodeId] = ()) -> NodeId | None:
-    """Return the node to run `shards` on: the home of most of them, else where most have a backup.
+    """Return the node to run `shards` on: the home of most of them, else the node with most of their backups.
 
-    `lost` nodes are left out; None where no other holds any of them.
+    `lost` nodes are left out; None if no other holds any of them.
     """
     primaries = Counter(holders[s][0] for s in shards if holders[s][0] not in lost)
     others = Counter(node for s in shards for node in holders[s] if node not in lost)
@@ -63,9 +63,9 @@ def reassign(
 ) -> dict[TaskId, tuple[int, ...]]:
     """Return the shards of each task of `held` once these, and no others, run all shards.
 
-    `held[t]` is what task t runs now (nothing: it is new), `nodes[t]` where it runs. Loads end up differing
-    by one at most; within that a task keeps what it has, and a shard that must move goes to a task on a node
-    that holds it, the earlier in `holders` the better.
+    `held[t]` is what task t runs now (nothing: it is new), `nodes[t]` its node. Loads end up differing by one
+    at most; within that a task keeps what it has, and a shard that must move goes to a task on a node that
+    holds it, the earlier in `holders` the better.
     """
     tasks = sorted(held)
     least, spare = divmod(len(holders), len(tasks))

@@ -1,4 +1,4 @@
-"""Decides who is head where etcd holds the metadata: when a head stops, and what an agent does. Pure.
+"""Decides who is head if etcd holds the metadata: when a head stops, and how an agent acts. Pure.
 
 The head holds a key of etcd by a lease, which it keeps. If it hasn't kept it for as long as the lease lasts,
 the key may be gone and another head may lead: it changes nothing from then on, until etcd has answered. An
@@ -20,9 +20,9 @@ _AGAIN_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What a head knows about its lease."""
+    """A head's knowledge of its lease."""
 
-    #: When it asked for what has kept the lease last, on a clock that goes on while the machine is suspended.
+    #: When it asked for what has kept the lease last, on a clock that runs while the machine is suspended.
     kept_at: float
     #: Whether it has said that etcd doesn't answer.
     is_silent: bool = False
@@ -67,7 +67,7 @@ def advance_hold(hold: Hold, event: Kept | Unanswered | Lost, now: float) -> tup
 
 @dataclass(frozen=True, slots=True)
 class Candidacy:
-    """What an agent knows about heads."""
+    """An agent's knowledge of heads."""
 
     #: The highest epoch of a head that it follows.
     epoch: int
@@ -87,9 +87,9 @@ class SeenKey:
 
     #: The epoch that its holder has won.
     epoch: int
-    #: Where that listens; empty: it is being started.
+    #: The address on which that listens; empty: it is being started.
     address: str
-    #: True: nobody is to be head until a person says so.
+    #: True: nobody may be head until a person says so.
     is_down: bool = False
 
 

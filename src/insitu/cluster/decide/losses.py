@@ -1,4 +1,4 @@
-"""Says in words where a job's time went, and what to do about it. Pure."""
+"""Says in words how a job's time was spent, and how to lose less. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from insitu.cluster.decide.goodput import AWAY, COPYING, IDLE, PRODUCTIVE, QUEUE
 MOST = 5
 """Losses that are listed."""
 _LEAST_SHARE = 0.005
-"""Of the job's time: smaller ones are left out."""
+"""Share of the job's time: smaller ones are left out."""
 _NOTABLE = 0.1
 """A task that takes longer than the others by this share, or more, is named."""
 
@@ -96,7 +96,7 @@ _TEXTS = {
 class Loss:
     """One of the largest losses of a job."""
 
-    #: What the time was spent on.
+    #: The use of the time.
     activity: str
     #: Seconds, as a mean over tasks.
     seconds: float
@@ -104,7 +104,7 @@ class Loss:
     share: float
     #: The loss in words.
     text: str
-    #: What to do about it.
+    #: The advice.
     advice: str
 
 
@@ -115,7 +115,7 @@ def find_losses(
     nodes: Mapping[str, str | None],
 ) -> list[Loss]:
     """Return the largest losses, the largest first, out of the mean seconds by activity of a job that took
-    `wall` seconds. `nodes` says where each task runs."""
+    `wall` seconds. `nodes` has the node of each task."""
     names = sorted((n for n in seconds if n not in PRODUCTIVE), key=lambda name: -seconds[name])
     found = []
     for name in names[:MOST]:

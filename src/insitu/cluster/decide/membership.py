@@ -22,14 +22,14 @@ MAX_CLOCK_SKEW = 60.0
 _MOST_SHOWN = 1000
 """Characters of a reason that are kept: it has what the agent says about itself."""
 REQUIRED_VERSIONS = ("insitu", "python")
-"""What each agent must name the version of. Others are compared where both sides have them."""
+"""Packages whose versions each agent must name. Others are compared if both sides have them."""
 
 AgentState = Literal["alive", "silent", "lost", "left"]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What stays the same while an agent's process lives."""
+    """Facts that stay the same while an agent's process lives."""
 
     #: The name of the node whose store it owns.
     node: NodeId
@@ -55,9 +55,9 @@ class AgentFacts:
     gpus: tuple[str, ...]
     #: Bytes of memory.
     memory: int
-    #: Bytes of the device that the store lies on.
+    #: Bytes of the device of the store.
     disk: int
-    #: The model of the processor; empty where it isn't known.
+    #: The model of the processor; empty if it isn't known.
     processor: str
     #: The host's time since 1970 when the agent joined.
     clock: float
@@ -65,7 +65,7 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class AgentLoad:
-    """What changes while an agent lives."""
+    """Facts that change while an agent lives."""
 
     #: Bytes of memory that processes may still get.
     memory_available: int
@@ -79,7 +79,7 @@ class AgentLoad:
 class Member:
     """An agent that has joined at some time."""
 
-    #: What it is.
+    #: Its constant facts.
     facts: AgentFacts
     #: Its last report.
     load: AgentLoad
@@ -93,8 +93,8 @@ class Member:
     connection: int | None
     #: Seconds that its clock is ahead of the head's.
     clock_skew: float
-    #: When it is to have left, in seconds since 1970; None: it stays. A node that leaves gets no data and no
-    #: tasks, and what it has moves to others.
+    #: Deadline by which it must have left, in seconds since 1970; None: it stays. A node that leaves gets no
+    #: data and no tasks, and what it has moves to others.
     leave_by: float | None = None
     #: Whether nothing is on it any more that others need; only of a node that leaves.
     is_empty: bool = False
@@ -129,7 +129,7 @@ class Joining:
 
     #: The number of its connection.
     connection: int
-    #: What it is.
+    #: Its constant facts.
     facts: AgentFacts
     #: Its first report.
     load: AgentLoad
@@ -159,11 +159,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """Somebody wants a node to leave, its host is about to be taken away, or it is lost for good."""
+    """Somebody wants a node to leave, its host is about to be withdrawn, or it is lost for good."""
 
     #: The node.
     node: NodeId
-    #: Seconds in which it is to have left.
+    #: Seconds within which it must have left.
     seconds: float
 
 
@@ -226,7 +226,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Send a word on a connection. Where its host has started again since, the connection ends by that."""
+    """Send a word on a connection. If its host has started again since, the connection ends by that."""
 
     connection: int
 
@@ -242,7 +242,7 @@ Action = Admit | Refuse | Close | Probe | Changed
 def decide(
     membership: Membership, event: Event, now: float, wall: float
 ) -> tuple[Membership, tuple[Action, ...]]:
-    """Return the membership after `event`, and what is to be done."""
+    """Return the membership after `event`, and the actions that follow."""
     match event:
         case Joining():
             return _join(membership, event, now, wall)
@@ -278,7 +278,7 @@ def _with(membership: Membership, *members: Member) -> Membership:
 
 
 def _drain(membership: Membership, event: Draining, wall: float) -> tuple[Membership, tuple[Action, ...]]:
-    """Have a node leave. Asked again, it is to have left at the earlier time."""
+    """Have a node leave. Asked again, it must leave by the earlier time."""
     found = membership.members.get(event.node)
     until = wall + event.seconds
     if found is not None and found.leave_by is not None:
@@ -296,8 +296,8 @@ def _set_leaving(
 
 
 def _note_check(membership: Membership, event: Checked, wall: float) -> tuple[Membership, tuple[Action, ...]]:
-    """Note whether a node that is to leave is empty. One that is lost has left then: it counts no more where
-    most of the nodes are needed."""
+    """Note whether a node that leaves is empty. A lost one has left then: it counts no more if most of the
+    nodes are needed."""
     member = membership.members.get(event.node)
     if member is None or member.leave_by is None:
         return membership, ()
@@ -307,14 +307,14 @@ def _note_check(membership: Membership, event: Checked, wall: float) -> tuple[Me
 
 
 def describe_state(member: Member) -> str:
-    """Return how a node is: its agent's state, or `draining` and then `drained` where it is to leave."""
+    """Return how a node is: its agent's state, or `draining` and then `drained` if it leaves."""
     if member.leave_by is None or member.state not in ("alive", "silent"):
         return member.state
     return "drained" if member.is_empty else "draining"
 
 
 def find_obstacle_to_draining(membership: Membership, node: NodeId, *, cancel: bool = False) -> str:
-    """Return why a node can't leave: the rule, what was received, what to do; "" where it can."""
+    """Return why a node can't leave: the rule, what was received, what to do; "" if it can."""
     if node not in membership.members:
         known = ", ".join(sorted(membership.members)) or "none"
         return f"A node that leaves is one of the cluster. Received: {node}; its nodes are {known}"
@@ -382,7 +382,7 @@ def _join(
 def _refuse_lastingly(
     membership: Membership, event: Joining, reason: str
 ) -> tuple[Membership, tuple[Action, ...]]:
-    """Refuse an agent, and note why where it was a member before: else people only see that it is lost."""
+    """Refuse an agent, and note why if it was a member before: else people only see that it is lost."""
     refusal, known = Refuse(event.connection, reason), membership.members.get(event.facts.node)
     if known is None or known.facts.store != event.facts.store or known.connection is not None:
         return membership, (refusal,)
@@ -409,7 +409,7 @@ def _describe_rival(rival: Member, facts: AgentFacts) -> str:
 
 
 def _find_lasting_obstacle(membership: Membership, facts: AgentFacts, skew: float) -> str:
-    """Return why the agent can't join until somebody changes something; "" where it can."""
+    """Return why the agent can't join until somebody changes something; "" if it can."""
     if different := find_differences(_reference_versions(membership), facts.versions):
         return (
             f"All nodes need the same versions. Received: {facts.host} has {', '.join(different)}. Install "
@@ -458,7 +458,7 @@ def resume_membership(membership: Membership, now: float) -> Membership:
 
 
 def validate_membership(membership: Membership) -> None:
-    """Raise ValueError where the membership can't be."""
+    """Raise ValueError if the membership can't be."""
     stores = [member.facts.store for member in membership.members.values()]
     connections = [m.connection for m in membership.members.values() if m.connection is not None]
     if len(set(stores)) != len(stores) or len(set(connections)) != len(connections):

@@ -1,11 +1,11 @@
-"""Moves tasks to other nodes while training goes on, after their data has moved or since a node is to leave.
+"""Moves tasks to other nodes while training continues, after their data has moved or since a node leaves.
 
 A shard keeps its partitions and the order of its rows. Only who runs it changes, so weights and ledger stay
 the same. A task that moves gets SIGTERM. The step that is under way then is done again by all, with its next
 incarnation on the new node, as after a loss (see `recovery.py`). That counts as no failure. With `on_loss`
 "adopt" the others run its shards meanwhile, else they wait for it.
 
-Pure. Other code finds out where data lies, and has all ready on the new nodes before anything is stopped.
+Pure. Other code finds the places of data, and has all ready on the new nodes before anything is stopped.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ MOVE_GRACE = 10.0
 """Seconds that a task that moves has to end after SIGTERM."""
 
 HeldRows = Sequence[Mapping[NodeId, int]]
-"""For each shard how many of its rows lie on each node, as primary or backup."""
+"""For each shard how many of its rows are on each node, as primary or backup."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Where the rows of a job's shards lie now."""
+    """The places of the rows of a job's shards now."""
 
     #: For each shard the nodes that hold partitions of it, the one with most of them first.
     holders: ShardHolders
-    #: For each shard how many of its rows lie on each node.
+    #: For each shard the number of its rows on each node.
     held: tuple[Mapping[NodeId, int], ...]
     #: How many rows each node is the primary owner of.
     owned: Mapping[NodeId, int]
 
 
 def find_ownership(shard_map: ShardMap, homes: Sequence[NodeId], cache: CacheSpec) -> Ownership:
-    """Return where rows lie by the owners in `cache`.
+    """Return the places of rows by the owners in `cache`.
 
-    `homes`: the home node that each shard has had. It keeps it where no other is primary owner of more rows.
+    `homes`: the home node that each shard has had. It keeps it if no other is primary owner of more rows.
     """
     holders, held = [], []
     owned: Counter[NodeId] = Counter()
@@ -75,9 +75,9 @@ def plan_moves(
 ) -> dict[TaskId, NodeId]:
     """Return the nodes that workers should move to, of those in `usable`; most of the time none.
 
-    A worker moves off a node that is `leaving`. It moves where its node has more workers than a job that
-    started now would have there. It moves where its node holds less than half of its rows and another one
-    with room holds more. Else it stays: what it reads is kept for it.
+    A worker moves off a node that is `leaving`. It moves if its node has more workers than a job that started
+    now would have there. It moves if its node holds less than half of its rows and another one with room
+    holds more. Else it stays: what it reads is kept for it.
     """
     workers = [t for t in state.members if t.alive and not t.signal_sent and t.move_to is None]
     with_rows = {node for held in ownership.held for node in held}
@@ -139,7 +139,7 @@ def _move(
 
 
 def note_data_moved(state: JobState, event: DataMovedEvent) -> Result:
-    """Take into account where data lies now, and which nodes are to leave: for whatever is launched next."""
+    """Take into account the present places of data, and the nodes that leave: for the next launches."""
     holders = event.holders or state.holders
     return replace(state, holders=holders, leaving_nodes=event.leaving), []
 
@@ -174,8 +174,8 @@ def _can_move(task: TaskState, node: NodeId) -> bool:
 def finish_move(
     state: JobState, task: TaskState, node: NodeId, event: TaskExitedEvent, now: float
 ) -> Result | None:
-    """Launch `task`, which has ended to move to `node`, there. Returns None where all tasks must start again,
-    as where all others have died meanwhile."""
+    """Launch `task`, which has ended to move to `node`, there. Returns None if all tasks must start again, as
+    when all others have died meanwhile."""
     if node in state.lost_nodes:
         node = recovery.choose_next_node(state, task) or node
     before = task.node
@@ -195,7 +195,7 @@ def finish_move(
 
 
 def leave_node(state: JobState, event: LeaveEvent) -> Cause | None:
-    """Return why all tasks start again on other nodes; None where nothing of the job runs on the node."""
+    """Return why all tasks start again on other nodes; None if nothing of the job runs on the node."""
     there = [str(t.task) for t in state.alive if t.node == event.node]
     if state.phase != "running" or not there:
         return None

@@ -32,7 +32,7 @@ def count_rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int
     """Return the rows that each node is the primary owner of, for nodes that own any, in the topology's
     order.
 
-    Raises PlacementError where a partition's primary owner isn't a node of the cluster.
+    Raises PlacementError if a partition's primary owner isn't a node of the cluster.
     """
     rows: Counter[NodeId] = Counter()
     for partition in cache.partitions:
@@ -71,8 +71,7 @@ def choose_thread_count(cores: int, workers: int, evaluator: bool) -> int:
 def apportion(count: int, weights: Sequence[int]) -> list[int]:
     """Deal out `count` things in proportion to `weights`, by largest remainders (ties: the earlier).
 
-    Where `count` allows it every weight gets at least one; where it doesn't, the `count` heaviest get
-    one each.
+    If `count` allows it every weight gets at least one; if it doesn't, the `count` heaviest get one each.
     """
     if count <= len(weights):
         heaviest = sorted(range(len(weights)), key=lambda i: (-weights[i], i))[:count]

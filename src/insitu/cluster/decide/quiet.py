@@ -1,6 +1,6 @@
 """Finds workers that are stuck once the first worker has ended well. Pure: the time is passed in too.
 
-Scripts that use only TensorFlow don't report progress, so nobody can tell how far they are. Without a chief
+Scripts that use only TensorFlow don't report progress, so nobody knows how far they are. Without a chief
 task, worker 0 is their chief. Once it has ended with 0, a worker that neither prints nor uses the processor
 waits for what won't come, such as a token of a synchronous optimizer: nobody is left to give it.
 """

@@ -1,4 +1,4 @@
-"""Replaces one task while the others go on, lets others adopt its shards, adds and releases tasks. Pure.
+"""Replaces one task while the others continue, lets others adopt its shards, adds and releases tasks. Pure.
 
 Tasks that report that they are elastic (`base/progress.py`) keep the model's state when a peer dies, and wait
 for a roster of a higher generation (`base/roster.py`). So a member that dies is
@@ -8,15 +8,15 @@ for a roster of a higher generation (`base/roster.py`). So a member that dies is
   newcomer, which a further roster names once it is ready. The chief's never are: its callbacks write what
   the job leaves behind, so that the others wait for the next one.
 
-Where ps tasks hold the model (`JobState.has_servers`) workers need nothing of each other: one that dies is
-always replaced. A ps task that dies is launched again at its address where another mirrors it.
+If ps tasks hold the model (`JobState.has_servers`) workers need nothing of each other: one that dies is
+always replaced. A ps task that dies is launched again at its address if another mirrors it.
 
-A function returns None where all tasks must start again: a death while no task can go on, the same
-traceback or exit twice without progress, a failure that another attempt would have too, one failure more than
-allowed, and connections that are lost again and again without a step in between.
+A function returns None if all tasks must start again: a death while no task can continue, the same traceback
+or exit twice without progress, a failure that another attempt would have too, one failure more than allowed,
+and connections that are lost again and again without a step in between.
 
 A member whose script ends well isn't lost. Those that wait for it later, since only they make a call such as
-`evaluate`, go on without it and run its shards.
+`evaluate`, continue without it and run its shards.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def is_same_bug(state: JobState, fingerprint: str, started: float, progress: Epo
 
 
 def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, now: float) -> Result | None:
-    """Handle the end of `task` in a job that runs on. Returns None where all tasks must start again."""
+    """Handle the end of `task` in a job that runs on. Returns None if all tasks must start again."""
     if task.released:
         wanted = task.task.index < state.target_workers
         return (
@@ -141,7 +141,7 @@ def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, n
 
 
 def _handle_good_end(state: JobState, task: TaskState, event: TaskExitedEvent) -> Result | None:
-    """Handle the end of a script. Members that wait for it go on without it."""
+    """Handle the end of a script. Members that wait for it continue without it."""
     if not task.member:
         return state, []
     if find_stranded_members(state, event):
@@ -152,7 +152,7 @@ def _handle_good_end(state: JobState, task: TaskState, event: TaskExitedEvent) -
 
 def go_on_without_ended(state: JobState) -> Result | None:
     """Let the members do without those whose scripts have ended well: replicas are equal, so nothing of the
-    training is lost with these. Returns None where nobody can take over their shards."""
+    training is lost with these. Returns None if nobody can take over their shards."""
     ended = [t for t in state.members if t.has_ended_well]
     if not state.holders or not any(t.alive for t in state.members):
         return None
@@ -175,7 +175,7 @@ def find_stranded_members(state: JobState, event: TaskExitedEvent) -> tuple[Task
 
 
 def can_go_on(state: JobState, lost: TaskState, event: TaskExitedEvent) -> bool:
-    """Return whether the others can go on without `lost` until it is back."""
+    """Return whether the others can continue without `lost` until it is back."""
     if lost.task.role == "worker" and not lost.member:
         return True
     if state.on_loss == "restart":
@@ -194,7 +194,7 @@ def _is_mirrored(state: JobState, lost: TaskState) -> bool:
 
 
 def _all_elastic(state: JobState, elastic: Sequence[TaskId]) -> bool:
-    """Return whether all that train can go on without a peer, and some of them hold the training's state."""
+    """Return whether all that train can continue without a peer, and some hold the training's state."""
     training = [t for t in state.alive if t.task.role in ("chief", "worker") and t.member and not t.released]
     return any(t.task in elastic for t in training) and all(
         t.replacement or t.task in elastic for t in training
@@ -202,7 +202,7 @@ def _all_elastic(state: JobState, elastic: Sequence[TaskId]) -> bool:
 
 
 def choose_next_node(state: JobState, task: TaskState) -> NodeId | None:
-    """Return the node of its next incarnation: the same, unless that has lost its store or is to leave."""
+    """Return the node of its next incarnation: the same, unless that has lost its store or leaves."""
     if task.node not in state.closed_nodes:
         return task.node
     found = choose_node(task.shards, state.holders, state.closed_nodes)
@@ -352,7 +352,7 @@ def describe_lost_peers(event: PeersLostEvent) -> Cause:
 def reconnect_peers(state: JobState, event: PeersLostEvent, now: float) -> Result | None:
     """Let all members rejoin, without those whose scripts have ended well.
 
-    That is the network's failure, not the job's: it doesn't count, as long as training goes on in between.
+    That is the network's failure, not the job's: it doesn't count, as long as training continues in between.
     """
     if state.phase != "running" or any(t.launch_at is not None for t in state.members):
         return state, []
@@ -385,7 +385,7 @@ def close_recoveries(state: JobState, event: RecoveredEvent, now: float) -> Resu
 
 
 def can_kill_stuck(state: JobState, event: StalledEvent) -> bool:
-    """Return whether it is enough to kill those that stand still, since all others can go on without them."""
+    """Return whether killing those that stand still is enough, since all others can continue without them."""
     culprits = set(event.culprits)
     if culprits and all(name.role == "evaluator" for name in culprits):
         return state.phase == "running"
@@ -418,7 +418,7 @@ def scale(state: JobState, event: ScaleRequestedEvent, now: float) -> Result:
 
 
 def reply(token: str, text: str, *, refused: bool = False) -> list[Action]:
-    """Return the reply to the request `token`, or nothing where nobody awaits one."""
+    """Return the reply to the request `token`, or nothing if nobody awaits one."""
     return [Reply(token, text, refused)] if token else []
 
 
@@ -539,7 +539,7 @@ def to_exit_code(code: int) -> int:
 def describe_exit(task: TaskState, alike: Sequence[TaskId] = (), *, brief: bool = False) -> str:
     """Return such as `worker:1 was killed by SIGKILL`.
 
-    `alike` are tasks that ended in the same way. `brief` leaves out the message of an exception, as where the
+    `alike` are tasks that ended in the same way. `brief` leaves out the message of an exception, as when the
     task's own output has it.
     """
     more = str(alike[0]) if len(alike) == 1 else f"{len(alike)} others"
@@ -553,7 +553,7 @@ def describe_exit(task: TaskState, alike: Sequence[TaskId] = (), *, brief: bool 
 
 
 def _without_stop(message: str) -> str:
-    """Return a message without the full stop at its end: the sentence goes on behind it."""
+    """Return a message without the full stop at its end: the sentence continues behind it."""
     return message if message.endswith("..") else message.removesuffix(".")
 
 

@@ -58,7 +58,7 @@ def count_fruitless_reconnections(state: JobState, progress: EpochStep | None) -
 
 
 def count_fruitless_attempts(state: JobState) -> int:
-    """Count the attempts in a row, up to now, that came no further than the one before."""
+    """Count the attempts in a row, up to now, that came no further than the previous one."""
     reached = [a.progress or _BEFORE_TRAINING for a in reversed(state.attempts)]
     gains = (later > earlier for later, earlier in pairwise(reached))
     return next((number for number, gained in enumerate(gains) if gained), len(reached) - 1)

@@ -23,7 +23,7 @@ WAITING_FOR_ROSTER = frozenset({RECOVERING, JOINING})
 class Stall:
     """A job that stands still."""
 
-    #: Names the tasks and where each stands, for the user.
+    #: Names the tasks and the place of each, for the user.
     text: str
     #: The tasks that the others wait for; empty if unknown.
     culprits: tuple[TaskId, ...] = ()
@@ -39,8 +39,8 @@ class StallWatch:
     def begin(self, tasks: Collection[TaskId], stopped: Collection[TaskId] = ()) -> None:
         """Restart the clock of these tasks, which are launched, and of tasks that wait for a roster.
 
-        The clock of a task that is `stopped` goes on: the others may come and go because of it, and it would
-        never be found.
+        The clock of a task that is `stopped` keeps running: the others may come and go because of it, and it
+        would never be found.
         """
         for task, (record, _) in list(self._seen.items()):
             if task in tasks or (record.place in WAITING_FOR_ROSTER and task not in stopped):
@@ -94,7 +94,7 @@ class StallWatch:
 
 
 def _place(task: TaskId, record: Progress) -> str:
-    """Return where a task stands, for the user: counted from 1, as Keras prints it."""
+    """Return the place of a task, for the user: counted from 1, as Keras prints it."""
     return (
         f"{task} at epoch {record.epoch + 1} step {record.shown_step + 1} ({record.place or 'place unknown'})"
     )

@@ -23,14 +23,14 @@ _MOST_AT_ONCE = 4
 
 
 def count_seconds_left(asked_at: float, now: float) -> float:
-    """Return how long a supervisor may go on whose lease was kept last by what it has asked for at
-    `asked_at`. The clock goes on while the machine is suspended."""
+    """Return how long a supervisor may continue whose lease was kept last by what it has asked for at
+    `asked_at`. The clock keeps running while the machine is suspended."""
     return max(0.0, asked_at + LEASE_SECONDS - EARLIER_SECONDS - now)
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisedJob:
-    """A job that is to run, as the metadata has it."""
+    """A job that should run, by the metadata."""
 
     #: The revision at which its key was written: each supervisor does it.
     revision: int
@@ -40,7 +40,7 @@ class SupervisedJob:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """What a head does about jobs without a supervisor."""
+    """A head's actions on jobs without a supervisor."""
 
     #: The agents that are connected.
     connected: Set[NodeId] = frozenset()

@@ -64,7 +64,7 @@ _OLDEST = (3, 4)
 _ASK_SECONDS, _START_SECONDS, _LISTEN_SECONDS = 10.0, 30.0, 30.0
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 3.0
-"""A leader waits longer, for one that ends, too. What it has acknowledged is on its disk."""
+"""A leader waits longer, for one that ends, too. Changes that it has acknowledged are on its disk."""
 _KEEP_SECONDS = (1.0, 60.0)
 """Between two looks at the member; the longest pause after it has ended again and again."""
 
@@ -144,9 +144,9 @@ def prepare_member(paths: Paths, host: str) -> dict[str, str]:
 
 
 def start_member(paths: Paths, token: str, order: Mapping[str, Any]) -> dict[str, str]:
-    """Start this home's member as the head's machine says it. Returns where it serves; {}: there is none.
+    """Start this home's member as the head's machine says it. Returns its addresses; {}: there is none.
 
-    A member that has lost its data isn't started again: the others would take its votes for those of before.
+    A member that has lost its data isn't started again: the others would take its votes for the earlier ones.
     Raises InputError, ClusterError.
     """
     record = read_member(paths)

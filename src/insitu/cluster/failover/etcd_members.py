@@ -1,4 +1,4 @@
-"""What `insitu up` does about an etcd that insitu runs itself: it has hosts of the file start members."""
+"""The part of `insitu up` for an etcd that insitu runs itself: it has hosts of the file start members."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from insitu.exchange import parse_address
 from insitu.metadata import MetadataSettings, open_etcd, read_settings
 
 OWN_ETCD = "etcd"
-"""What `--metadata` is for an etcd that insitu runs."""
+"""The value of `--metadata` for an etcd that insitu runs."""
 MEMBERS = 3
 """With fewer hosts there is one member: of two none may be lost, either."""
 _READY_SECONDS, _CONNECT_SECONDS = 60.0, 2.0
@@ -40,7 +40,7 @@ class HostCommands:
 
     def __init__(self, lines: Sequence[HostLine], launcher: str, insitu: str, interface: str) -> None:
         self.lines, self._launcher, self._insitu = lines, launcher, insitu
-        #: Where the head of this machine is to listen; empty: where the hosts reach it.
+        #: The address on which the head of this machine listens; empty: one at which the hosts reach it.
         self._interface = interface
 
     def prepare(self, lines: Sequence[HostLine]) -> list[Outcome]:
@@ -90,7 +90,7 @@ def check_members(paths: Paths) -> dict[str, str]:
 
 def make_members(paths: Paths, commands: HostCommands) -> MetadataSettings:
     """Choose the hosts of members, and have them draw names and ports. Nothing is started. Returns the
-    settings, which this home doesn't keep yet. Raises ClusterError where a host has no etcd."""
+    settings, which this home doesn't keep yet. Raises ClusterError if a host has no etcd."""
     lines = commands.lines[:MEMBERS] if len(commands.lines) >= MEMBERS else commands.lines[:1]
     found = [_read_answer(outcome) for outcome in commands.prepare(lines)]
     if len({each["peer"] for each in found}) < len(found):

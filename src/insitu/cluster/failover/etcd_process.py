@@ -1,7 +1,7 @@
 """Becomes a member of etcd: `python -P -m insitu.cluster.failover.etcd_process HOME BINARY READY`.
 
-It takes the lock of the member and says so to READY. What runs then has the same process, and holds the lock
-until it ends.
+It takes the lock of the member and says so to READY. The program then has the same process, and holds the
+lock until it ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a home says about its member of an etcd that insitu runs."""
+"""A home's record of its member of an etcd that insitu runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MEMBER, LOCK, LOG, DATA = "member.json", "lock", "log", "data"
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """What a home says about its member."""
+    """A home's record of its member."""
 
     #: Its name, drawn once.
     name: str
-    #: Where it serves clients, as host:port.
+    #: Its address for clients, as host:port.
     client: str
-    #: Where it serves other members, as host:port.
+    #: Its address for other members, as host:port.
     peer: str
     #: The cluster of insitu; empty: it was never started.
     cluster: str = ""

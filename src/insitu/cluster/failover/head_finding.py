@@ -69,7 +69,7 @@ class HeadFinder:
         return found, address
 
     def _look_without_head(self) -> bool:
-        """Ask all other agents, unless that was done lately. Returns whether there is another head."""
+        """Ask all other agents, unless that was done recently. Returns whether there is another head."""
         if not self._is_due():
             return False
         members = read_kept_members(self._paths)
@@ -102,14 +102,14 @@ class HeadFinder:
 
 
 def leave_if_replaced(followed: FollowedHead, channel: Channel, address: str) -> None:
-    """Raise ChannelClosed if there is another head to follow than the one at `address`, and tell that so."""
+    """Raise ChannelClosed if there is another head than the one at `address`, and notify that one."""
     if followed.take_address(address) != address:
         _tell_replaced(followed, channel)
         raise ChannelClosed
 
 
 def _tell_replaced(followed: FollowedHead, channel: Channel) -> None:
-    """Tell a head that it was replaced. If that is lost, it hears so from another agent, or again."""
+    """Notify a head that it was replaced. If that is lost, it learns so from another agent, or again."""
     with contextlib.suppress(ChannelClosed):
         channel.send({"do": "replaced", **followed.describe()})
         channel.flush()

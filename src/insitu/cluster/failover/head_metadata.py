@@ -1,4 +1,4 @@
-"""What a head and `insitu up` do about an etcd that holds the metadata."""
+"""The part of a head and of `insitu up` for an etcd that holds the metadata."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def prepare_etcd(paths: Paths, url: str) -> None:
 
 
 def bring_up_members(paths: Paths, commands: HostCommands, report: Report, *, asked: str) -> None:
-    """Start the members of an etcd that insitu runs itself, if the cluster has one or is to have one, unless
+    """Start the members of an etcd that insitu runs itself, if the cluster has one or will have one, unless
     its head runs: then agents do.
 
     Raises InputError for a cluster that was made with another store; ClusterError, MetadataError.
@@ -138,8 +138,8 @@ def begin_to_lead(
 
 
 def _is_copied(paths: Paths, record: HeadRecord, address: str) -> bool:
-    """Return whether a head with this record runs elsewhere than at `address`, where this process listens. It
-    isn't of this home, whose lock this process holds."""
+    """Return whether a head with this record runs elsewhere than at `address`, on which this process listens.
+    It isn't of this home, whose lock this process holds."""
     return record.address not in ("", address) and answers_as_head(record.address, read_token(paths))
 
 

@@ -1,4 +1,4 @@
-"""Starts the head of a home, where it doesn't run."""
+"""Starts the head of a home, if it doesn't run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def start_head(
 ) -> str:
     """Return the address of the head of this home, which is started unless it runs.
 
-    `interface` is where it listens; empty: where all `hosts` reach it. `port` 0: that of the last time. It
-    ends with the process `tied_to`; None: what it is tied to stays.
+    `interface` is that on which it listens; empty: one at which all `hosts` reach it. `port` 0: that of the
+    last time. It ends with the process `tied_to`; None: what it is tied to stays.
     """
     address = _find_or_start_head(paths, interface, port, hosts)
     if tied_to is not None:

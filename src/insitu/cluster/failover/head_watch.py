@@ -1,7 +1,7 @@
-"""The part of an agent that watches who is head where etcd holds the metadata.
+"""The part of an agent that watches who is head if etcd holds the metadata.
 
 It has the agent follow the head that etcd names. If there is none, it tries to win the key, and starts a head
-in the agent's own home, which outlives the agent. What is decided is in `decide/leadership.py`.
+in the agent's own home, which outlives the agent. The decisions are in `decide/leadership.py`.
 """
 
 from __future__ import annotations

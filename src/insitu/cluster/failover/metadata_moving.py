@@ -3,8 +3,8 @@
 All is copied and read back first. Then one step decides where the truth is:
 
 - To etcd: the file `metadata.json` of this home appears. Nobody changes the catalogue meanwhile.
-- From etcd: its store gets the mark `moved`, by a transaction that compares the key of the head. From then on
-  no head begins with it. The file `metadata.json` goes after that, and this home's head may begin.
+- From etcd: its store gets the mark `moved`, by a transaction that compares the key of the head. No head
+  begins with it any more. The file `metadata.json` goes after that, and this home's head may begin.
 
 Whatever else is left to do is done by the same command, run again, or by the next start of the head.
 """
@@ -52,7 +52,7 @@ from insitu.metadata import (
 )
 
 EMBEDDED = "embedded"
-"""What `--metadata` is for the file in the head's home."""
+"""The value of `--metadata` for the file in the head's home."""
 _LOOK_SECONDS = 1.0
 _OF_HEAD = (NUMBER_KEY, OPTIONS_KEY)
 """Keys of etcd that the record of the head has otherwise."""
@@ -60,11 +60,11 @@ _OF_HEAD = (NUMBER_KEY, OPTIONS_KEY)
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """What is to be moved."""
+    """The records to move."""
 
-    #: Where the records are.
+    #: Their present store.
     origin: str
-    #: Where they are to be.
+    #: Their new store.
     target: str
     #: How many records say which files there are.
     names: int
@@ -186,7 +186,7 @@ def _count(records: Mapping[str, Record], origin: str, target: str) -> MovePlan:
 
 
 def _collect(source: MetadataStore, catalog: Mapping[str, bytes], record: HeadRecord) -> dict[str, Record]:
-    """Return what etcd is to have: names, the catalogue, and what the head's record says."""
+    """Return the records for etcd: names, the catalogue, and the fields of the head's record."""
     options = json.dumps({"copy_lost_after": record.copy_lost_after}).encode()
     own = {NUMBER_KEY: b"%d" % find_cluster_number(record.epoch), OPTIONS_KEY: options}
     others = {key: Record(key, value, 0) for key, value in {**catalog, **own}.items()}
@@ -200,8 +200,8 @@ def _opened(paths: Paths, record: HeadRecord) -> Iterator[MetadataStore]:
 
 
 def finish_move(paths: Paths, settings: MetadataSettings, store: MetadataStore) -> None:
-    """Do what is left of a move to this etcd, which has the truth, if that was interrupted: mark the file of
-    before. Raises InputError if the truth isn't there."""
+    """Do what is left of a move to this etcd, which has the truth, if that was interrupted: mark the previous
+    file. Raises InputError if the truth isn't there."""
     record = read_head(paths)
     if read_mark(store, MOVED) is not None or read_mark(store, MOVING) not in (None, _name_here(paths)):
         require_truth(store, settings.url)

@@ -1,8 +1,8 @@
 """The file system in the memory of a cluster's nodes, `insitu://VOLUME/PATH`.
 
-Names lie in the metadata store, which the head owns; blocks lie on as many nodes as the file is to have
-copies. Begin reading with `client.py`, which writes blocks and then a name, then `names_client.py`. What
-tasks do while the head is away is in `task_client.py`.
+Names are in the metadata store, which the head owns; blocks are on as many nodes as the file has copies.
+Begin reading with `client.py`, which writes blocks and then a name, then `names_client.py`. The behaviour of
+tasks while the head is unreachable is in `task_client.py`.
 """
 
 from insitu.cluster.files.asking import Suspects

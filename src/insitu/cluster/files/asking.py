@@ -38,11 +38,11 @@ class Suspects:
         self._until.pop(node, None)
 
     def has(self, node: NodeId) -> bool:
-        """Return whether a node gave no answer lately."""
+        """Return whether a node gave no answer recently."""
         return self._until.get(node, 0.0) > time.monotonic()
 
     def order(self, nodes: Iterable[NodeId]) -> list[NodeId]:
-        """Put those last that gave no answer lately."""
+        """Put those last that gave no answer recently."""
         return sorted(nodes, key=self.has)
 
 

@@ -83,7 +83,7 @@ class ViewCache:
         self._read_at = 0.0
 
     def find(self, *, fresh: bool = False) -> View:
-        """Return the nodes. Raises ClusterError where there are none."""
+        """Return the nodes. Raises ClusterError if there are none."""
         with self._lock:
             age = time.monotonic() - self._read_at
             if self._view is None or age > VIEW_SECONDS or (fresh and age > FRESH_SECONDS):
@@ -168,11 +168,11 @@ class FileClient:
         return entry
 
     def list_children(self, volume: str, path: str) -> list[ListedPath]:
-        """Return what lies directly in a folder."""
+        """Return the direct entries of a folder."""
         return list(self._list("children", volume, path))
 
     def list_below(self, volume: str, path: str) -> Iterator[ListedPath]:
-        """Yield all that lies below a folder, each folder before its content."""
+        """Yield all entries below a folder, each folder before its content."""
         return self._list("list", volume, path)
 
     def _list(self, kind: str, volume: str, path: str) -> Iterator[ListedPath]:
@@ -281,7 +281,7 @@ class FileClient:
     def send_block(
         self, volume: str, block: Block, data: bytes, copies: int, beside: str | None = None
     ) -> None:
-        """Bring a block to as many nodes as it is to have copies: those that hold the block with the key
+        """Bring a block to as many nodes as it must have copies: those that hold the block with the key
         `beside`, if that is given. Raises OSError if none has room.
 
         If fewer nodes can take it, a warning says so; copies are made later. A node that is silent isn't
@@ -381,7 +381,7 @@ class FileClient:
                 threads.shutdown(cancel_futures=True)
 
     def keep_blocks(self, volume: str, blocks: Sequence[Block]) -> int:
-        """Have nodes keep blocks that are to be published. Return how many are on no node that answers."""
+        """Have nodes keep blocks that will be published. Return how many are on no node that answers."""
         keys = {block.key for block in blocks}
         answers = self._ask_nodes("keep", {"volume": volume, "keys": sorted(keys)})
         return len(keys - {key for answer in answers.values() for key in answer["kept"]})

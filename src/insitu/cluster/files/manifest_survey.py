@@ -1,7 +1,7 @@
 """Finds out which files nodes hold, from the manifests beside their blocks, and which of them to believe.
 
 A manifest that a metadata store has had is believed before one of a writer, unless the writer has seen that
-version, or wrote later. What isn't certain is named.
+version, or wrote later. Uncertain files are named.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class FoundFile:
 
 @dataclass(slots=True)
 class NamesReport:
-    """What lies on nodes, compared with the names in the metadata store."""
+    """The files on nodes, compared with the names in the metadata store."""
 
-    #: What the store holds.
+    #: The content of the store.
     state: NamesState
     #: The files that are believed, and of which all blocks are there; of a store with names, those that it
     #: doesn't have, which aren't put there.
@@ -64,7 +64,7 @@ class NamesReport:
     #: (volume, key) of manifests of versions that were replaced by those that were found.
     replaced: list[tuple[str, str]] = field(default_factory=list)
     #: When the manifests of each volume were all there and agreed with its names last, in seconds since 1970;
-    #: None: nobody knows. What was written, moved or removed later may be as it was before.
+    #: None: nobody knows. Files that were written, moved or removed later may be as they were before.
     as_of: dict[str, float | None] = field(default_factory=dict)
     #: How many files each volume had then of which no manifest was found.
     missing: dict[str, int] = field(default_factory=dict)
@@ -193,7 +193,7 @@ def _note_volumes(manifests: Iterable[FileManifest], report: NamesReport) -> Non
 
 
 def _choose(manifests: Iterable[FileManifest], report: NamesReport) -> dict[Path, list[FileManifest]]:
-    """Return the manifests of each path that are to be believed: the first, else the one that it replaced."""
+    """Return the manifests of each path to believe: the first, else the one that it replaced."""
     last: dict[tuple[str, str], FileManifest] = {}
     for each in manifests:
         before = last.get((each.volume, each.digest))

@@ -100,7 +100,7 @@ class RemoteNames:
         return view, self._suspects.order(nodes)
 
     def are_silent(self, *nodes: NodeId) -> bool:
-        """Return whether none of some nodes has answered lately."""
+        """Return whether none of some nodes has answered recently."""
         return all(self._suspects.has(node) for node in nodes)
 
     def send(self, node: NodeId, view: View, kind: str, fields: Fields, left: float) -> Fields:
@@ -172,7 +172,7 @@ class _Question:
         self._calls.begin(node, lambda: self._names.send(node, view, self._kind, fields, left))
 
     def _judge(self, node: NodeId, answer: Fields, error: BaseException | None) -> Fields | None:
-        """Return an answer that counts, None: go on. Raises an error that counts."""
+        """Return an answer that counts, None: continue. Raises an error that counts."""
         if error is None:
             if "away" not in answer and "lost" not in answer:
                 return answer

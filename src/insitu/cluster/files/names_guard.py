@@ -34,7 +34,7 @@ class NamesGuard:
         self._lock = threading.Lock()
         #: Whether the store has had names, or nobody wants those of others. Written under the lock.
         self._is_sure = False
-        #: What nodes said last, "": nothing is wrong; and until when it counts. Written under the lock.
+        #: The last finding of nodes, "": nothing is wrong; and until when it counts. Written under the lock.
         self._found = ""
         self._until = 0.0
 

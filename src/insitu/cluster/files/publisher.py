@@ -1,4 +1,4 @@
-"""Publishes what a task has written to `insitu://` while the head was away, in order, once it is back."""
+"""Publishes a task's writes to `insitu://` while the head was unreachable, in order, once it is back."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Publisher:
         self._client = client
         self._on_done = on_done
         self._in_thread = in_thread
-        #: Held where the fields below are read or written, and notified of each change of them.
+        #: Held while the fields below are read or written, and notified of each change of them.
         self.changed = threading.Condition(threading.RLock())
         self._changes: list[WaitingChange] = []
         #: The one that is published now.
@@ -75,7 +75,7 @@ class Publisher:
         self._away = ""
         #: Why nothing is published, as it was said last.
         self._said = ""
-        #: Changes that were made since the head was away.
+        #: Changes that were made since the head was unreachable.
         self._done = 0
         self._thread: threading.Thread | None = None
 
@@ -90,7 +90,7 @@ class Publisher:
                 self._start()
             return len(self._changes)
 
-    # What waits
+    # Changes that wait
 
     @property
     def away(self) -> str:
@@ -99,7 +99,7 @@ class Publisher:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether a change has to wait: the head is away, or others wait."""
+        """Return whether a change has to wait: the head is unreachable, or others wait."""
         return bool(self._away or self._changes)
 
     def count(self) -> int:

@@ -1,4 +1,4 @@
-"""Brings the copies of blocks to the number that their files are to have, and removes what no file has."""
+"""Brings the copies of blocks to the number that their files ask for, and removes what no file has."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ListFiles = Callable[[], tuple[list[tuple[str, Entry]], bool]]
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair has done."""
+    """The outcome of a repair."""
 
     #: Copies that were made.
     copied: int
@@ -46,7 +46,7 @@ class _Named:
 
     #: By key.
     blocks: dict[str, Block] = field(default_factory=dict)
-    #: How many copies each is to have, by key.
+    #: The number of copies that each must have, by key.
     wanted: dict[str, int] = field(default_factory=dict)
     #: The files that have each block, by key.
     paths: dict[str, str] = field(default_factory=dict)
@@ -79,9 +79,9 @@ class Repairer:
 
         `list_files` returns the files of the volume, and whether these are all. It is called once the blocks
         are listed. So a block that was old then, and that no file has afterwards, is of no file. A writer
-        that publishes it later has it kept before, and then it isn't old any more when it is to be dropped.
-        `spared` are blocks of no file that stay, None: all do.
-        Raises InsituError or OSError if a node doesn't answer: it may have what seems to be missing.
+        that publishes it later has it kept before, and then it isn't old any more when it would be dropped.
+        `spared` are blocks of no file that stay, None: all do. Raises InsituError or OSError if a node
+        doesn't answer: it may have what seems to be missing.
         """
         answers, failures = ask_all(
             view.alive,

@@ -1,4 +1,4 @@
-"""Answers what is asked about names, where the metadata store is."""
+"""Answers requests about names, in the process that has the metadata store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from insitu.metadata import MetadataStore
 LIST_PAGE = 1000
 CHANGES = ("publish", "rename", "remove", "folder")
 NAME_KINDS = frozenset({"look", "children", "list", "volumes", *CHANGES})
-"""What can be asked about names."""
+"""Kinds of requests about names."""
 
 
 class NameService:

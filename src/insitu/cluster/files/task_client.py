@@ -38,8 +38,8 @@ from insitu.grid.shared_files import (
 
 
 class TaskFileClient(FileClient):
-    """The files of a cluster. While the head is away, changes wait on this task's disk, in order, and reads
-    see them.
+    """The files of a cluster. While the head is unreachable, changes wait on this task's disk, in order, and
+    reads see them.
 
     A path that no waiting change has to do with is then what it was when this process asked for it last, or
     changed it. Listings, and paths that it doesn't know, raise NamesAway. A fork of the process has no part
@@ -133,7 +133,7 @@ class TaskFileClient(FileClient):
             raise
 
     def _wait_for_publishing(self) -> None:
-        """Return once nothing waits. Raises NamesAway at once if the head is away."""
+        """Return once nothing waits. Raises NamesAway at once if the head is unreachable."""
         deadline = time.monotonic() + CLIENT_SECONDS
         while self.publisher.is_waiting:
             if self.publisher.away or time.monotonic() > deadline:
@@ -202,7 +202,7 @@ class TaskFileClient(FileClient):
         self.publisher.add(change)
 
     def _try(self, kind: str, change: WaitingChange, fields: Fields) -> tuple[Fields | None, Attempt | None]:
-        """Ask for a change. Return the answer; None: the head is away, and what it may have done."""
+        """Ask for a change. Return the answer; None: the head is unreachable, and what it may have done."""
         while True:
             id = secrets.token_hex(16)
             try:
@@ -223,11 +223,11 @@ class TaskFileClient(FileClient):
     # Blocks
 
     def _has_local(self, entry: Entry) -> bool:
-        """Return whether some of a file was written while the head was away."""
+        """Return whether some of a file was written while the head was unreachable."""
         return any(self._folder.has_block(block.key) for block in self._list_all(entry))
 
     def _list_all(self, entry: Entry) -> list[Block]:
-        """Return the blocks of a file that isn't published, and those that name them, if they lie here."""
+        """Return the blocks of a file that isn't published, and those that name them, if they are here."""
         found = [*entry.lists, *entry.blocks]
         for block in entry.lists:
             data = self._folder.read_block(block.key)
@@ -235,7 +235,7 @@ class TaskFileClient(FileClient):
         return found
 
     def _keep_blocks_here(self, volume: str, entry: Entry) -> None:
-        """Bring the blocks of a file to this task's disk that lie on nodes alone."""
+        """Bring the blocks of a file that are on nodes alone to this task's disk."""
         blocks = [*entry.lists, *self.list_blocks(volume, entry.lists, entry.blocks)]
         for block in blocks:
             if not self._folder.has_block(block.key):

@@ -1,4 +1,4 @@
-"""Keeps files up, where the metadata store is: makes copies and manifests, and removes garbage."""
+"""Keeps files up, beside the metadata store: makes copies and manifests, and removes garbage."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ManifestUpkeep:
         self.spared: dict[str, frozenset[str] | None] = {}
 
     def advance(self, view: View, now: float, *, at_once: bool = False) -> None:
-        """Do what is due, or all that is to be done `at_once`. Raises InsituError, OSError."""
+        """Do what is due, or everything `at_once`. Raises InsituError, OSError."""
         revision = self._store.range("files/", "", 1)[1]
         mark = revision, frozenset(view.alive)
         if not at_once and (mark == self._done or now < self._next):
@@ -193,7 +193,7 @@ def _make_manifests(
     now: float,
     listed: Listed,
 ) -> dict[str, FileManifest]:
-    """Return the manifests of a volume that are to be there, by key."""
+    """Return the manifests that a volume should have, by key."""
     made = [FileManifest(volume, path, entry) for path, entry in files if path]
     if files:
         # It says that all others are there, so it has the same copies on all nodes.
@@ -213,7 +213,7 @@ REPAIR_RATE = 64 << 20
 
 
 class FileUpkeep:
-    """Does what is to be done now and then."""
+    """Does what is due now and then."""
 
     def __init__(
         self, store: MetadataStore, peers: Peers, read_view: Callable[[], View], guard: NamesGuard

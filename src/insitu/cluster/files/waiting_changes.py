@@ -24,16 +24,16 @@ from insitu.grid.shared_files import (
 
 PUBLISH, APPEND, RENAME, REMOVE, MAKE = "publish", "append", "rename", "remove", "folder"
 ABSENT = "absent"
-"""What a path stands for where nothing is."""
+"""The state of a path at which nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What the head was asked for, and may have done."""
+    """A request to the head, which may have performed it."""
 
     #: The id of the change.
     change: str
-    #: Of a file that is appended to, all of it with what is appended.
+    #: For an append, the whole file with the appended part.
     entry: Entry | None = None
     #: The version that this replaces.
     expected: int | None = None
@@ -50,25 +50,25 @@ class WaitingChange:
     kind: str
     #: The first name of its path.
     volume: str
-    #: What it changes, in the volume.
+    #: The path that it changes, in the volume.
     path: str
     #: When it was made, in seconds since 1970 by the clock of this process.
     made: float
-    #: Of PUBLISH the file, of APPEND what is appended to it.
+    #: For PUBLISH the file, for APPEND the appended part.
     entry: Entry | None = None
-    #: Of RENAME.
+    #: The new path of RENAME.
     target: str = ""
-    #: Of REMOVE.
+    #: An option of REMOVE.
     recursive: bool = False
     #: None: the head was never asked for it.
     attempt: Attempt | None = None
-    #: Where it comes in the order.
+    #: Its place in the order.
     number: int = 0
     #: Whether a process that has ended has made it.
     is_left: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return what another process needs to go on with it."""
+        """Return what another process needs to continue it."""
         return {
             "kind": self.kind,
             "volume": self.volume,
@@ -82,13 +82,13 @@ class WaitingChange:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the head is asked for beside the path."""
+        """The fields of the request to the head beside the path."""
         if self.kind == RENAME:
             return {"target": self.target}
         return {"recursive": self.recursive} if self.kind == REMOVE else {}
 
     def touches(self, path: str) -> bool:
-        """Return whether it has to do with a path, what lies in it, or a folder above it."""
+        """Return whether it has to do with a path, its content, or a folder above it."""
         mine = (self.path, self.target) if self.kind == RENAME else (self.path,)
         return any(is_within(each, path) or is_within(path, each) for each in mine)
 
@@ -120,17 +120,17 @@ def parse_waiting(value: Any, number: int) -> WaitingChange:
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Return whether a path is a folder or lies in it."""
+    """Return whether a path is a folder or in it."""
     return path == folder or not folder or path.startswith(f"{folder}/")
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """What a path stands for once all that waits is published."""
+    """The state of a path once all that waits is published."""
 
     #: FILE, FOLDER, ABSENT; "": what the head says of `base`.
     kind: str
-    #: The path of before.
+    #: The previous path.
     base: str
     #: The file in parts, one behind the other, and behind what is at `base` if `kind` is "".
     parts: tuple[Entry, ...] = ()

@@ -28,14 +28,14 @@ class WaitingFolder:
     """A folder, which is made when the first change comes. All methods raise OSError."""
 
     def __init__(self, path: Path, home: Path) -> None:
-        """`path` lies in `home`, whose modes it gets."""
+        """`path` is in `home`, whose modes it gets."""
         self.path = path
         self._home = home
         self._blocks = path / "blocks"
         self._lock: int | None = None
 
     def open(self, *, make: bool = False) -> None:
-        """Take the lock, if the folder is there or is to be made. Raises ClusterError if another process has
+        """Take the lock, if the folder is there or must be made. Raises ClusterError if another process has
         it."""
         if self._lock is not None or not (make or self.path.exists()):
             return

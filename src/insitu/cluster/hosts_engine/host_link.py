@@ -49,11 +49,11 @@ class HostLink(RemoteEngine):
         super().__init__(channel, wake)
         #: The host's node.
         self.node = node
-        #: True where the host sees the job's folder itself: nothing is copied then.
+        #: True if the host sees the job's folder itself: nothing is copied then.
         self.shares_folder = shares_folder
-        #: Where other hosts try to reach it; see `HostWitness`.
+        #: The address at which other hosts try to reach it; see `HostWitness`.
         self.door = door
-        #: True where it is this machine, with which a copy there would be lost.
+        #: True if it is this machine, with which a copy there would be lost.
         self.is_near = _is_near(channel)
         #: Other hosts that this one has been asked about and has reached.
         self.seen: list[NodeId] = []
@@ -61,7 +61,7 @@ class HostLink(RemoteEngine):
         self.is_noted = False
         #: When the server has said something last, on the monotonic clock.
         self.heard = time.monotonic()
-        #: Why it was given up, as a sentence without its subject; "" where it has ended the connection.
+        #: Why it was given up, as a sentence without its subject; "" if it has ended the connection.
         self.given_up = ""
         #: The last records of the tasks launched there, their times on this host's clock.
         self.progress: dict[TaskId, Progress] = {}
@@ -71,9 +71,9 @@ class HostLink(RemoteEngine):
         self.state: NodeState | None = None
         #: When the link was opened, on the monotonic clock.
         self.opened = time.monotonic()
-        #: What tasks wrote about their ends.
+        #: The tasks' records of their ends.
         self.failures: dict[TaskId, Failure] = {}
-        #: Why the host can't keep a copy of the job, as it has said; "" where it can.
+        #: Why the host can't keep a copy of the job, as it has said; "" if it can.
         self.copy_failed = ""
         #: Other caches whose shards tasks there want to know.
         self.wanted: list[str] = []
@@ -112,7 +112,7 @@ class HostLink(RemoteEngine):
 
     @property
     def events(self) -> int:
-        """What to wait for."""
+        """The events of `poll` to wait for."""
         return select.POLLIN | (select.POLLOUT if self._channel.unsent_bytes else 0)
 
     @property
@@ -126,7 +126,7 @@ class HostLink(RemoteEngine):
         return bool(self._happened)
 
     def beat(self) -> None:
-        """Tell the server that the job goes on."""
+        """Report to the server that the job continues."""
         self._send({"do": "beat"})
         now = time.monotonic()
         for path in [path for path, at in self._unwritten.items() if at <= now]:

@@ -1,7 +1,7 @@
 """The engine of a job whose tasks run on several hosts: one server on each, see `host_server.py`.
 
 The job's supervisor, on the head's machine, asks the head to have a host's agent start a server, which dials
-back. From then on neither head nor agent is needed: the job goes on without them.
+back. Neither head nor agent is needed from then on: the job continues without them.
 """
 
 from __future__ import annotations
@@ -78,25 +78,25 @@ Found = TypeVar("Found")
 class HostsEngine(TaskFiles):
     """Runs the tasks of one job on the hosts of a cluster.
 
-    What tasks report is kept in the job's folder here, too, where commands look for it. The tasks of a host
-    that `HostWatch` finds to be lost count as killed. A server there that lives on ends them as soon as
-    it hears of this, or by its lease.
+    Reports of tasks are kept in the job's folder here, too, where commands look for them. The tasks of a host
+    that `HostWatch` finds to be lost count as killed. A server there that lives on ends them as soon as it
+    learns of this, or by its lease.
     """
 
     def __init__(self, job: JobPaths, wake: int | None = None) -> None:
-        """Raise ClusterError where this home has no head."""
+        """Raise ClusterError if this home has no head."""
         super().__init__(job)
         self._wake = wake
         self._paths = Paths(job.root.parent.parent)
         self._log = MergedLog(job)
         self._links: dict[NodeId, HostLink] = {}
         self._nodes: dict[TaskId, NodeId] = {}
-        """Where each task was launched last."""
+        """The node on which each task was launched last."""
         self._lost: set[NodeId] = set()
         """Hosts that can't be reached."""
         self._writers: dict[TaskId, ProgressWriter] = {}
         self._happened: list[Output | Ended] = []
-        """What servers that were replaced have said last."""
+        """The last messages of servers that were replaced."""
         self._roster: Roster | None = None
         self._standby: tuple[int, Command] | None = None
         self._is_ahead_due = False
@@ -116,7 +116,7 @@ class HostsEngine(TaskFiles):
         own_info = {"role": "supervisor", "room": "agents", "job": job.root.name, "term": term}
         self._acceptor = Acceptor(listener, read_token(self._paths), own_info)
         self._supplies = JobSupplies(job)
-        #: What Ray has given to the job.
+        #: The job's reservations in Ray.
         self.reserved = Reservations(read_spec(job), record.ray, record.cluster)
         self._copying = JobCopying(job)
 
@@ -169,7 +169,7 @@ class HostsEngine(TaskFiles):
 
     def _ask_all(self, calls: Mapping[HostLink, Message], name: str, kind: type) -> dict[NodeId, Any]:
         """Ask several hosts at the same time, for a field of their answers. Those that don't answer are left
-        out; `wait` tells of them."""
+        out; `wait` reports them."""
         answers = {}
         for link, message in calls.items():
             link.tell(message)
@@ -231,7 +231,7 @@ class HostsEngine(TaskFiles):
         return ""
 
     def _link_of(self, node: NodeId) -> HostLink:
-        """Return the link to a host, which is opened where there is none. Raises ClusterError."""
+        """Return the link to a host, which is opened if there is none. Raises ClusterError."""
         link = self._links.get(node)
         if (link is None or link.is_lost) and (why := self.open_nodes([node]).get(node)):
             raise ClusterError(f"no task can run on {node}: {why}")
@@ -294,7 +294,7 @@ class HostsEngine(TaskFiles):
     def bring_partitions(self, tasks: Iterable[TaskSpec], seconds: float) -> None:
         """Have the partitions that tasks read in the stores of their nodes, which others may hold alone.
 
-        Raises ClusterError where that can't be done, or isn't within `seconds`.
+        Raises ClusterError if that can't be done, or isn't within `seconds`.
         """
 
         def pause(seconds: float) -> None:
@@ -543,7 +543,7 @@ def push_statistics(root: Path, link: HostLink) -> None:
         link.held[path] = found[path]
 
 
-# What a job's supervisor knows of the GPUs and processors that Ray has given to the job.
+# A job's GPUs and processors from Ray, as its supervisor knows them.
 #
 # Ray itself is asked by a process of its own (`ray_reserving.py`), when a node needs more than it has
 
@@ -561,7 +561,7 @@ class Reservations:
     ) -> None:
         """`address`: of the Ray cluster; empty: Ray has started no agents, and nothing is reserved."""
         self._job, self._address, self._cluster = spec.job_id, address, cluster
-        #: What each task that trains has for itself.
+        #: Devices that each task that trains has for itself.
         self._gpus, self._cores = spec.gpus_per_worker, spec.cores_per_worker
         self._command = command
         #: Ray's ids of the GPUs, by node.
@@ -595,7 +595,7 @@ class Reservations:
             self._counts[NodeId(node)] = short[NodeId(node)]
 
     def forget(self, node: NodeId) -> None:
-        """Ask Ray again before tasks run on a node: its host may have been away, and Ray with it."""
+        """Ask Ray again before tasks run on a node: its host may have been offline, and Ray with it."""
         self._given.pop(node, None)
         self._counts.pop(node, None)
 
@@ -621,8 +621,8 @@ class Reservations:
         """Return the command of a task with the GPUs out of which it gets its own, also on a node that it
         hasn't been on.
 
-        Ray numbers GPUs as the leases of a host do. Raises ClusterError where it names them in another way,
-        or can't give what the task needs.
+        Ray numbers GPUs as the leases of a host do. Raises ClusterError if it names them in another way, or
+        can't give what the task needs.
         """
         self.require([task])
         if not self._address or not self._gpus or task.task.role not in _TRAINING:

@@ -1,5 +1,5 @@
-"""The caches that the tasks of a job on hosts read: their shards, where their partitions are brought, and
-the versions that epochs read."""
+"""The caches that the tasks of a job on hosts read: their shards, the nodes to which their partitions are
+brought, and the versions that epochs read."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _KEPT_REFRESHES = 2
 
 
 class JobSupplies:
-    """Agrees on the shards of further caches, and has partitions where they are read."""
+    """Agrees on the shards of further caches, and brings partitions to their readers."""
 
     def __init__(self, job: JobPaths) -> None:
-        """Raise InsituError where a version that the job has read before isn't there any more."""
+        """Raise InsituError if a version that the job has read before isn't there any more."""
         self._job = job
         self._paths = Paths(job.root.parent.parent)
         self._log = MergedLog(job)
@@ -54,7 +54,7 @@ class JobSupplies:
         #: Further caches that tasks wait for, with nodes on which one task reads all of it.
         self._awaited: dict[str, set[NodeId]] = {}
         self._refreshes = JobRefreshes(job)
-        #: Those that tasks wait for, whose partitions aren't all where they are read.
+        #: Refreshes that tasks wait for, whose partitions aren't all at their readers.
         self._unanswered: dict[int, Refresh] = {}
         for path in job.shard_maps.glob("*.json"):
             found = read_shard_map(path)
@@ -70,9 +70,9 @@ class JobSupplies:
             self._supplies[cache] = PartitionSupply(self._paths.home, spec, found[0])
 
     def require(self, readers: Readers, seconds: float, pause: Callable[[float], None]) -> None:
-        """Return once the partitions of all caches are where `readers` read them; call `pause` meanwhile.
+        """Return once the partitions of all caches are at their `readers`; call `pause` meanwhile.
 
-        Raises ClusterError where they can't be brought, or aren't there within `seconds`.
+        Raises ClusterError if they can't be brought, or aren't there within `seconds`.
         """
         deadline = time.monotonic() + seconds
         while not self.advance(readers):
@@ -81,9 +81,9 @@ class JobSupplies:
             pause(_LOOK_SECONDS)
 
     def advance(self, readers: Readers) -> bool:
-        """Go on bringing what `readers` read; return whether all is there. Doesn't wait.
+        """Continue to bring what `readers` read; return whether all is there. Doesn't wait.
 
-        Raises ClusterError where it can't be brought.
+        Raises ClusterError if it can't be brought.
         """
         for supply in self._supplies.values():
             shard_map = supply.shard_map
@@ -109,10 +109,10 @@ class JobSupplies:
             supply.lost = frozenset(lost)
 
     def bring_ahead(self, readers: Readers, lost: Collection[NodeId]) -> bool:
-        """Go on bringing what replacements would read if any one host of `readers` were lost, to where they
-        would run; return True once there is nothing more to do. Doesn't wait for anything.
+        """Continue to bring what replacements would read if any one host of `readers` were lost, to the nodes
+        on which they would run; return True once there is nothing more to do. Doesn't wait for anything.
 
-        What is more than `_MAX_BYTES_AHEAD`, or can't be brought, is left until it is needed.
+        Bytes beyond `_MAX_BYTES_AHEAD`, or that can't be brought, are left until they are needed.
         """
         done = True
         placement, cache = read_placement(self._job)
@@ -129,7 +129,7 @@ class JobSupplies:
         self._awaited.setdefault(cache, set()).update({whole_on} if whole_on is not None else ())
 
     def answer(self, readers: Readers) -> list[Message]:
-        """Return what to tell all hosts about caches that tasks wait for. Doesn't wait for anything."""
+        """Return the messages to all hosts about caches that tasks wait for. Doesn't wait for anything."""
         answers = []
         for cache, whole_on in list(self._awaited.items()):
             try:
@@ -147,7 +147,7 @@ class JobSupplies:
             self._refreshes.note_wanted(epoch)
 
     def _answer_refreshes(self, readers: Readers) -> list[Message]:
-        """Return the records of epochs that tasks wait for, once the partitions are where they are read."""
+        """Return the records of epochs that tasks wait for, once the partitions are at their readers."""
         try:
             self._unanswered |= {refresh.epoch: refresh for refresh in self._refreshes.take_done()}
         except (InsituError, OSError) as error:
@@ -183,7 +183,7 @@ class JobSupplies:
 
     def _try(self, cache: str, whole_on: set[NodeId], readers: Readers) -> Message | None:
         """Agree on the shards of a cache as tasks on one machine would. Return the message with them, once
-        the partitions are where they are read."""
+        the partitions are at their readers."""
         if cache not in self._supplies:
             own = None if self._spec.cache == NO_CACHE else self._spec.cache
             if not self._job.shard_map(cache).exists():
@@ -218,14 +218,14 @@ READ_COMMAND = (sys.executable, "-P", "-m", "insitu.cluster.hosts_engine.refresh
 
 
 class JobRefreshes:
-    """Reads for one epoch at a time. An epoch whose rows can't be read has those of the one before."""
+    """Reads for one epoch at a time. An epoch whose rows can't be read has those of the previous one."""
 
     def __init__(self, job: JobPaths, command: Sequence[str] = READ_COMMAND) -> None:
         self._job = job
         self._command = command
         self._every = read_spec(job).refresh
         self._wanted: set[int] = set()
-        #: What is under way: the epoch, and the process.
+        #: The current reading: the epoch, and the process.
         self._reading: tuple[int, subprocess.Popen[bytes]] | None = None
 
     def note_wanted(self, epoch: int) -> None:
@@ -234,7 +234,7 @@ class JobRefreshes:
             self._wanted.add(epoch)
 
     def take_done(self) -> list[Refresh]:
-        """Return what is known of epochs that tasks wait for, and go on with the others. Doesn't wait.
+        """Return the known records of epochs that tasks wait for, and continue with the others. Doesn't wait.
 
         Raises GridError.
         """
@@ -278,7 +278,7 @@ class JobRefreshes:
             self._reading = None
 
 
-# Brings the partitions of a cache to the nodes whose tasks read them, where their stores lack them.
+# Brings the partitions of a cache to the nodes whose tasks read them, if their stores lack them.
 #
 # A process of its own does that, see `partition_fetch.py`: the supervisor loads no library that moves bytes
 
@@ -319,7 +319,7 @@ class PartitionSupply:
         self, home: Path, cache: CacheSpec, shard_map: ShardMap, command: Sequence[str] = FETCH_COMMAND
     ) -> None:
         self.shard_map = shard_map
-        #: What was fetched, for the job's output; its reader empties it.
+        #: Messages about fetched partitions, for the job's output; its reader empties it.
         self.news: list[str] = []
         #: Nodes that can't be reached: copies on others are fetched first. Its owner writes it.
         self.lost: Collection[NodeId] = ()
@@ -327,10 +327,10 @@ class PartitionSupply:
         self._cache = cache
         self._command = command
         self._brought: dict[NodeId, set[int]] = {}
-        #: From when to when partitions were brought, in seconds since 1970; its reader empties it.
+        #: Spans (start, end) in which partitions were brought, in seconds since 1970; its reader empties it.
         self.times: list[tuple[float, float]] = []
         self._began = 0.0
-        #: What is under way: the process, what it says, and what it brings.
+        #: The current fetch: the process, its output, and the partitions that it brings.
         self._fetching: tuple[subprocess.Popen[bytes], IO[bytes], dict[NodeId, set[int]]] | None = None
 
     def count_missing_bytes(self, readers: Readers) -> int:
@@ -357,9 +357,9 @@ class PartitionSupply:
                 self._brought.setdefault(node, set()).add(info.index)
 
     def advance(self, readers: Readers) -> bool:
-        """Go on bringing what `readers` lack; return True once all is there. Doesn't wait.
+        """Continue to bring what `readers` lack; return True once all is there. Doesn't wait.
 
-        Raises ClusterError where that failed; the next call tries again.
+        Raises ClusterError if that failed; the next call tries again.
         """
         if self._fetching is not None:
             process, said, wanted = self._fetching

@@ -1,4 +1,4 @@
-"""The stores of a cluster's agents, for commands that read, write or check what lies in them."""
+"""The stores of a cluster's agents, for commands that read, write or check their content."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def find_stores(paths: Paths, silence: float | None = None) -> RemoteStores | None:
-    """Return the stores of the agents that are alive now; None where the home belongs to no cluster.
+    """Return the stores of the agents that are alive now; None if the home belongs to no cluster.
 
-    `silence`: seconds without a word after which an agent counts as away; None: the usual time. Raises
-    ClusterError where no head answers.
+    `silence`: seconds without a word after which an agent counts as lost; None: the usual time. Raises
+    ClusterError if no head answers.
     """
     head = read_head(paths)
     if head is None and not list_agents(paths):
@@ -73,7 +73,7 @@ def _open_stores(paths: Paths, members: Sequence[Member], silence: float | None 
 def find_owners(paths: Paths) -> RemoteStores | None:
     """Return the stores that an import in this home writes to; None: those of this machine alone.
 
-    Raises ClusterError where another machine has the head, and where no head answers.
+    Raises ClusterError if another machine has the head, and if no head answers.
     """
     if read_head(paths) is None:
         for agent in list_agents(paths).values():

@@ -42,9 +42,9 @@ _MAX_FILE_BYTES = 1 << 44
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Tells one content of a file from another, without reading it."""
+    """Distinguishes one content of a file from another, without reading it."""
 
-    #: Its number on its disk: another one where the file was replaced.
+    #: Its number on its disk: another one if the file was replaced.
     inode: int
     #: Its bytes.
     size: int
@@ -72,12 +72,12 @@ def is_copied(path: PurePosixPath) -> bool:
 
 
 def grows_only(path: PurePosixPath) -> bool:
-    """Return whether what is added to a file lies at its end, so that the rest needn't be sent again."""
+    """Return whether additions to a file are at its end, so that the rest needn't be sent again."""
     return path.suffix == ".jsonl" or path.name.startswith(EVENT_FILE)
 
 
 def scan_folder(root: Path, known: Mapping[str, Mark], names: Collection[str] = _COPIED) -> dict[str, Mark]:
-    """Return the files that are copied, by their paths below `root`. What vanishes meanwhile is left out.
+    """Return the files that are copied, by their paths below `root`. Files that vanish are left out.
 
     `known` is what the scan before this one has returned, `names` are the entries of `root` to look at.
     """
@@ -97,7 +97,7 @@ def scan_folder(root: Path, known: Mapping[str, Mark], names: Collection[str] = 
 
 
 def _follow_growth(path: Path, mark: Mark, before: Mark | None) -> Mark:
-    """Return the mark of a file that only grows, in a new series where it has not grown from `before`."""
+    """Return the mark of a file that only grows, in a new series if it has not grown from `before`."""
     with path.open("rb") as file:
         size = min(mark.size, _TAIL_BYTES)
         tail = os.pread(file.fileno(), size, mark.size - size)
@@ -155,7 +155,7 @@ class FolderCopy:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        #: The file that is being received, and where its parts are put meanwhile.
+        #: The file that is being received, and the path of its parts meanwhile.
         self._receiving: tuple[str, Path] | None = None
         #: Bytes of it that are there.
         self._received = 0
@@ -163,8 +163,8 @@ class FolderCopy:
     def take(self, message: Message) -> str | None:
         """Take in one message of `read_parts`. Returns the file's path once it is whole.
 
-        Raises ClusterError for what is no message of that kind, OSError where it can't be written, or where
-        what comes before it isn't here; then the file is to be sent again from its beginning.
+        Raises ClusterError for what is no message of that kind, OSError if it can't be written, or if what
+        comes before it isn't here; then the file must be sent again from its beginning.
         """
         path, start = message.get("file"), message.get("start")
         target = self._find_target(path)

@@ -3,11 +3,12 @@
 It has what another supervisor needs: specification, environment, placement, shards, JOB_DIR, the journal, and
 what tasks have written, such as checkpoints and the ledger, with the secret that signs these. It lacks the
 logs, and variables that are secrets.
-Who goes on draws another secret that tasks prove to each other, so tasks of before can't join those of after.
+The process that resumes it draws another secret that tasks prove to each other, so earlier tasks can't join
+later ones.
 
 The supervisor sends it, see `job_copying.py`, a second late at most, and nothing waits for it: a job that
-goes on from a copy starts all of its tasks again from the last checkpoint in there, in a new attempt. So
-what is missing at the end of the journal costs steps that are done again, with the same rows and bits.
+resumes from a copy starts all of its tasks again from the last checkpoint in there, in a new attempt. So what
+is missing at the end of the journal costs steps that are done again, with the same rows and bits.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ class JobCopyFolder:
 
     def __init__(self, paths: Paths, job_id: str) -> None:
         self._paths = paths
-        #: Where the copy lies once it is whole.
+        #: The path of the copy once it is whole.
         self._final = paths.job_copy(job_id)
-        #: Where it is made before.
+        #: The path at which it is made before.
         self._staged = JobPaths(self._final.root.with_name(f".{job_id}"))
-        #: What is written to now; None before the first message.
+        #: The folder that is written now; None before the first message.
         self._job: JobPaths | None = None
         self._files: FolderCopy | None = None
 
     def take(self, message: Message) -> None:
-        """Take in one message of `JobCopying`. Raises ClusterError, OSError; then it is to be begun again."""
+        """Take in one message of `JobCopying`. Raises ClusterError, OSError; then it must be begun again."""
         if message.get("of") == "begin":
             self._begin(message)
             return
@@ -127,7 +128,7 @@ def list_copies(paths: Paths) -> list[JobPaths]:
 
 
 def drop_old_copies(paths: Paths) -> None:
-    """Remove copies that nothing has come to for long: this host was away when their jobs ended."""
+    """Remove copies that nothing has come to for long: this host was offline when their jobs ended."""
     before = time.time() - KEEP_SECONDS
     for job in list_copies(paths):
         with contextlib.suppress(OSError):

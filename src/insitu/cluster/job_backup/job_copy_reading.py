@@ -88,7 +88,7 @@ def _parse_files(listed: Any) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def open_copy_reader(paths: Paths) -> Iterator[CopyReader]:
-    """Yield what reads the copies on the hosts whose agents are alive. Raises InsituError where no head
+    """Yield what reads the copies on the hosts whose agents are alive. Raises InsituError if no head
     answers."""
     from insitu.cluster.files import RemotePeers, View  # loads Flight
     from insitu.grid.transfer import ServerAddress

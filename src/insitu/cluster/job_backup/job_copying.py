@@ -33,9 +33,9 @@ class CopyLink(Protocol):
 
     node: NodeId
     shares_folder: bool
-    #: True where it is this machine, with which a copy there would be lost.
+    #: True if it is this machine, with which a copy there would be lost.
     is_near: bool
-    #: Why the host can't keep one, as it has said; "" where it can.
+    #: Why the host can't keep one, as it has said; "" if it can.
     copy_failed: str
 
     @property
@@ -50,7 +50,7 @@ class CopyLink(Protocol):
 
 
 class _Holder:
-    """What one host has of the copy."""
+    """One host's part of the copy."""
 
     def __init__(self, job: JobPaths, link: CopyLink) -> None:
         self.link = link
@@ -64,7 +64,7 @@ class _Holder:
         self._sending: Iterator[Message] = self._list_beginning()
 
     def advance(self, now: float) -> None:
-        """Send what there is, where the host takes it. Raises ClusterError, OSError."""
+        """Send what there is, if the host takes it. Raises ClusterError, OSError."""
         while not self.link.is_lost and self.link.unsent_bytes < _MAX_UNSENT_BYTES:
             message = next(self._sending, None)
             if message is not None:
@@ -124,7 +124,7 @@ class JobCopying:
         self._retry_at = 0.0
 
     def advance(self, links: Iterable[CopyLink]) -> None:
-        """Go on with the copies on hosts with a connection. What can't be read now is tried again later."""
+        """Continue the copies on hosts with a connection. Unreadable files are tried again later."""
         now = time.monotonic()
         if now < self._retry_at:
             return

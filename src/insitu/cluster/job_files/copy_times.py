@@ -15,7 +15,7 @@ from insitu.base.paths import JobPaths
 def append_copy(job: JobPaths, began: float, ended: float) -> None:
     """Note that partitions were brought between two times, in seconds since 1970.
 
-    A job doesn't depend on it: where there is no room, times are missing."""
+    A job doesn't depend on it: if there is no room, times are missing."""
     line = json.dumps({"began": round(began, 3), "ended": round(ended, 3)}).encode() + b"\n"
     with contextlib.suppress(OSError):
         descriptor = os.open(job.copies, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -24,7 +24,7 @@ def append_copy(job: JobPaths, began: float, ended: float) -> None:
 
 
 def read_copies(job: JobPaths) -> list[tuple[float, float]]:
-    """Return from when to when, in the order of the ends. What was cut off is passed over."""
+    """Return from when to when, in the order of the ends. A line that was cut off is passed over."""
     try:
         lines = job.copies.read_bytes().splitlines()
     except OSError:

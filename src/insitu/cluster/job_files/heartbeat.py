@@ -24,7 +24,7 @@ _MOST_BYTES = 32
 
 
 class Heartbeat:
-    """Writes the heartbeats of one job. Where there is no room, they are missing."""
+    """Writes the heartbeats of one job. If there is no room, they are missing."""
 
     def __init__(self, job: JobPaths) -> None:
         self._path = job.heartbeat

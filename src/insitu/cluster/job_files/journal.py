@@ -34,7 +34,7 @@ PRAGMA user_version = 1;
 """
 
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, InputError)
-"""What decoding an entry raises that this version of insitu hasn't written."""
+"""Errors that decoding raises for an entry that this version of insitu hasn't written."""
 _PAGE_BYTES = 4096
 """Bytes by which an SQLite file grows."""
 _PRIMARY_CODE = 0xFF
@@ -144,7 +144,7 @@ class Journal:
         return limit is not None and self.path.stat().st_size + _PAGE_BYTES > limit
 
     def find_reply(self, token: str) -> dict[str, Any] | None:
-        """Return the `Reply` to the request `token` as a JSON object, or None where there is none."""
+        """Return the `Reply` to the request `token` as a JSON object, or None if there is none."""
         query = "SELECT actions FROM entries WHERE instr(actions, ?) ORDER BY sequence DESC"
         rows = self._select(query, json.dumps(token))
         try:

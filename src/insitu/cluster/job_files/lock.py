@@ -30,7 +30,7 @@ _SHARED_LOCK_TIMEOUT = 1.0
 def take_lock(path: Path) -> int:
     """Make `path` and lock it. Returns the descriptor; a process that inherits it holds the lock too.
 
-    Raises JobRunning where another process holds it.
+    Raises JobRunning if another process holds it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _SHARED_LOCK_TIMEOUT
@@ -67,7 +67,7 @@ def is_locked(path: Path) -> bool:
 
 
 def find_other_host(path: Path) -> str:
-    """Return the host that holds the lock at `path`, or last held it, where that isn't this one; else "".
+    """Return the host that holds the lock at `path`, or last held it, if that isn't this one; else "".
 
     Whether such a lock is held can't be found out on every file system that hosts share: it counts as held by
     a job until the job's journal has its end.
@@ -104,7 +104,7 @@ def _write_record(descriptor: int, record: dict[str, Any]) -> None:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    """Return what the lock's file holds; nothing where it can't be read."""
+    """Return the content of the lock's file; nothing if it can't be read."""
     try:
         record = json.loads(path.read_text())
     except (ValueError, OSError):
@@ -113,7 +113,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def read_controller(path: Path) -> ProcessIdentity | None:
-    """Return the controller's process; None where none runs on this host or has written its identity yet."""
+    """Return the controller's process; None if none runs on this host or has written its identity yet."""
     record = _read_record(path)
     try:
         found = ProcessIdentity(int(record["pid"]), int(record["start"]))
@@ -123,7 +123,7 @@ def read_controller(path: Path) -> ProcessIdentity | None:
 
 
 def read_supervisor(path: Path) -> ProcessIdentity | None:
-    """Return the parent of the controller that last began; None where none runs on this host."""
+    """Return the parent of the controller that last began; None if none runs on this host."""
     record = _read_record(path)
     try:
         pid, start = record["supervisor"]
@@ -134,11 +134,11 @@ def read_supervisor(path: Path) -> ProcessIdentity | None:
 
 
 def signal_controller(path: Path, number: int) -> bool:
-    """Send a signal to the controller. Returns False where no controller is left.
+    """Send a signal to the controller. Returns False if no controller is left.
 
     The process is opened before the lock is looked at, so a number that was given to another process
-    meanwhile is never signalled. Raises ClusterError where the controller is on another host, or hasn't
-    written its identity.
+    meanwhile is never signalled. Raises ClusterError if the controller is on another host, or hasn't written
+    its identity.
     """
     import signal
 

@@ -24,17 +24,17 @@ MAX_LOG_BYTES = 128 << 20
 MAX_CONTROLLER_LOG_BYTES = 8 << 20
 RESERVED_BYTES = 1 << 20
 """Bytes of a disk that output of tasks leaves free, for the journal and insitu's own lines, the last of which
-tell how the job ended."""
+say how the job ended."""
 _CUT_OFF = b" [cut off: no room was left]\n"
 """Ends a line of which there was room for a part only."""
 _RESERVED_SHARE = 16
-"""Of a small disk, one part in so many."""
+"""For a small disk, one part in so many."""
 INSITU_SOURCE = "insitu"
 """Stands in the place of a task before insitu's own lines."""
 
 
 class WritableLog(Protocol):
-    """What bytes are appended to."""
+    """A log to which bytes are appended."""
 
     def write(self, data: memoryview, /) -> int:
         """Return how many bytes were written. Raises OSError."""
@@ -54,7 +54,7 @@ class MergedLog:
             file.write(format_merged(INSITU_SOURCE, text.encode(errors="backslashreplace").splitlines()))
 
     def size(self) -> int:
-        """Return the bytes of the merged output so far; 0 where it can't be read."""
+        """Return the bytes of the merged output so far; 0 if it can't be read."""
         try:
             return self._path.stat().st_size
         except OSError:
@@ -101,8 +101,8 @@ class RotatedLog:
 def bound_controller_log(job: JobPaths) -> None:
     """Put aside what the controllers' log has, in the place of what was put aside before, once it is long.
 
-    The supervisor and its controllers append to one open file, so it is copied and emptied, not renamed. What
-    can't be done now, as on a full disk, is done later.
+    The supervisor and its controllers append to one open file, so it is copied and emptied, not renamed. Work
+    that can't be done now, as on a full disk, is done later.
     """
     path = job.controller_log
     with contextlib.suppress(OSError):
@@ -132,12 +132,12 @@ class _OutputLog:
         self._torn = False
 
     def write(self, data: bytes) -> None:
-        """Append `data`. What there is no room for is missing."""
+        """Append `data`. Data for which there is no room is missing."""
         taken = self._append(data) if self._has_room() and self._note_loss() else 0
         self._lost += len(data) - taken
 
     def _note_loss(self) -> bool:
-        """Write how many bytes are missing, if some are. Returns False where there is no room for it."""
+        """Write how many bytes are missing, if some are. Returns False if there is no room for it."""
         if not self._lost:
             return True
         note = f"{self._lost} bytes of output could not be written: no room was left"
@@ -250,7 +250,7 @@ _NEWS = re.compile(
 
 
 def is_news(line: bytes) -> bool:
-    """Return whether TensorFlow prints `line` in each process that loads it, also where all is well."""
+    """Return whether TensorFlow prints `line` in each process that loads it, also if all is well."""
     return line[:1] in b"WTIE0123456789" and _NEWS.match(line) is not None
 
 
@@ -347,7 +347,7 @@ _CHUNK = 1 << 20
 
 
 def rotated_path(path: Path) -> Path:
-    """Return where the older part of a log lies once it has been rotated."""
+    """Return the path of the older part of a log once it has been rotated."""
     return path.with_name(f"{path.name}.1")
 
 
@@ -356,8 +356,8 @@ def follow(
 ) -> Iterator[list[bytes]]:
     """Yield the whole lines of `path` from byte `start` on, without their ends, in batches as they come.
 
-    From byte 0 on the older part comes first, where there is one. Ends once `is_over` and everything is read.
-    A last line that lacks its end is yielded at the end.
+    The older part comes first from byte 0 on, if there is one. Ends once `is_over` and everything is read. A
+    last line that lacks its end is yielded at the end.
     """
     rest = b""
     file = _open_first(path, start)
@@ -425,8 +425,8 @@ REDRAW_INTERVAL = 1.0
 class LineAssembler:
     """Cuts one task's stream into lines. Pure: the time is passed in.
 
-    A bare carriage return means that the text before it is about to be drawn over. Of such states one a
-    second at most becomes a line; the last one before the newline always does.
+    A bare carriage return means that the text before it is about to be drawn over. One such state a second at
+    most becomes a line; the last one before the newline always does.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from insitu.options import JobOptions
 
 @dataclass(frozen=True, slots=True)
 class JobEnvironment:
-    """What a job was started in, so that it goes on in the same."""
+    """The environment in which a job was started, so that it resumes in the same."""
 
     #: Variables of the shell, but for secrets and those of its session.
     variables: Mapping[str, str] = field(repr=False)
@@ -31,7 +31,7 @@ class JobEnvironment:
     versions: Mapping[str, str] = field(default_factory=dict)
     #: The settings of Keras' file, keras.json.
     keras: Mapping[str, str] = field(default_factory=dict)
-    #: The absolute path of JOB_DIR; empty where it is no folder that stays.
+    #: The absolute path of JOB_DIR; empty if it is no folder that stays.
     job_dir: str = ""
 
 
@@ -41,7 +41,7 @@ def write_environment(job: JobPaths, environment: JobEnvironment) -> None:
 
 
 def read_environment(job: JobPaths) -> JobEnvironment:
-    """Return what the job was started in. Raises ClusterError where that can't be read."""
+    """Return what the job was started in. Raises ClusterError if that can't be read."""
     try:
         data = json.loads(job.environment.read_text())
         return JobEnvironment(**{**data, "secrets": tuple(data["secrets"])})
@@ -53,13 +53,13 @@ def read_environment(job: JobPaths) -> JobEnvironment:
 
 
 def has_checkpoint(job: JobPaths) -> bool:
-    """Return whether a checkpoint lies in the job's folder, whole or not."""
+    """Return whether a checkpoint is in the job's folder, whole or not."""
     found = job.checkpoints.rglob("state.json")
     return any(not path.parent.name.startswith(STAGING) for path in found)
 
 
 def read_spec(job: JobPaths) -> JobSpec:
-    """Return the job's specification. Raises ClusterError where the folder doesn't hold a job."""
+    """Return the job's specification. Raises ClusterError if the folder doesn't hold a job."""
     try:
         spec = JobSpec.from_json(json.loads(job.spec.read_text()))
         _find_options(job, spec)  # raises for values that no job can have

@@ -60,7 +60,7 @@ def connect_for_requests(job: JobPaths, timeout: float) -> socket.socket:
 
 
 def is_from_owner(connection: socket.socket) -> bool:
-    """Return True where the process that connected is of this process's user, or root's."""
+    """Return True if the process that connected is of this process's user, or root's."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     return user in (0, os.geteuid())

@@ -44,7 +44,7 @@ STOP_SECONDS = 15.0
 def choose_node(paths: Paths, name: str) -> NodeId:
     """Return the node whose store in this home an agent owns.
 
-    A store keeps its name: it is what the catalogue knows it by. Raises InputError where there are several
+    A store keeps its name: it is what the catalogue knows it by. Raises InputError if there are several
     stores and none is named, or the host's name can't be a node's.
     """
     stores = list_nodes_with_stores(paths)
@@ -193,8 +193,8 @@ def stop_agents(paths: Paths) -> list[NodeId]:
 
 
 def _find_holder(paths: Paths, node: NodeId) -> LockHolder | None:
-    """Return who serves a store; None where nobody does. Raises InputError, and ClusterError where who holds
-    the lock doesn't say who it is."""
+    """Return the process that serves a store; None if nobody does. Raises InputError, and ClusterError if the
+    holder of the lock doesn't say who it is."""
     path = paths.agent_lock(node)
     deadline = time.monotonic() + STOP_SECONDS
     while (holder := read_holder(path)) is None and is_locked(path):

@@ -86,7 +86,7 @@ _WAITING = (RECOVERING, CONNECTING, JOINING)
 
 
 class HostServer(EngineServer):
-    """Performs the supervisor's calls, and tells it what happens here without being asked."""
+    """Performs the supervisor's calls, and reports events here without being asked."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class HostServer(EngineServer):
         self._paths = paths
         self._node = node
         self._job = job
-        #: True where the job's folder is the supervisor's own: nothing is copied then.
+        #: True if the job's folder is the supervisor's own: nothing is copied then.
         self._shares_folder = is_whole_job(paths, job)
         self._host = host
         self._probe = PortProbe()
@@ -169,7 +169,7 @@ class HostServer(EngineServer):
         self._report_at = min(self._report_at, now + interval)
         return max(0.0, min(self._report_at, self._beat_at, self._copy_at) - now)
 
-    # What happens here
+    # Events here
 
     def _tell_output(self, event: Output) -> None:
         data = base64.b64encode(event.data).decode()
@@ -212,7 +212,7 @@ class HostServer(EngineServer):
             self._channel.send({"report": report})
 
     def _tell_what_is_wanted(self) -> None:
-        """Tell the supervisor of which other caches tasks want to know their shards, and for which epochs
+        """Notify the supervisor of which other caches tasks want to know their shards, and for which epochs
         they want rows to be read again."""
         for path in self._job.shard_maps.glob("*.wanted"):
             with contextlib.suppress(OSError):
@@ -224,7 +224,7 @@ class HostServer(EngineServer):
                 path.unlink()
 
     def _send_changes(self) -> None:
-        """Send a part of what tasks have written, where there is room."""
+        """Send a part of what tasks have written, if there is room."""
         while not self._shares_folder and self._channel.unsent_bytes < _MAX_UNSENT_BYTES // 2:
             message = next(self._sending, None)
             if message is not None:
@@ -254,7 +254,7 @@ class HostServer(EngineServer):
         self._wait_for_room(1)
 
     def _wait_for_room(self, limit: int) -> None:
-        """Wait until less than `limit` bytes are unsent. Raises ChannelClosed where nobody takes them."""
+        """Wait until less than `limit` bytes are unsent. Raises ChannelClosed if nobody takes them."""
         deadline = time.monotonic() + LEASE_SECONDS
         while (before := self._channel.unsent_bytes) >= limit:
             if time.monotonic() > deadline:
@@ -265,7 +265,7 @@ class HostServer(EngineServer):
             if self._channel.unsent_bytes != before:
                 deadline = time.monotonic() + LEASE_SECONDS
 
-    # What the supervisor asks for
+    # Calls of the supervisor
 
     def _perform(self, message: Message) -> None:
         match message["do"]:
@@ -306,7 +306,7 @@ class HostServer(EngineServer):
                 super()._perform(message)
 
     def _keep_copy(self, message: Message) -> None:
-        """Keep what another machine would go on from. A host that can't, as with a full disk, says so."""
+        """Keep the files for another machine to resume. A host that can't, as with a full disk, says so."""
         if self._copy_failed:
             return
         try:
@@ -346,7 +346,7 @@ class HostServer(EngineServer):
             return {"error": str(error)}
 
     def _publish(self, roster: Roster) -> None:
-        """Write the roster for the tasks here; where that fails, try again with the next report."""
+        """Write the roster for the tasks here; if that fails, try again with the next report."""
         try:
             self._engine.publish_roster(roster)
             self._unpublished = None
@@ -488,13 +488,13 @@ _BACKLOG = 16
 
 class HostWitness:
     """Owned by the server of one host. The *door* is a port at which nothing is read: that its system answers
-    is all that others want to know. Raises ClusterError where there is no port for it."""
+    is all that others want to know. Raises ClusterError if there is no port for it."""
 
     def __init__(self, host: str) -> None:
         self._door = hold_port(host)
         self._door.setblocking(False)
         self._door.listen(_BACKLOG)
-        #: Where others try to reach this host.
+        #: The address at which others try to reach this host.
         self.address = format_address(host, self._door.getsockname()[1])
         self._under_way: set[str] = set()
         self._reached: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()

@@ -52,7 +52,7 @@ class TaskServers:
         except OSError as error:
             raise ClusterError(f"A process can't be started: {error}. Check memory and ulimit -u") from error
         self._processes.append(process)
-        threading.Thread(target=process.wait, daemon=True).start()  # it is to leave nothing when it ends
+        threading.Thread(target=process.wait, daemon=True).start()  # it must leave nothing when it ends
 
     def close(self) -> None:
         """End the servers, with all their tasks."""

@@ -19,7 +19,7 @@ POLL_SECONDS = 1.0
 
 
 def tie_to(processes: Iterable[ProcessIdentity]) -> None:
-    """Let SIGTERM come to this process when one of `processes` ends. Exits where one already has."""
+    """Let SIGTERM come to this process when one of `processes` ends. Exits if one already has."""
     watched = list(processes)
     if not watched:
         return
@@ -42,7 +42,7 @@ def _watch(processes: list[ProcessIdentity]) -> None:
 def identify_parent() -> ProcessIdentity | None:
     """Return the identity of the process that has started this one; None for the first one of a container.
 
-    Exits where it has ended already.
+    Exits if it has ended already.
     """
     parent = os.getppid()
     if not parent:

@@ -1,6 +1,6 @@
 """The head that an agent follows, kept on its disk.
 
-If the head was replaced from another home (`head_replacing.py`), the agent hears so by the server of its
+If the head was replaced from another home (`head_replacing.py`), the agent learns so from the server of its
 store, from its own host or from another agent. It keeps the new claim on its disk before it answers, and
 dials there from then on. The decisions are in `decide/fencing.py`.
 """
@@ -131,7 +131,7 @@ class FollowedHead:
         return 0 if record is None else find_cluster_number(record.epoch)
 
     def describe(self) -> Fields:
-        """Return the fields of the message that tells a head by which one it was replaced."""
+        """Return the fields of the message that gives a replaced head its successor."""
         record = read_agent(self._paths, self._node)
         if record is None:
             return {}

@@ -1,7 +1,7 @@
-"""Which process supervises a job on hosts, where etcd holds the metadata: who has its key, by a lease.
+"""Decides which process supervises a job on hosts, if etcd holds the metadata: it has its key, by a lease.
 
-A job has a key from its start until it ends, or a user stops it. Who is to supervise it *claims* it: its term
-grows in the transaction that takes the key of the supervisor. What is decided is in `decide/supervision.py`.
+A job has a key from its start until it ends, or a user stops it. The next supervisor *claims* it: its term
+grows in the transaction that takes the key of the supervisor. The decisions are in `decide/supervision.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from insitu.metadata import (
 
 logger = logging.getLogger("insitu")
 SUPERVISION = "supervision/"
-"""What the keys of jobs and supervisors begin with."""
+"""Prefix of the keys of jobs and supervisors."""
 _RETRY_SECONDS = 0.5
 _ALL = 1 << 30
 
@@ -64,7 +64,7 @@ class _Holder:
 
     #: The term of the supervisor that has claimed the job last.
     term: Claim
-    #: The host where it was started.
+    #: The host on which it was started.
     host: str
 
     def encode(self) -> bytes:
@@ -85,7 +85,7 @@ def _read_holder(record: Record | None) -> _Holder | None:
 
 
 def list_supervised(store: MetadataStore) -> tuple[dict[str, SupervisedJob], int]:
-    """Return the jobs that are to run, and the revision at which that is so. Raises MetadataError."""
+    """Return the jobs that should run, and the revision at which that is so. Raises MetadataError."""
     records, revision = store.range(SUPERVISION, "", _ALL)
     found = {record.key: record.revision for record in records}
     jobs = [key.removeprefix(SUPERVISION).removesuffix("/job") for key in found if key.endswith("/job")]
@@ -114,9 +114,9 @@ def claim_job(job: JobPaths, revision: int | None = None) -> None:
     """Take the key of a job's supervisor for the one that is about to be started, whose lock this process
     holds. It writes that, with its term and the secret of its tasks, into the job's folder.
 
-    `revision`: that of the job's key, which must be unchanged. None: a user has it go on, or starts it. Does
+    `revision`: that of the job's key, which must be unchanged. None: a user resumes it, or starts it. Does
     nothing for a job that isn't on hosts, or without etcd. Raises JobRunning if another supervisor may live,
-    JobEnded if the job isn't to go on, MetadataError.
+    JobEnded if the job may not resume, MetadataError.
     """
     if read_spec(job).engine != HOSTS_ENGINE:
         return
@@ -173,7 +173,7 @@ def _make_running(job_id: str, holder: _Holder) -> JobRunning:
 
 
 def is_outdated(job: JobPaths) -> bool:
-    """Return whether a job has gone on elsewhere since this folder was its supervisor's. Raises JobRunning if
+    """Return whether a job has resumed elsewhere since this folder was its supervisor's. Raises JobRunning if
     it runs there, MetadataError, ClusterError."""
     with _open_store(_paths_of(job)) as store:
         if store is None:

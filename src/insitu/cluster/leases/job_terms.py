@@ -44,7 +44,7 @@ def parse_term(value: Any) -> Claim:
 
 
 def read_term(path: Path) -> Claim:
-    """Return the term in a file; the first one where there is no such file. Raises ClusterError."""
+    """Return the term in a file; the first one if there is no such file. Raises ClusterError."""
     try:
         return parse_term(json.loads(path.read_text()))
     except FileNotFoundError:
@@ -61,8 +61,8 @@ def write_term(path: Path, term: Claim) -> None:
 
 
 def begin_term(job: JobPaths, term: Claim) -> None:
-    """Have a job's folder be that of another term, in which tasks prove another secret to each other. What
-    the job has signed is signed as before. Raises OSError."""
+    """Have a job's folder be that of another term, in which tasks prove another secret to each other. The
+    job's signing secret stays the same. Raises OSError."""
     if job.secret.exists() and not job.signing_secret.exists():
         replace_file(job.signing_secret, job.secret.read_bytes(), sync=True, mode=PRIVATE_FILE)
     replace_file(job.secret, secrets.token_bytes(SECRET_BYTES), sync=True, mode=PRIVATE_FILE)
@@ -70,7 +70,7 @@ def begin_term(job: JobPaths, term: Claim) -> None:
 
 
 def accept_term(path: Path, term: Claim, job: str) -> None:
-    """Keep the term of a supervisor that this host is to serve. Raises ClusterError where a higher one, or
+    """Keep the term of a supervisor that this host will serve. Raises ClusterError if a higher one, or
     another one with the same number, has been seen here."""
     seen = read_term(path) if path.exists() else None
     if not may_accept(seen, term):

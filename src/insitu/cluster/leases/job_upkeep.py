@@ -1,4 +1,4 @@
-"""The head's care for jobs whose supervisors are lost, where etcd holds the metadata: it starts others.
+"""The head's care for jobs whose supervisors are lost, if etcd holds the metadata: it starts others.
 
 When it does so is decided in `decide/supervision.py`. `insitu resume` does it, in a process of its own.
 """
@@ -31,18 +31,18 @@ class JobUpkeep:
     def __init__(self, paths: Paths, store: MetadataStore, command: Sequence[str] = RESUME_COMMAND) -> None:
         self._paths, self._store, self._command = paths, store, command
         self._closing = threading.Event()
-        #: The jobs that are to run. Written by the thread.
+        #: The jobs that should run. Written by the thread.
         self._jobs: Mapping[str, SupervisedJob] = {}
         self._starts = Starts()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         threading.Thread(target=self._run, name="insitu-supervision", daemon=True).start()
 
     def close(self) -> None:
-        """Start nothing any more. What has begun goes on: etcd refuses it if it must."""
+        """Start nothing any more. A start that has begun continues: etcd refuses it if it must."""
         self._closing.set()
 
     def advance(self, members: Membership, now: float) -> None:
-        """Go on, without waiting. `now`: the monotonic clock."""
+        """Start what is due, without waiting. `now`: the monotonic clock."""
         for job_id, process in list(self._processes.items()):
             if process.poll() is not None:
                 del self._processes[job_id]

@@ -1,6 +1,6 @@
-"""How a process becomes head where etcd holds the metadata, and stays it: it wins a key, and keeps its lease.
+"""How a process becomes head if etcd holds the metadata, and stays it: it wins a key, and keeps its lease.
 
-What is decided is in `decide/leadership.py`. An agent wins the key and keeps it until the head that it has
+The decisions are in `decide/leadership.py`. An agent wins the key and keeps it until the head that it has
 started does so itself.
 """
 
@@ -42,9 +42,9 @@ class Won:
     lease: int
     #: The first epoch of the number that the cluster has now.
     epoch: int
-    #: What tells the winner from others.
+    #: Distinguishes the winner from others.
     instance: str
-    #: Where the head listens, by the key; empty: it is being started.
+    #: The head's address, by the key; empty: it is being started.
     address: str = ""
 
     @property
@@ -110,9 +110,9 @@ class Lead:
         self.is_etcd_answering = True
         #: Why this process leads no more; "": it may lead.
         self.ended = ""
-        #: Where the head listens that leads instead, once this one leads no more; "": nobody knows.
+        #: The address of the head that leads instead, once this one leads no more; "": nobody knows.
         self.successor = ""
-        #: What the next head is to have of this one, and what was written of it.
+        #: The options that the next head takes over, and those that were written.
         self.options: dict[str, float | None] = {}
         self._written: dict[str, float | None] = {}
         self._thread = threading.Thread(target=self._run, name="insitu-lease", daemon=True)
@@ -127,7 +127,7 @@ class Lead:
         return FencedStore(self.store, self.won.fence)
 
     def announce(self, address: str) -> bytes:
-        """Say where the head listens. Returns the value of its key now. Raises HeadReplaced."""
+        """Publish the head's address. Returns the value of its key now. Raises HeadReplaced."""
         won = replace(self.won, address=address)
         self.make_store().transact([], [Put(HEAD_KEY, won.fence, won.lease)], secrets.token_hex(16))
         self.won = won
@@ -141,7 +141,7 @@ class Lead:
         return self.options
 
     def close(self) -> None:
-        """Keep the lease no more. Who has taken it over goes on."""
+        """Keep the lease no more. A process that has taken it over continues."""
         self._closing.set()
 
     def resign(self, *, down: bool = False) -> None:
@@ -210,5 +210,5 @@ class Lead:
 
 
 def read_clock() -> float:
-    """Return the seconds of a clock that goes on while the machine is suspended."""
+    """Return the seconds of a clock that keeps running while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

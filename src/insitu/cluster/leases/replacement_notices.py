@@ -1,7 +1,7 @@
-"""What a head does that another one has replaced, and how that tells it so.
+"""The end of a head that another one has replaced, and how it learns of that.
 
-An agent tells the head of before as soon as it meets it. If that has no agent any more, the new head tells
-it, at the address where it was.
+An agent notifies the previous head as soon as it meets it. If that has no agent any more, the new head
+notifies it, at its old address.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def note_replacement(paths: Paths, record: HeadRecord, message: Message) -> None
 
 def give_up_home(paths: Paths, address: str) -> None:
     """Have the home of a head that leads no more change nothing. One that was only an agent's before is that
-    again. `address`: where the head is that leads; empty: nobody knows."""
+    again. `address`: that of the head that leads; empty: nobody knows."""
     record = read_head(paths)
     if (
         record is not None
@@ -66,7 +66,7 @@ def give_up_home(paths: Paths, address: str) -> None:
 
 
 class ReplacementNotices:
-    """The thread of a head that tells the one that it has replaced."""
+    """The thread of a head that notifies the one that it has replaced."""
 
     def __init__(self, paths: Paths, record: HeadRecord) -> None:
         self._paths = paths

@@ -2,7 +2,7 @@
 
 It dials the head, so anybody may start it: `insitu up --hosts` over ssh, Slurm, or the user by
 `insitu agent`. It serves its partitions to other nodes and keeps a copy of the catalogue. Without a head it
-goes on serving, and dials until there is one again.
+keeps serving, and dials until there is one again.
 
 `agent_process.py` starts it.
 """
@@ -82,9 +82,9 @@ from insitu.grid import (
 )
 from insitu.grid.serving import PartitionServer, refuse_replaced
 
-# What an agent does about its store now and then: it removes what nobody needs, and ends imports that died.
+# An agent's regular work on its store: it removes what nobody needs, and ends imports that died.
 #
-# Removing much takes long, so that is done in threads: the head hears from the agent meanwhile
+# Removing much takes long, so that is done in threads: the agent sends its reports to the head meanwhile
 
 
 IMPORTS_SECONDS = 3.0
@@ -148,7 +148,7 @@ class StoreUpkeep:
 
 
 class DrainOnTerm:
-    """What a signal has begun."""
+    """The drain that a signal has begun."""
 
     def __init__(self, seconds: float) -> None:
         """`seconds` that the drain may take; 0: the agent ends at once."""
@@ -161,7 +161,7 @@ class DrainOnTerm:
         self._refused = False
 
     def begin(self) -> bool:
-        """Note the signal. Returns False where the agent is to end at once, as by a second one."""
+        """Note the signal. Returns False if the agent must end at once, as by a second one."""
         if not self._seconds or self._until is not None:
             return False
         self._until = time.monotonic() + self._seconds
@@ -173,7 +173,7 @@ class DrainOnTerm:
         self._refused = True
 
     def advance(self, channel: Channel, members: Mapping[NodeId, Member], node: NodeId) -> bool:
-        """Have the head drain the node. Returns True once the agent is to end. Raises ChannelClosed."""
+        """Have the head drain the node. Returns True once the agent must end. Raises ChannelClosed."""
         if self._until is None:
             return False
         left = self._until - time.monotonic()
@@ -211,7 +211,7 @@ class Agent:
     """Serves one store as long as the process lives."""
 
     def __init__(self, paths: Paths, options: AgentOptions, token: str) -> None:
-        """Raise InputError or ClusterError where this home has no store that the agent could own."""
+        """Raise InputError or ClusterError if this home has no store that the agent could own."""
         self._paths = paths
         self._options = options
         self._token = check_token(token)
@@ -240,12 +240,12 @@ class Agent:
         self._answers = AgentAnswers(paths, self._followed, self._files)
         self._catalog = CatalogParts()
         self._upkeep = StoreUpkeep(paths, self.node)
-        #: Set by the server: the head is to hear what the store holds.
+        #: Set by the server: the head must receive the content of the store.
         self._store_changed = threading.Event()
         self._unknown_versions = 0
         #: The agents of the cluster, by node; the head sends them.
         self.members: dict[NodeId, Member] = {}
-        #: What `_check_others` has found, to be sent.
+        #: Findings of `_check_others`, to be sent.
         self._checks: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._wakeup = Wakeup(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         self._is_waiting = False
@@ -293,7 +293,7 @@ class Agent:
             self._close()
 
     def _join_first(self) -> dict[str, str]:
-        """Join; or serve until there is a head, and return what to tell about that."""
+        """Join; or serve until there is a head, and return the report on that."""
         deadline = time.monotonic() + JOIN_SECONDS
         while True:
             try:
@@ -315,7 +315,7 @@ class Agent:
                 raise _Stopped
 
     def _serve_without_head(self) -> bool:
-        """Serve where the others know this store to be. Return False if it hasn't had a head."""
+        """Serve at the address by which the others know this store. Return False if it hasn't had a head."""
         members = read_kept_members(self._paths)
         own, record = members.get(self.node), read_agent(self._paths, self.node)
         if own is None or record is None:
@@ -384,13 +384,13 @@ class Agent:
         return host
 
     def _find_head_host(self) -> str:
-        """Return where a head listens that is started here; "": none is, as it would outlive what this agent
-        ends with."""
+        """Return the address for a head that is started here; "": none is, as it would outlive what this
+        agent ends with."""
         return "" if self._server is None or self._options.tied_to else self._server.address.host
 
     def _serve_at(self, host: str, port: int = 0) -> None:
-        """Serve the store at `host`, unless that is done. `port`: where, unless the user has said so. Raises
-        ClusterError where the port is taken."""
+        """Serve the store at `host`, unless that is done. `port`: the port, unless the user has said so.
+        Raises ClusterError if the port is taken."""
         if self._server is not None and self._server.address.host == host:
             return
         if self._server is not None:
@@ -458,7 +458,7 @@ class Agent:
         return asdict(measure_load(self._paths, self.node, self._unknown_versions))
 
     def _report_store(self, connection: HeadConnection) -> None:
-        """Tell the head what the store holds."""
+        """Send the content of the store to the head."""
         for (cache, version), partitions in list_held(self._paths, self.node).items():
             connection.channel.send(encode_inventory(cache, version, partitions))
         connection.channel.send({"do": "inventory_end"})
@@ -550,7 +550,7 @@ class Agent:
             logger.warning("no task of a job can run here: %s", error)
 
     def _check_others(self, asked: Message) -> None:
-        """Find out which agents can't be reached from here; the heartbeat tells the head."""
+        """Find out which agents can't be reached from here; the heartbeat reports them."""
         found = find_unreachable(self.members, without=self.node)
         self._checks.put({"do": "checked", "number": asked.get("number"), "unreachable": found})
 
@@ -585,7 +585,7 @@ class Agent:
         os.close(self._lock)
 
 
-# What an agent answers other machines by the server of its store, beside partitions and rows
+# Answers of an agent to other machines by the server of its store, beside partitions and rows
 
 
 # Answers other machines that look for the copy of a job; see `job_copy_folder.py`. Never writes

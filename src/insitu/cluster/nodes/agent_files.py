@@ -34,7 +34,7 @@ class AgentFiles:
         self._paths = paths
         self._node = node
         self._store = FileStore(paths, node)
-        #: What passes questions on.
+        #: Passes questions on.
         self.head = HeadCalls(paths.metadata_settings.exists)
         #: The agents, as the head has said last, and as they were saved. Written by the agent's own thread.
         self._members: Mapping[NodeId, Member] = {}
@@ -79,7 +79,7 @@ class AgentFiles:
                 logger.warning("files aren't kept up: %s", error)
 
     def _save_members(self) -> None:
-        """Keep where the others are for processes of this home."""
+        """Keep the addresses of the others for processes of this home."""
         members = self._members
         if members == self._saved or self._paths.head.exists():
             return
@@ -92,30 +92,30 @@ class AgentFiles:
 
 Fields = dict[str, Any]
 MOST_WAITING = 256
-"""Questions that wait for the head at most. Who asks more hears that the agent is busy."""
+"""Questions that wait for the head at most. Further ones are refused as busy."""
 SILENT_SECONDS = 5.0
 """Seconds without a word of the head, which answers each heartbeat, after which nothing is passed on."""
 _MAX_SECONDS = 60.0
 _MARGIN_SECONDS = 0.2
-"""The caller is to hear that the head gave no answer before it gives up itself."""
+"""The caller learns that the head gave no answer before it gives up itself."""
 
 
 class HeadCalls:
     """The questions that wait for an answer of the head.
 
     `ask` is for several threads, the rest for the one that has the connection. The descriptor is readable
-    once something is to be sent. `find_successor` returns whether another head may come by itself.
+    once something waits to be sent. `find_successor` returns whether another head may come by itself.
     """
 
     def __init__(self, find_successor: Callable[[], bool]) -> None:
         self._find_successor = find_successor
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        #: What is to be sent, and who waits, by number. Written under the lock.
+        #: Unsent questions, and their callers, by number. Written under the lock.
         self._unsent: deque[Message] = deque()
         self._waiting: dict[int, Future[Fields]] = {}
         self._number = 0
-        #: When the head was heard last, on the monotonic clock, None: never; and whether it is connected.
+        #: When the head answered last, on the monotonic clock, None: never; and whether it is connected.
         self._heard_at: float | None = None
         self._is_connected = False
 
@@ -125,7 +125,7 @@ class HeadCalls:
     def ask(self, kind: str, fields: Fields) -> Fields:
         """Return the answer of the head; `away`: there is none now. `lost`: it gave none in time.
 
-        With `away` goes `waits`: whether there may be one soon, so that who asks tries again.
+        With `away` goes `waits`: whether there may be one soon, so that the caller tries again.
         """
         left = min(parse_seconds("left", fields.pop("left", _MAX_SECONDS)), _MAX_SECONDS)
         with self._lock:
@@ -164,7 +164,7 @@ class HeadCalls:
         )
 
     def send(self, channel: Channel) -> None:
-        """Send what is to be sent. Raises ChannelClosed."""
+        """Send the unsent questions. Raises ChannelClosed."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
         while True:

@@ -27,7 +27,7 @@ logger = logging.getLogger("insitu")
 def run_agent(
     paths: Paths, options: AgentOptions, token: str, report: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Be the agent until the head or a signal ends it. Raises InsituError where it can't join."""
+    """Be the agent until the head or a signal ends it. Raises InsituError if it can't join."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Else each stranger at the port of the store's server makes a line.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,4 +1,4 @@
-"""Makes copies of partitions again on behalf of the head, and says what is left on nodes that are to leave.
+"""Makes copies of partitions again on behalf of the head, and says what is left on nodes that leave.
 
 `python -P -m insitu.cluster.nodes.copy_restoring HOME` reads {"leaving": [NODE], "waiting": [NODE], "rate":
 BYTES_PER_SECOND or null} and writes {"moved": BYTES, "failed": [WHY], "left": {NODE: [COPIES, TASKS]}}, or
@@ -45,7 +45,7 @@ def restore(paths: Paths, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_left(paths: Paths, nodes: Iterable[NodeId]) -> dict[NodeId, tuple[int, int]]:
-    """Return how many copies of partitions lie on each node, and how many tasks of jobs run there."""
+    """Return the copies of partitions on each node, and the tasks of jobs that run there."""
     catalog = Catalog(paths)
     placed = Counter(
         copy.node

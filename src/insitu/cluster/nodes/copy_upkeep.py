@@ -1,4 +1,4 @@
-"""The head's care for copies of partitions: has them made again where nodes are lost or are to leave.
+"""The head's care for copies of partitions: has them made again if nodes are lost or leave.
 
 When that begins is decided in `decide/copy_orders.py`. A process of its own does it (`copy_restoring.py`).
 """
@@ -40,7 +40,7 @@ class CopyUpkeep:
         self._process: tuple[subprocess.Popen[bytes], IO[bytes]] | None = None
         #: Grows with each change of the catalogue. Written by `note_change`.
         self._changes = 0
-        #: What was said last about nodes that leave.
+        #: The last message about nodes that leave.
         self._said = ""
 
     @property
@@ -53,7 +53,7 @@ class CopyUpkeep:
         self._changes += 1
 
     def advance(self, members: Membership, grace: float | None, now: float) -> list[membership.Checked]:
-        """Go on. Returns what was found out about nodes that leave. `now`: the monotonic clock."""
+        """Do what is due. Returns what was found out about nodes that leave. `now`: the monotonic clock."""
         found: list[membership.Checked] = []
         if self._process is not None:
             process, said = self._process
@@ -68,7 +68,7 @@ class CopyUpkeep:
         self._orders = self._orders.begin(order, self._changes, now, unfinished=unfinished)
         if self._orders.running is not None and before is None:
             cores = [member.facts.cores for member in members.members.values() if member.state == "alive"]
-            # What leaves has little time.
+            # A node that leaves has little time.
             self._begin(self._orders.running[0], None if there else choose_copy_rate(cores), now)
         return found
 

@@ -65,7 +65,7 @@ class _Caller:
         self.number = number
         self.channel = channel
         self.role = role  # "agent" or "client"
-        #: What an agent has said so far about its store: {(cache, version): {partition: (bytes, checksum)}}.
+        #: The agent's inventory of its store so far: {(cache, version): {partition: (bytes, checksum)}}.
         self.inventory: dict[tuple[str, int], dict[int, tuple[int, str]]] = {}
         #: True: the agent has said that it ends.
         self.leaving = False
@@ -297,7 +297,7 @@ class Head:
     # Catalogue
 
     def _note_store(self, member: Member, formerly: NodeId | None) -> None:
-        """Let the catalogue know where the store is now."""
+        """Write the present node of the store into the catalogue."""
         if not self._paths.catalog.exists():
             return
         moved = {formerly: member.facts.node} if formerly is not None else {}
@@ -308,8 +308,8 @@ class Head:
             Catalog(self._paths).note_stores({member.facts.store: member.facts.node}, moved)
 
     def _end_imports(self, caller: _Caller, message: Message) -> None:
-        """Tell an agent which of its imports have ended. It asks again soon if that isn't known: agents would
-        wait too long for this thread while etcd is silent."""
+        """Report to an agent which of its imports have ended. It asks again soon if that isn't known: agents
+        would wait too long for this thread while etcd is silent."""
         imports = parse_imports(message)
         if self.lead is None or (self.lead.is_etcd_answering and self.lead.may_lead()):
             with damage_logged():
@@ -432,7 +432,7 @@ class Head:
                 self._send(caller, {"error": f"The head doesn't know this. Received: {other!r:.80}"})
 
     def _drain(self, caller: _Caller, node: NodeId, seconds: float | None) -> None:
-        """Have a node leave within so many seconds, or stay (None). Say why where that can't be."""
+        """Have a node leave within so many seconds, or stay (None). Say why if that can't be."""
         why = membership.find_obstacle_to_draining(self._membership, node, cancel=seconds is None)
         if why:
             logger.warning("not drained: %s", why)
@@ -495,7 +495,7 @@ class Head:
 class _Check:
     """One question."""
 
-    #: Tells its answers from those to an earlier question.
+    #: Distinguishes its answers from those to an earlier question.
     number: int
     #: The connection that wants to know it.
     asking: int

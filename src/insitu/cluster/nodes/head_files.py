@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("insitu")
 MOST_PENDING = 512
-"""Questions that wait at most. Who asks more hears that the head is busy."""
+"""Questions that wait at most. Further ones are refused as busy."""
 _THREADS = 8
 _MARGIN_SECONDS = 1.0
 """Before an agent gives up a question, it must have been answered that a silent etcd is why."""
@@ -50,7 +50,7 @@ def open_head_files(paths: Paths, record: HeadRecord, token: str) -> HeadFiles:
 
 
 class HeadFiles:
-    """Answers agents by the metadata store. The descriptor is readable once answers are to be sent."""
+    """Answers agents by the metadata store. The descriptor is readable once answers wait to be sent."""
 
     def __init__(self, store: MetadataStore, token: str, epoch: int = 0) -> None:
         self._store = store

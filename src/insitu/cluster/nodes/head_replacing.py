@@ -1,7 +1,7 @@
 """Replaces the head of a cluster whose machine is lost, from another home with the cluster's token.
 
 Each host that can be reached says which head its agents follow. If no such head answers, this home gets the
-identity of the cluster, in the next number: agents that accept it refuse the head of before. Catalogue and
+identity of the cluster, in the next number: agents that accept it refuse the previous head. Catalogue and
 names of files were lost with that, so the new head begins with none, and `insitu repair` rebuilds them.
 """
 
@@ -34,8 +34,9 @@ from insitu.metadata import read_settings
 def replace_head(paths: Paths, request: HostRequest, report: Report) -> tuple[str, list[Outcome]]:
     """Make this home that of the head of the cluster of these hosts, start it, and have the agents follow it.
 
-    Returns its address, and what came of each host. Raises as `bring_up_hosts`, and InputError if the head of
-    before answers, this home has a head or not the cluster's token, or hosts have agents of other clusters.
+    Returns its address, and what came of each host. Raises as `bring_up_hosts`, and InputError if the
+    previous head answers, this home has a head or not the cluster's token, or hosts have agents of other
+    clusters.
     """
     lines = parse_hosts(request.text, request.name)
     check_record_owner(paths)

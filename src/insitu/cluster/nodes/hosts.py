@@ -71,11 +71,11 @@ Report = Callable[[Outcome], None]
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """What `insitu up --hosts` was given."""
+    """The arguments of `insitu up --hosts`."""
 
     #: The text of the file of hosts.
     text: str
-    #: What errors call the file.
+    #: The file's name in errors.
     name: str
     #: The command that runs something on a host.
     launcher: str
@@ -96,7 +96,7 @@ def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[
     """Start the head of this home, unless it runs, and an agent on each host.
 
     Returns the head's address, and what came of each host. Raises InputError for what can't be tried at all,
-    ClusterError where the head can't start.
+    ClusterError if the head can't start.
     """
     lines = parse_hosts(request.text, request.name)
     check_launcher(request.launcher)
@@ -108,7 +108,7 @@ def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[
     change_head(paths, launcher=request.launcher, hosts=hosts)
     starts = [(line.host, make_start_command(line, request.insitu, address)) for line in lines]
     outcomes = run_on_hosts(request.launcher, starts, f"{token}\n", report)
-    # A start that failed has left nothing there. Of one that said nothing, `down` makes sure.
+    # A start that failed has left nothing there. For one that said nothing, `down` makes sure.
     nothing_there = {
         line.label for line, o in zip(lines, outcomes, strict=True) if o.answer is None and not o.silent
     }
@@ -120,8 +120,8 @@ def bring_up_hosts(paths: Paths, request: HostRequest, report: Report) -> tuple[
 
 
 def bring_up_head(paths: Paths, request: HostRequest, report: Report | None = None) -> str:
-    """Start the head of this home, unless it runs, where all hosts of the request reach it. Members of etcd
-    that insitu runs are started before it, if there is a launcher.
+    """Start the head of this home, unless it runs, at an address that all hosts of the request reach. Members
+    of etcd that insitu runs are started before it, if there is a launcher.
 
     Returns its address. Raises as `bring_up_hosts`.
     """
@@ -139,7 +139,7 @@ def bring_up_head(paths: Paths, request: HostRequest, report: Report | None = No
 
 
 def _identify_process(pid: int) -> ProcessIdentity | None:
-    """Return which process has this number; None for 0. Raises InputError where there is none."""
+    """Return which process has this number; None for 0. Raises InputError if there is none."""
     found = identify_process(pid) if pid else None
     if pid and found is None:
         raise InputError(
@@ -163,7 +163,7 @@ def _list_launchers(record: HeadRecord) -> dict[str, str]:
 
 
 def check_head_home(paths: Paths) -> None:
-    """Raise InputError where the home is that of an agent of another head."""
+    """Raise InputError if the home is that of an agent of another head."""
     if read_head(paths) is not None:
         return
     for node, record in list_agents(paths).items():
@@ -176,18 +176,18 @@ def check_head_home(paths: Paths) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DownReport:
-    """What `insitu down` has done about hosts."""
+    """The outcome of `insitu down` on hosts."""
 
     #: Nodes whose agents have ended.
     ended: tuple[str, ...]
-    #: Hosts, or nodes, where an agent may still run, and why nothing else is known.
+    #: Hosts, or nodes, on which an agent may still run, and why nothing else is known.
     left: Mapping[str, str]
 
 
 def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport:
     """End the head of this home and the agents of all hosts; with `delete` their stores go, too.
 
-    What can't be reached is named, and tried again by the next call. Raises ClusterError, InputError.
+    Unreachable hosts are named, and tried again by the next call. Raises ClusterError, InputError.
     """
     check_record_owner(paths)
     record = read_head(paths)
@@ -233,7 +233,7 @@ def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport
 
 
 def _end_head(paths: Paths, record: HeadRecord) -> None:
-    """Wait until the head has ended, and kill it where it doesn't."""
+    """Wait until the head has ended, and kill it if it doesn't."""
     process = open_process(ProcessIdentity(record.pid, record.start))
     if process is not None:
         try:
@@ -245,7 +245,7 @@ def _end_head(paths: Paths, record: HeadRecord) -> None:
 def start_agent(paths: Paths, options: AgentOptions, token: str) -> dict[str, Any]:
     """Start an agent that outlives this process. Return what it has joined: node, address and host.
 
-    Where it runs already for the same head, nothing is started. Raises InputError, ClusterError.
+    If it runs already for the same head, nothing is started. Raises InputError, ClusterError.
     """
     check_token(token)
     parse_address(options.head)
@@ -298,7 +298,7 @@ def _change_head_of(
 
 
 def _wait_for_member(paths: Paths, node: NodeId, head: str, token: str) -> None:
-    """Wait until the head has let in an agent that runs. Raises ClusterError where it doesn't, with the
+    """Wait until the head has let in an agent that runs. Raises ClusterError if it doesn't, with the
     reason."""
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
@@ -317,8 +317,8 @@ def _wait_for_member(paths: Paths, node: NodeId, head: str, token: str) -> None:
 
 
 def check_unled(paths: Paths) -> None:
-    """Raise InputError where an agent of this home has a head that lives: `insitu down` of another home, such
-    as a copy of that head's, or that of the head before, ends none of its agents."""
+    """Raise InputError if an agent of this home has a head that lives: `insitu down` of another home, such as
+    a copy of that head's, or that of the previous head, ends none of its agents."""
     for node, record in find_running(paths).items():
         try:
             ask_head(
@@ -340,7 +340,7 @@ def stop_report(paths: Paths, stopped: list[NodeId]) -> dict[str, Any]:
 def find_separated(paths: Paths) -> list[tuple[str, str, str]]:
     """Return (from, to, why) of each pair of nodes that can't talk. This machine counts as "this machine".
 
-    There is none where the home belongs to no cluster. Raises ClusterError where the head doesn't answer.
+    There is none if the home belongs to no cluster. Raises ClusterError if the head doesn't answer.
     """
     record = read_head(paths)
     addresses = [found.head for found in list_agents(paths).values()]
@@ -363,7 +363,7 @@ def find_separated(paths: Paths) -> list[tuple[str, str, str]]:
 
 
 def read_hosts_file(path: Path) -> str:
-    """Return the text of a file of hosts. Raises InputError where it can't be read."""
+    """Return the text of a file of hosts. Raises InputError if it can't be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:

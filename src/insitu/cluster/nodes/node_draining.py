@@ -14,19 +14,19 @@ def drain_node(paths: Paths, node: NodeId, seconds: float) -> str:
     """Have a node leave within `seconds`: its tasks and its data move to others. Returns the state of its
     agent. One that is "lost" has left as soon as others have copies of all that it had.
 
-    Raises InputError where it isn't a node of the cluster, no other one stays, or the home belongs to no
-    cluster; ClusterError where no head answers.
+    Raises InputError if it isn't a node of the cluster, no other one stays, or the home belongs to no
+    cluster; ClusterError if no head answers.
     """
     return _ask(paths, node, seconds)
 
 
 def cancel_draining(paths: Paths, node: NodeId) -> None:
-    """Keep a node that was to leave. What has moved stays where it is. Raises as `drain_node`."""
+    """Keep a node that was to leave. Data that has moved isn't moved back. Raises as `drain_node`."""
     _ask(paths, node, None)
 
 
 def find_own_node(paths: Paths) -> NodeId:
-    """Return the node of the agent in this home. Raises InputError where there isn't just one."""
+    """Return the node of the agent in this home. Raises InputError if there isn't just one."""
     found = sorted(list_agents(paths))
     if len(found) != 1:
         raise InputError(

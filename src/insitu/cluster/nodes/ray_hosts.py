@@ -53,7 +53,7 @@ _PASSES = 2
 
 @dataclass(frozen=True, slots=True)
 class RayRequest:
-    """What `insitu up --engine ray` was given."""
+    """The arguments of `insitu up --engine ray`."""
 
     #: "auto", or the address of the Ray cluster as host:port.
     address: str
@@ -67,7 +67,7 @@ def bring_up_ray(paths: Paths, request: RayRequest, report: Report) -> tuple[str
     """Start the head of this home, unless it runs, and an agent on each node of a Ray cluster.
 
     Nodes that join later get one, too. Returns the head's address, and what came of each node that is there.
-    Raises InputError for what can't be tried at all, ClusterError where Ray or the head can't be reached.
+    Raises InputError for what can't be tried at all, ClusterError if Ray or the head can't be reached.
     """
     check_record_owner(paths)
     check_head_home(paths)
@@ -108,7 +108,7 @@ def collect_outcomes(
 ) -> list[Outcome]:
     """Ask for reports until the agent of each node has joined or can't, or `seconds` have passed.
 
-    What is reported before so many `passes` may be old. `report` gets each outcome once it is there.
+    Reports before so many `passes` may be old. `report` gets each outcome once it is there.
     """
     deadline = time.monotonic() + seconds
     known: dict[str, Outcome] = {}
@@ -165,7 +165,7 @@ def take_down_cluster(paths: Paths, *, delete: bool, report: Report) -> DownRepo
 def _connect_to_end(
     stack: contextlib.ExitStack, address: str, namespace: str, left: dict[str, str]
 ) -> RayCluster | None:
-    """Connect to the Ray cluster. Where that can't be, note in `left` what may still be there."""
+    """Connect to the Ray cluster. If that fails, note in `left` what may still be there."""
     obstacle = find_gcs_obstacle(address)
     if isinstance(obstacle, ConnectionRefusedError):
         return None  # the cluster has ended, and with it its actors
@@ -195,8 +195,8 @@ def _list_dead(ray: RayCluster) -> set[str]:
 # The controller: an actor of Ray that has a holder on each node, also on nodes that join later.
 #
 # It is pinned to the head of the Ray cluster, and Ray restarts it. So no process of insitu depends on Ray:
-# those that are connected to Ray end where its head is lost, and neither the head nor an agent may. What it
-# does is decided in `insitu.cluster.decide.holders`
+# those that are connected to Ray end if its head is lost, and neither the head nor an agent may. Its actions
+# are decided in `insitu.cluster.decide.holders`
 
 
 logger = logging.getLogger("insitu")
@@ -217,9 +217,9 @@ class NodeReport:
     address: str
     #: How its agent is.
     state: holders.HolderState
-    #: What the agent has joined: node, address and host; None before that.
+    #: The node that the agent has joined, its address and host; None before that.
     joined: dict[str, Any] | None
-    #: Why it isn't there; empty where nothing is wrong.
+    #: Why it isn't there; empty if nothing is wrong.
     problem: str
 
 
@@ -228,7 +228,7 @@ AskToDrain = Callable[[NodeId, float | None], None]
 
 
 class DrainNotices:
-    """Passes on to the head that Ray is about to take nodes away, or that they are back."""
+    """Reports to the head that Ray is about to withdraw nodes, or that they are back."""
 
     def __init__(self, ask: AskToDrain) -> None:
         self._ask = ask
@@ -274,7 +274,7 @@ class HolderKeeper:
         self._answers: dict[str, HolderAnswer] = {}
         self._failures: dict[str, holders.Failure] = {}
         self._problems: dict[str, str] = {}
-        #: What other threads read and write.
+        #: Protects the fields that other threads read and write.
         self._lock = threading.Lock()
 
     def advance(self, now: float, wall: float = 0.0) -> None:
@@ -354,7 +354,7 @@ class HolderKeeper:
 
 
 class AgentController:
-    """What Ray runs: a `HolderKeeper` and a thread that lets it advance."""
+    """An actor of Ray: a `HolderKeeper` and a thread that lets it advance."""
 
     def __init__(self, namespace: str, settings: HolderSettings) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -13,7 +13,7 @@ from insitu.base.net.unauthenticated import is_loopback, refuse_unauthenticated
 
 def refuse_open_grpc(folder: Path, script: Path | None, environ: Mapping[str, str]) -> None:
     """Raise InputError for a script of TensorFlow alone whose tasks aren't all on this machine: they connect
-    by TensorFlow's gRPC. `script` is None where a program runs, which may run any file of `folder`."""
+    by TensorFlow's gRPC. `script` is None if a program runs, which may run any file of `folder`."""
     cluster = json.loads(environ.get(TF_CONFIG_ENV) or "{}").get("cluster", {})
     addresses = [address for members in cluster.values() for address in members]
     if len(addresses) < 2 or all(map(is_loopback, addresses)):

@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _begin_files() -> None:
-    """Have files of the job's folder written once. What is left of an earlier process of this task goes."""
+    """Have files of the job's folder written once. Leftovers of an earlier process are removed."""
     import atexit
 
     from insitu.base.context import context
@@ -92,7 +92,7 @@ def _begin_files() -> None:
 
 
 def _check_connections(folder: Path, script: Path | None) -> None:
-    """End the process where the script's tasks would connect without authentication, unasked."""
+    """End the process if the script's tasks would connect without authentication, unasked."""
     from insitu.base.errors import InputError
     from insitu.cluster.task.code_imports import refuse_open_grpc
 

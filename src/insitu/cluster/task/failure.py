@@ -110,7 +110,7 @@ def write_failure(error: BaseException) -> None:
 
 
 def read_failure(path: Path) -> Failure | None:
-    """Return the record at `path`, or None where there is none that can be read."""
+    """Return the record at `path`, or None if there is none that can be read."""
     try:
         return Failure(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

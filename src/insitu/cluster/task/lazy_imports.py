@@ -1,7 +1,7 @@
 """Makes a script's imports lighter: less is loaded, sooner, and with no effect on its random numbers.
 
-- What training hardly ever needs is loaded when it is first touched: Keras' wrappers for scikit-learn and its
-  drawings load scikit-learn, SciPy's statistics and Matplotlib where these are installed, up to a third of
+- Modules that training hardly ever needs are loaded when first touched: Keras' wrappers for scikit-learn and
+  its drawings load scikit-learn, SciPy's statistics and Matplotlib if these are installed, up to a third of
   the time that all imports take. The names are there at once.
 - A library that draws from the global random numbers while it is loaded would make what a script draws
   depend on whether its process has loaded it before the seed was set, as a standby has.
@@ -91,8 +91,8 @@ def gc_paused() -> Iterator[None]:
 def split_imports(source: bytes, name: str) -> tuple[CodeType, CodeType]:
     """Split the script `source` after the last import of its beginning. Raises SyntaxError.
 
-    Run one after the other in the same namespace, the two parts do what the script does. The first ends where
-    something is defined or loops, and before a statement that imports `gc`.
+    Run one after the other in the same namespace, the two parts do what the script does. The first ends at a
+    definition or a loop, and before a statement that imports `gc`.
     """
     tree = ast.parse(source, name)
     stop = 0

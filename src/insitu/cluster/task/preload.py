@@ -46,7 +46,7 @@ class Setting:
     name: str
     #: Its value.
     value: str
-    #: It is set only where it isn't set yet.
+    #: It is set only if it isn't set yet.
     default: bool
 
 
@@ -151,7 +151,7 @@ def _find_insitu_attributes(tree: ast.Module) -> Iterator[Import]:
 
 
 def preload_script(script: Path) -> None:
-    """Do what `find_preload_actions` finds. What can't be imported the script will fail at."""
+    """Do what `find_preload_actions` finds. The script fails at imports that fail here."""
     for action in find_preload_actions(script):
         with contextlib.suppress(Exception):
             if isinstance(action, Import):
@@ -168,10 +168,9 @@ def preload_script(script: Path) -> None:
 
 
 def wait_as_standby(descriptor: int, script: Path | None) -> None:
-    """Preload the script's imports, wait until this process is to become a task, and take the task's
-    environment.
+    """Preload the script's imports, wait until this process becomes a task, and take the task's environment.
 
-    Ends the process where it is never needed.
+    Ends the process if it is never needed.
     """
     lowered = _lower_priority()
     with socket.socket(fileno=descriptor) as connection:
@@ -209,7 +208,7 @@ def _receive_task(connection: socket.socket) -> tuple[bytes, socket.socket | Non
 
 
 def _lower_priority() -> bool:
-    """Lower this process's priority below that of tasks, where it may be raised again later."""
+    """Lower this process's priority below that of tasks, if it may be raised again later."""
     import resource
 
     if os.getpriority(os.PRIO_PROCESS, 0) != 0:

@@ -1,4 +1,4 @@
-"""What users ask of a cache: rows, exports, predictions, snapshots of Ignite. Begin reading with
+"""Requests of users to a cache: rows, exports, predictions, snapshots of Ignite. Begin reading with
 `dataset_opening.py`.
 """
 

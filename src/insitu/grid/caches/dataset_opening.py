@@ -29,13 +29,13 @@ def dataset(
 ) -> Dataset:
     """Return the rows of cache `name`, by default of the job's cache, for this task's shards.
 
-    A batch is `(features, label)` where the cache has column `label`, else `features`; features are one
-    array for one column, a dict of arrays by column's name for several. `features` names the columns;
-    None: all but the label. The feature "row" is the number of each row in the version, int64, by which
+    A batch is `(features, label)` if the cache has column `label`, else `features`; features are one array
+    for one column, a dict of arrays by column's name for several. `features` names the columns; None: all but
+    the label. The feature "row" is the number of each row in the version, int64, by which
     `insitu.predict_into` names it, unless the cache has a column of that name. `shards` overrides which
     shards this task iterates. In the evaluator there is one shard with all partitions, of the job's version;
-    so there is outside a job, of the latest version.
-    Raises UnknownCache, and InputError for an unknown column, or no name where no job has a cache.
+    so there is outside a job, of the latest version. Raises UnknownCache, and InputError for an unknown
+    column, or no name if no job has a cache.
 
     `name` may be the address of a cache of Apache Ignite, ignite://HOST[:PORT][,HOST...]/CACHE. A job that
     was started on it has read it; outside a job the first call reads it. `tensor`, `fill`, `arrow`, `without`
@@ -96,7 +96,7 @@ def _find_versions(paths: Paths, context: Context, cache: CacheSpec) -> EpochVer
 
 
 def _cache_of_job(context: Context) -> str:
-    """Return the name of the job's cache. Raises InputError where there is none."""
+    """Return the name of the job's cache. Raises InputError if there is none."""
     if context.cache is None:
         where = "a process outside a job" if context.job is None else "a job without a cache"
         raise InputError(

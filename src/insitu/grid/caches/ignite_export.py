@@ -1,7 +1,7 @@
 """`insitu export`: the rows of a cache into a cache of Apache Ignite, each under its key.
 
-A row replaces the one that Ignite has under its key, so an export that is done again changes nothing. What is
-done is written down, and `resume` goes on behind it.
+A row replaces the one that Ignite has under its key, so an export that is done again changes nothing. The
+finished part is written down, and `resume` continues behind it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _KEY, _VALUE = "key", "value"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What an export has done."""
+    """The progress of an export."""
 
-    #: Where the rows are now.
+    #: The address of the rows.
     address: str
     #: The version whose rows they are.
     version: int
     #: Rows of the cache.
     rows: int
-    #: Of these, those that this call has sent.
+    #: Rows that this call has sent.
     sent: int
 
 
@@ -60,10 +60,10 @@ def export_cache(
 ) -> Export:
     """Put the rows of the latest version of cache `name` into a cache of Ignite, which is made if need be.
 
-    `key` is the column whose values are the keys; None: "key" where there is such a column, else the number
-    of the row. The other columns, less those `without`, are the fields of an object of class `type_name`, by
-    default the name of the cache in Ignite; a single column "value" is the value itself. `resume` goes on
-    behind what an export of the same rows has done that was interrupted.
+    `key` is the column whose values are the keys; None: "key" if there is such a column, else the number of
+    the row. The other columns, less those `without`, are the fields of an object of class `type_name`, by
+    default the name of the cache in Ignite; a single column "value" is the value itself. `resume` continues
+    behind the finished part of an interrupted export of the same rows.
 
     Raises InputError, SourceError and UnknownCache.
     """
@@ -125,7 +125,7 @@ def _open(paths: Paths, context: Context, cache: CacheSpec, names: Sequence[str]
 
 
 def _check_distinct(paths: Paths, context: Context, cache: CacheSpec, key: str) -> None:
-    """Raise InputError where a key comes twice: one row would replace the other."""
+    """Raise InputError if a key comes twice: one row would replace the other."""
     batches = _open(paths, context, cache, [key]).batch(1 << 16)
     found = [batch.data for batch in batches.shard_batches(0, 0) if batch.rows]
     keys = np.concatenate(found) if found else np.zeros(0)
@@ -198,7 +198,7 @@ class _Journal:
         self._home = paths.home
 
     def read(self) -> int:
-        """Return how many batches are done; 0 where nothing was written down."""
+        """Return how many batches are done; 0 if nothing was written down."""
         try:
             return int(json.loads(self._path.read_text())["batches"])
         except (OSError, ValueError, KeyError, TypeError):

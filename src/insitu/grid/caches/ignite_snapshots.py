@@ -68,7 +68,7 @@ def read_snapshot(
 
 def read_snapshot_again(paths: Paths, before: CacheSpec, remote: RemoteStores | None = None) -> CacheSpec:
     """Read the rows of now into the version that follows a snapshot, by the agents of `remote` if given.
-    Raises what `import_cache` does, and SourceError where columns or partitions are others now.
+    Raises what `import_cache` does, and SourceError if columns or partitions are others now.
 
     Waits for a topology that stays: while servers come and go, partitions are on their way.
     """

@@ -45,7 +45,7 @@ _calls: Counter[tuple[str, str]] = Counter()
 
 
 class PredictionTarget(Protocol):
-    """Where predictions go."""
+    """The place to which predictions are written."""
 
     joins_parts: bool
     """Whether a call is known by its number, by which tasks find each other's parts."""
@@ -77,7 +77,7 @@ class IdReader:
                 f"column {name!r} but {', '.join(columns)}. Name the column of keys by key="
             )
         self.key = columns.get(name, Column(ROW, "int64"))
-        """The column of the keys; ROW where the number of a row is its key."""
+        """The column of the keys; ROW if the number of a row is its key."""
         encoding.check_key(self.key)
         self._reader: CacheReader | None = None
         if name in columns:
@@ -99,7 +99,7 @@ class IdReader:
 def open_target(
     target: str, dataset: Dataset, context: Context, key: Column, type_name: str | None
 ) -> PredictionTarget:
-    """Return where predictions of the rows of `dataset` go. `key` is the column of their keys.
+    """Return the place for predictions of the rows of `dataset`. `key` is the column of their keys.
 
     Raises InputError and SourceError.
     """
@@ -128,7 +128,7 @@ class IgnitePredictions:
                 f"Name another cache, and copy from there by SQL"
             )
         self._cluster.find_layout()
-        #: How values are written; None before the first ones, and where they are no objects.
+        #: How values are written; None before the first ones, and if they are no objects.
         self._layout: encoding.ObjectLayout | None = None
         self._columns: list[Column] | None = None
 
@@ -191,7 +191,7 @@ class _Parts:
         return self._folder / f"shard-{shard:05d}.parquet"
 
     def _staged(self, shard: int) -> Path:
-        """Return where this process writes a part: another task may write it, too."""
+        """Return the path to which this process writes a part: another task may write it, too."""
         return self._folder / f"shard-{shard:05d}.{self._mark}"
 
     def has(self, shard: int) -> bool:
@@ -273,7 +273,7 @@ class FilePredictions(_Parts):
         super().__init__(f"file-{zlib.crc32(os.fsencode(path)):08x}", f"file {path}", context, dataset)
         self._path = path
         cache = dataset.cache
-        #: What a Parquet file says about the rows: their numbers are those of this version.
+        #: Metadata of a Parquet file: the numbers of its rows are those of this version.
         self._metadata = {"cache": cache.name, "version": str(cache.version)}
 
     def _make_table(self, columns: Mapping[str, Any]) -> pa.Table:

@@ -46,7 +46,7 @@ def find_refreshing_epoch(epoch: int, every: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """What the epochs of a job read from one of them on."""
+    """The version that the epochs of a job read from one of them on."""
 
     #: The first of these epochs.
     epoch: int
@@ -82,7 +82,7 @@ def describe_refresh(refresh: Refresh) -> str:
 
 
 def record_failed_refresh(job: JobPaths, first: CacheSpec, epoch: int, problem: str) -> None:
-    """Write down that `epoch` has the rows of the one before, unless there is a record of it."""
+    """Write down that `epoch` has the rows of the previous one, unless there is a record of it."""
     job.refreshes.mkdir(mode=0o700, exist_ok=True)
     _publish(job, Refresh(epoch, _find_version_before(job, first, epoch), problem))
 
@@ -132,7 +132,7 @@ class EpochVersions:
     def find(self, epoch: int | None) -> CacheSpec:
         """Return the version that `epoch` reads; the first call of any task makes it. None: the newest one.
 
-        Where rows can't be read, it is the version before, and the record says why. Raises GridError.
+        If rows can't be read, it is the previous version, and the record says why. Raises GridError.
         """
         if epoch is None:
             newest = read_refreshes(self._job)[-1:]
@@ -169,7 +169,7 @@ class EpochVersions:
         return found
 
     def _pause(self, deadline: float, epoch: int, who: str, received: str, log: str) -> None:
-        """Let some time pass. Raises GridError, which says who reads, where none is left."""
+        """Let some time pass. Raises GridError, which says who reads, if none is left."""
         if time.monotonic() >= deadline:
             raise GridError(
                 f"{who} the rows of epoch {epoch + 1} from Ignite. Received: {received} for "

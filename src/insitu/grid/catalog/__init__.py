@@ -1,6 +1,4 @@
-"""Which caches there are, where their partitions lie, and what stores say of themselves. Begin reading with
-`catalog.py`.
-"""
+"""Lists caches, their partitions' stores, and the manifests of stores. Begin reading with `catalog.py`."""
 
 from __future__ import annotations
 

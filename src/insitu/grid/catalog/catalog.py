@@ -1,8 +1,8 @@
 """The catalogue: all caches with their versions, and the jobs that use them.
 
 One SQLite file. A version is published by one transaction: no process sees it before, every process after.
-Where etcd has the metadata of the cluster, it makes each change first (`catalog_sharing.py`). Nothing here
-opens a partition.
+If etcd has the metadata of the cluster, it makes each change first (`catalog_sharing.py`). Nothing here opens
+a partition.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ R = TypeVar("R")
 class Catalog:
     """The catalogue at `paths.catalog`. Each call is one transaction of its own connection.
 
-    Every method raises CorruptCatalog where the file can't be read, StorageFull where it can't grow. Changes
-    raise GridError where it is the copy of a head's.
+    Every method raises CorruptCatalog if the file can't be read, StorageFull if it can't grow. Changes raise
+    GridError if it is the copy of a head's.
     """
 
     def __init__(self, paths: Paths, *, of_one_head: bool = False) -> None:
@@ -81,7 +81,7 @@ class Catalog:
         return self._select("ORDER BY cache, version")
 
     def find(self, name: str, version: int | None = None) -> CacheSpec | None:
-        """Return one version of a cache (None: the latest), or None where there is none."""
+        """Return one version of a cache (None: the latest), or None if there is none."""
         where = "WHERE cache = ? AND " + ("latest = 1" if version is None else "version = ?")
         found = self._select(where, (name,) if version is None else (name, version))
         return found[0] if found else None
@@ -116,7 +116,7 @@ class Catalog:
     def publish(self, caches: Sequence[CacheSpec], *, overwrite: bool = False) -> list[CacheSpec]:
         """Make `caches` the latest versions, all in one transaction.
 
-        Returns the versions that are no longer used, whose files can be deleted. Raises CacheExists where a
+        Returns the versions that are no longer used, whose files can be deleted. Raises CacheExists if a
         cache is there and `overwrite` is not given.
         """
         dropped: list[CacheSpec] = []
@@ -135,7 +135,7 @@ class Catalog:
 
     def delete(self, name: str) -> None:
         """Drop all versions of a cache in one transaction; the caller removes their files. Raises InputError
-        where a job has pinned one."""
+        if a job has pinned one."""
         with self._transaction() as database:
             pins = database.execute("SELECT DISTINCT job FROM pins WHERE cache = ?", (name,)).fetchall()
             if pins:
@@ -175,8 +175,8 @@ class Catalog:
     ) -> None:
         """Replace the copies of a version by what `change` makes of them, in one transaction.
 
-        Raises UnknownCache where the version is not there, GridError where a partition would have no copy
-        that is live or lost.
+        Raises UnknownCache if the version is not there, GridError if a partition would have no copy that is
+        live or lost.
         """
         with self._transaction() as database:
             spec = next(iter(self._decoded(select_versions, database, _ONE_VERSION, (cache, version))), None)
@@ -201,7 +201,7 @@ class Catalog:
             return {store: NodeId(node) for store, node in database.execute("SELECT * FROM stores")}
 
     def note_stores(self, stores: Mapping[str, NodeId], moved: Mapping[NodeId, NodeId]) -> None:
-        """Write down the node that each store is on. What lay on a node of `moved` lies on its new one."""
+        """Write down the node that each store is on. Copies on a node of `moved` are on its new one."""
         with self._transaction() as database:
             for node in stores.values():
                 # A node whose disk was replaced: should the former one come back, it is a new store.
@@ -215,7 +215,7 @@ class Catalog:
                 database.execute("UPDATE OR REPLACE placement SET node = ? WHERE node = '>' || ?", (new, old))
 
     def pin(self, cache: str, version: int, job_id: str) -> None:
-        """Keep this version until `unpin(job_id)`. Raises UnknownCache where it is gone already."""
+        """Keep this version until `unpin(job_id)`. Raises UnknownCache if it is gone already."""
         with self._transaction() as database:
             key = (cache, version)
             if not database.execute("SELECT 1 FROM versions WHERE cache = ? AND version = ?", key).fetchone():
@@ -257,7 +257,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[dict[str, bytes]]:
-        """Yield the catalogue as etcd is to have it, while nobody changes it."""
+        """Yield the catalogue for etcd, while nobody changes it."""
         with self._transaction() as database:
             yield self._decoded(encode_catalog, database)
 
@@ -284,7 +284,7 @@ class Catalog:
         return dropped
 
     def _decoded(self, read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
-        """Return what `read` does. Raises CorruptCatalog where an entry can't be trusted."""
+        """Return what `read` does. Raises CorruptCatalog if an entry can't be trusted."""
         try:
             return read(*arguments, **options)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -298,7 +298,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield a connection, or None where there is no catalogue yet."""
+        """Yield a connection, or None if there is no catalogue yet."""
         if is_behind(self._paths):
             with self._transaction():
                 pass

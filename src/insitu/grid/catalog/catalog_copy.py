@@ -1,7 +1,7 @@
 """The copy of the catalogue that each agent keeps: read as any catalogue, and never changed.
 
 The head's file is sent whole after each change, and put in place by a rename. A mark in the file's header
-tells a copy from a catalogue of its own.
+distinguishes a copy from a catalogue of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from insitu.base.paths import Paths
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _MARK_AT = 68
-"""Where SQLite's header has the id of the application that wrote the file."""
+"""Offset of the id of the application in SQLite's header."""
 _MARK = b"insC"
 _BUSY_SECONDS = 60.0
 _TICK = 50_000_000
@@ -26,7 +26,7 @@ _TICK = 50_000_000
 
 
 def is_catalog_copy(paths: Paths) -> bool:
-    """Return whether the catalogue of this home is a copy of the head's. False where it can't be read.
+    """Return whether the catalogue of this home is a copy of the head's. False if it can't be read.
 
     SQLite reads the mark: POSIX ends all locks of a process on a file as soon as the process closes the file
     once, so a file of a database that other threads use must not be opened past SQLite
@@ -48,7 +48,7 @@ def _is_marked(database: sqlite3.Connection) -> bool:
 
 
 def refuse_copy(paths: Paths) -> None:
-    """Raise GridError where the catalogue of this home is a copy, which must not be changed here."""
+    """Raise GridError if the catalogue of this home is a copy, which must not be changed here."""
     if is_catalog_copy(paths):
         raise _make_refusal(paths)
 
@@ -71,7 +71,7 @@ def install_catalog_copy(paths: Paths, data: bytes) -> None:
     if len(data) < _HEADER_BYTES or not data.startswith(_MAGIC):
         raise GridError(f"A catalogue is a file of SQLite. Received: {len(data)} bytes of something else")
     make_folder(paths.home, paths.home)
-    # What an interrupted change of another file has left would be taken for part of this one.
+    # Leftovers of an interrupted change of another file would be taken for part of this one.
     paths.catalog_journal.unlink(missing_ok=True)
     marked = data[:_MARK_AT] + _MARK + data[_MARK_AT + len(_MARK) :]
     replace_file(paths.catalog, marked, sync=True, mode=file_mode(paths.home))
@@ -109,7 +109,7 @@ class CatalogWatch:
         self.data: bytes | None = None
 
     def poll(self) -> bool:
-        """Return whether `data` is new. Raises CorruptCatalog where the file can't be read."""
+        """Return whether `data` is new. Raises CorruptCatalog if the file can't be read."""
         try:
             found = self._paths.catalog.stat()
         except OSError:

@@ -1,8 +1,8 @@
 """How the rows of the catalogue's tables are keys of etcd.
 
-`versions/NAME@VERSION` says whether a version is the latest, and in how many pieces its specification lies,
-which never changes: `specs/NAME@VERSION/NUMBER`. `placement/NAME@VERSION/GROUP` has the copies of some
-partitions, so that one that moves rewrites little. All rows of each other table are one key.
+`versions/NAME@VERSION` says whether a version is the latest, and in how many pieces its specification is
+stored, which never changes: `specs/NAME@VERSION/NUMBER`. `placement/NAME@VERSION/GROUP` has the copies of
+some partitions, so that one that moves rewrites little. All rows of each other table are one key.
 """
 
 from __future__ import annotations

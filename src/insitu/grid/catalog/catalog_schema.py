@@ -37,7 +37,7 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 
 def read_schema_version(database: sqlite3.Connection) -> int:
-    """Return the version of the tables; 0 where there are none yet."""
+    """Return the version of the tables; 0 if there are none yet."""
     (version,) = database.execute("PRAGMA user_version").fetchone()
     return int(version)
 
@@ -45,8 +45,8 @@ def read_schema_version(database: sqlite3.Connection) -> int:
 def bring_up_to_date(database: sqlite3.Connection) -> None:
     """Make the tables in an empty database, or move what an older insitu wrote into today's.
 
-    Belongs into a transaction. Raises ValueError, KeyError, TypeError or AttributeError where an entry can't
-    be trusted.
+    Belongs into a transaction. Raises ValueError, KeyError, TypeError or AttributeError if an entry can't be
+    trusted.
     """
     version = read_schema_version(database)
     if version == 0:
@@ -97,7 +97,7 @@ def select_versions(
 ) -> list[CacheSpec]:
     """Return the versions that an SQL condition on `versions` chooses, with the owners of today.
 
-    Raises ValueError, KeyError, TypeError or AttributeError where an entry can't be trusted.
+    Raises ValueError, KeyError, TypeError or AttributeError if an entry can't be trusted.
     """
     query = f"SELECT cache, version, spec, crc32 FROM versions {where}"
     rows = database.execute(query, values).fetchall()
@@ -122,7 +122,7 @@ def select_placement(database: sqlite3.Connection, cache: str, version: int) -> 
 def owners_by_partition(copies: Iterable[PlacedCopy]) -> dict[int, tuple[NodeId, ...]]:
     """Return the nodes of each partition's live copies, in the order of `copies`: the primary owner first.
 
-    Where no copy is live, the lost ones stand for them, so that an error names the nodes that are missed.
+    If no copy is live, the lost ones stand for them, so that an error names the nodes that are missed.
     """
     found: dict[int, dict[CopyState, list[NodeId]]] = {}
     for copy in copies:

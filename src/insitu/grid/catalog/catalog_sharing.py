@@ -1,8 +1,8 @@
 """The catalogue of a cluster whose metadata is in etcd: that has the truth, and readers see what SQLite has.
 
-A change is made in SQLite's transaction first. What it has changed goes to etcd by one transaction, which
-compares the key of the head and the last change of the catalogue. If that was made, SQLite commits. So a head
-that leads no more changes nothing, and the next one finds all that was acknowledged.
+A change is made in SQLite's transaction first. It goes to etcd by one transaction, which compares the
+key of the head and the last change of the catalogue. If that was made, SQLite commits. So a head that leads
+no more changes nothing, and the next one finds all that was acknowledged.
 
 Whether etcd has made a change may be unknown: its answer is lost, or this process dies. So the change's id is
 written down before. Who comes next, also a reader, has etcd say what became of it, and takes what etcd has.
@@ -49,7 +49,7 @@ _NEVER = f"{PREFIX}never"
 _PAGE = 100
 """Keys that are read within one deadline."""
 _AT_ONCE, _BYTES_AT_ONCE = 90, MAX_TRANSACTION_BYTES - (64 << 10)
-"""Keys of one transaction, and their bytes. What has more is several, in an order in which each version is
+"""Keys of one transaction, and their bytes. A larger change is several, in an order in which each version is
 whole until it is replaced."""
 
 
@@ -69,7 +69,7 @@ def is_catalog_record(key: str) -> bool:
 
 
 def encode_catalog(database: sqlite3.Connection) -> dict[str, bytes]:
-    """Return all that etcd is to hold of a catalogue, in a transaction."""
+    """Return all entries of a catalogue for etcd, in a transaction."""
     _make_tables(database)
     found = {_CHANGES: secrets.token_bytes(8)}  # another one, so that its revision is new
     for table, expression in key_expressions("main").items():
@@ -93,7 +93,7 @@ def shared_transaction(paths: Paths, database: sqlite3.Connection, fence: bytes 
     """Have etcd make what is changed within the block, in a transaction of SQLite that is committed after it.
 
     `fence` is what `read_fence` returned when the work began, if no other head may have led since; None: it
-    may. Raises GridError if etcd doesn't make the change, and nothing is to be committed then.
+    may. Raises GridError if etcd doesn't make the change, and nothing may be committed then.
     """
     with _errors_translated(paths):
         store = open_fenced(paths)
@@ -124,7 +124,7 @@ def read_pending(paths: Paths) -> str:
 
 def note_committed(paths: Paths, database: sqlite3.Connection, change: str) -> None:
     """Note that SQLite has what etcd has, after `change`. Another process may have begun the next change, and
-    it goes on from that note, or may have left its own."""
+    it continues from that note, or may have left its own."""
     database.execute("PRAGMA busy_timeout = 0")
     with contextlib.suppress(sqlite3.OperationalError):
         database.execute("BEGIN IMMEDIATE")

@@ -17,7 +17,7 @@ from insitu.grid.catalog.store_identity import is_home_of_agent, list_nodes_with
 def find_copies(paths: Paths, cache: CacheSpec, index: int, node: NodeId | None) -> list[NodeId]:
     """Return the nodes whose copies of a partition are tried, the preferred one first.
 
-    Where no owner's copy lies in this home, those count that were fetched into its other stores.
+    If no owner's copy is in this home, those count that were fetched into its other stores.
     """
 
     def is_here(other: NodeId) -> bool:
@@ -33,12 +33,12 @@ def find_copies(paths: Paths, cache: CacheSpec, index: int, node: NodeId | None)
 
 
 def is_store_here(paths: Paths, node: NodeId) -> bool:
-    """Return whether the store of a node lies in this home, with its disk mounted."""
+    """Return whether the store of a node is in this home, with its disk mounted."""
     return paths.store_id(node).exists()
 
 
 def should_lie_here(paths: Paths, node: NodeId) -> bool:
-    """Return whether copies of a node lie in this home, if nothing is wrong. Those of other hosts don't."""
+    """Return whether copies of a node are in this home, if nothing is wrong. Those of other hosts don't."""
     return paths.node(node).exists() or not (paths.head.exists() or is_home_of_agent(paths))
 
 
@@ -50,7 +50,7 @@ def find_missing_here(paths: Paths, cache: CacheSpec, indices: Iterable[int]) ->
 
 
 def check_here(paths: Paths, cache: CacheSpec, indices: Iterable[int]) -> None:
-    """Raise GridError where partitions lie on other hosts alone."""
+    """Raise GridError if partitions are on other hosts alone."""
     missing = find_missing_here(paths, cache, indices)
     if missing and (paths.head.exists() or is_home_of_agent(paths)):
         owners = sorted({owner for i in missing for owner in cache.partitions[i].owners})

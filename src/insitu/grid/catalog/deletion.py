@@ -13,10 +13,10 @@ from insitu.grid.catalog.manifests import commit_manifests, withdraw_manifests
 def delete_cache(paths: Paths, name: str) -> int:
     """Delete all versions of a cache. Returns the bytes of its partitions, each copy counted.
 
-    A process that has the cache open goes on reading it: its files go when it ends. Should this process be
+    A process that has the cache open continues to read it: its files go when it ends. Should this process be
     killed, the cache either stands as it was, or the next import or `insitu caches` removes what is left.
-    Raises UnknownCache, InputError where a job uses it, CacheBusy while something is imported into it,
-    GridError in the home of an agent.
+    Raises UnknownCache, InputError if a job uses it, CacheBusy while something is imported into it, GridError
+    in the home of an agent.
     """
     refuse_copy(paths)
     catalog = Catalog(paths)

@@ -109,7 +109,7 @@ def publish_first(target: Path, data: bytes, mode: int = PRIVATE_FILE) -> bool:
 
 @contextlib.contextmanager
 def cache_locks(paths: Paths, caches: Sequence[str], *, seconds: float = _CLEANING_SECONDS) -> Iterator[None]:
-    """Hold the import locks of `caches`. Raises CacheBusy where another process has one.
+    """Hold the import locks of `caches`. Raises CacheBusy if another process has one.
 
     The kernel drops a lock when its holder ends, so a killed import leaves none. A clean-up holds a lock for
     an instant; this function waits up to `seconds` for that.

@@ -1,6 +1,6 @@
-"""What a store holds, by its manifests, and what the catalogue makes of it.
+"""The content of a store by its manifests, compared with the catalogue.
 
-A store may come back after it was away: with data that nobody needs any more, without some of it, or empty
+A store may come back after it was offline: with data that nobody needs any more, without some of it, or empty
 on a new disk.
 """
 
@@ -19,7 +19,7 @@ from insitu.grid.layout import reconcile_copies
 logger = logging.getLogger("insitu")
 
 Inventory = Mapping[tuple[str, int], Mapping[int, tuple[int, str]]]
-"""Of a store: (cache, version) to partition to (bytes, checksum)."""
+"""Maps (cache, version) of a store to partition to (bytes, checksum)."""
 
 
 def list_held(paths: Paths, node: NodeId) -> dict[tuple[str, int], dict[int, tuple[int, str]]]:

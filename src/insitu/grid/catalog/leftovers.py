@@ -1,4 +1,4 @@
-"""What imports that died have left: tells it from what belongs to an import that is alive, and removes it."""
+"""Finds the leftovers of imports that died, spares those that are alive, and removes them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from insitu.grid.catalog.store_identity import is_home_of_agent
 
 @dataclass(frozen=True, slots=True)
 class StagedImport:
-    """What a store has of an import that hasn't been ended there."""
+    """Data in a store of an import that hasn't been ended there."""
 
     #: The cache.
     cache: str
-    #: What tells the import from others.
+    #: Identifies the import.
     token: str
     #: The version that has its place in the store already; None: there is none.
     version: int | None
@@ -40,10 +40,10 @@ def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) 
     """Remove what dead imports left: staging, and version folders that the catalogue doesn't know.
 
     Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked;
-    others are locked for the instant that it takes to rename what is dead. What can be continued with
+    others are locked for the instant that it takes to rename what is dead. Data that can be continued with
     --resume is removed for `locked` caches only, unless its token is `kept`. Returns the bytes removed.
 
-    Removes nothing in the home of an agent: what has ended is known where the head is.
+    Removes nothing in the home of an agent: only the head knows which imports have ended.
     """
     if is_catalog_copy(paths) or is_home_of_agent(paths):
         return 0
@@ -157,9 +157,9 @@ def list_staged_imports(paths: Paths) -> list[StagedImport]:
 def find_ended_imports(paths: Paths, staged: Sequence[StagedImport]) -> list[tuple[StagedImport, bool]]:
     """Return which of the imports that an agent has named have ended, and whether each was published.
 
-    `paths` is the home of the head, where imports run and hold the lock on their caches. A token is drawn
-    under that lock: so where the lock is free, the import that has drawn it is over for good. Raises
-    GridError where the catalogue can't be read.
+    `paths` is the home of the head, in which imports run and hold the lock on their caches. A token is drawn
+    under that lock: so if the lock is free, the import that has drawn it is over for good. Raises GridError
+    if the catalogue can't be read.
     """
     ended = []
     for each in staged:
@@ -168,7 +168,7 @@ def find_ended_imports(paths: Paths, staged: Sequence[StagedImport]) -> list[tup
         with contextlib.suppress(CacheBusy), cache_locks(paths, [each.cache], seconds=0.0):
             known = each.version is not None and Catalog(paths).find(each.cache, each.version) is not None
             if not known and paths.staged(each.cache, each.token).journal.exists():
-                continue  # --resume goes on with it
+                continue  # --resume continues it
             ended.append((each, known))
     return ended
 

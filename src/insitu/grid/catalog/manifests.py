@@ -33,7 +33,7 @@ ManifestState = Literal["prepared", "committed"]
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one store holds of one version of a cache."""
+    """The content of one store of one version of a cache."""
 
     #: The version as it was published; its owners are those of that time.
     cache: CacheSpec
@@ -77,7 +77,7 @@ def write_manifest(home: Path, path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest at `path`. Raises CorruptManifest where it is missing or damaged."""
+    """Return the manifest at `path`. Raises CorruptManifest if it is missing or damaged."""
     try:
         return Manifest.from_json(unseal(path.read_bytes()))
     except OSError as error:
@@ -153,7 +153,7 @@ def remove_from_manifest(paths: Paths, node: NodeId, name: str, version: int, pa
 
 @contextlib.contextmanager
 def manifest_lock(folder: Path) -> Iterator[None]:
-    """Keep others from changing the manifest in the folder of a version, and which copies lie there."""
+    """Keep others from changing the manifest in the folder of a version, and which copies are there."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -189,7 +189,7 @@ class StoredVersion:
 
 
 def find_versions(paths: Paths, cache: str | None = None) -> list[StoredVersion]:
-    """Return the versions of `cache` (None: of all caches) whose folders lie in the stores, in order."""
+    """Return the versions of `cache` (None: of all caches) whose folders are in the stores, in order."""
     found = []
     for node in list_nodes_with_stores(paths):
         for store in sorted(paths.node(node).iterdir()):
@@ -211,7 +211,7 @@ def _is_cache_folder(folder: str, name: str) -> bool:
 
 
 def find_unknown_versions(paths: Paths) -> list[tuple[str, int]]:
-    """Return (cache, version) of what lies in the stores and the catalogue neither has nor has replaced."""
+    """Return (cache, version) of copies in the stores that the catalogue neither has nor has replaced."""
     catalog = Catalog(paths)
     stored = {(cache.name, cache.version) for cache in catalog.stored()}
     latest = {cache.name: cache.version for cache in catalog.caches()}
@@ -220,7 +220,7 @@ def find_unknown_versions(paths: Paths) -> list[tuple[str, int]]:
 
 
 def next_version(paths: Paths, catalog: Catalog, cache: str) -> int:
-    """Return the number of the next version: above all that the catalogue has or has had, or that lie in a
+    """Return the number of the next version: above all that the catalogue has or has had, or that are in a
     store of this home."""
     known = [spec.version for spec in catalog.stored() if spec.name == cache]
     deleted = catalog.deleted().get(cache, 0)
@@ -228,12 +228,12 @@ def next_version(paths: Paths, catalog: Catalog, cache: str) -> int:
 
 
 def next_stored_version(paths: Paths, cache: str) -> int:
-    """Return a number above those of all versions that lie in a store of this home."""
+    """Return a number above those of all versions that are in a store of this home."""
     return max([0, *(found.version for found in find_versions(paths, cache))]) + 1
 
 
 def last_published_version(paths: Paths, cache: str) -> int:
-    """Return the highest version that a store of this home holds as published; 0 where there is none."""
+    """Return the highest version that a store of this home holds as published; 0 if there is none."""
     published = [0]
     for found in find_versions(paths, cache):
         with contextlib.suppress(CorruptManifest):

@@ -28,7 +28,7 @@ def is_store_id(text: str) -> bool:
 
 
 def read_store_id(paths: Paths, node: NodeId) -> str | None:
-    """Return the id of a node's store; None where it has none yet. Raises GridError where it is damaged."""
+    """Return the id of a node's store; None if it has none yet. Raises GridError if it is damaged."""
     path = paths.store_id(node)
     try:
         text = path.read_text(errors="replace").strip()
@@ -45,7 +45,7 @@ def read_store_id(paths: Paths, node: NodeId) -> str | None:
 def make_store_id(paths: Paths, node: NodeId, store: str | None = None) -> str:
     """Return the id of a node's store, made on the first call; `store` is what it becomes then.
 
-    Of several processes that make it at the same time one does. It survives a power cut. Raises GridError.
+    If several processes make it at the same time, one succeeds. It survives a power cut. Raises GridError.
     """
     found = read_store_id(paths, node)
     if found is None:
@@ -62,7 +62,7 @@ def make_store_id(paths: Paths, node: NodeId, store: str | None = None) -> str:
 def list_nodes_with_stores(paths: Paths) -> list[NodeId]:
     """Return the nodes that have a folder on this machine, by name.
 
-    A link to a folder counts where this user, root or the home's owner has made it.
+    A link to a folder counts if this user, root or the home's owner has made it.
     """
     names = [folder.name for folder in list_folders(paths.home, paths.nodes)]
     return [NodeId(name) for name in sorted(names) if is_simple_name(name)]
@@ -76,7 +76,7 @@ def is_home_of_agent(paths: Paths) -> bool:
 
 
 def read_stores(paths: Paths) -> dict[NodeId, str]:
-    """Return the id of each store on this machine. Raises GridError where two have the same."""
+    """Return the id of each store on this machine. Raises GridError if two have the same."""
     stores = {node: read_store_id(paths, node) for node in list_nodes_with_stores(paths)}
     found = {node: store for node, store in stores.items() if store is not None}
     check_distinct(paths, found)
@@ -84,7 +84,7 @@ def read_stores(paths: Paths) -> dict[NodeId, str]:
 
 
 def check_distinct(paths: Paths, stores: Mapping[NodeId, str]) -> None:
-    """Raise GridError where two nodes have a store with the same id: one disk is a copy of the other."""
+    """Raise GridError if two nodes have a store with the same id: one disk is a copy of the other."""
     nodes = defaultdict(list)
     for node, store in stores.items():
         nodes[store].append(node)
@@ -107,8 +107,8 @@ def update_stores(
 ) -> dict[NodeId, NodeId]:
     """Give each node's store an id, and let the catalogue follow stores that are on other nodes now.
 
-    Without `make_catalog` nothing is noted where there is no catalogue yet. Returns {former node: present
-    node} of what has moved. Raises GridError where two stores have the same id.
+    Without `make_catalog` nothing is noted if there is no catalogue yet. Returns {former node: present node}
+    of what has moved. Raises GridError if two stores have the same id.
     """
     catalog = Catalog(paths)
     for node in nodes:

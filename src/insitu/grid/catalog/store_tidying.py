@@ -26,7 +26,7 @@ FETCHED_SECONDS = 60.0
 def tidy_store(paths: Paths, node: NodeId) -> list[tuple[str, int]]:
     """Remove versions that were replaced or deleted, and copies that were fetched for jobs that have ended.
 
-    Returns (cache, version) of what was removed. Does nothing where the catalogue isn't that of a cluster.
+    Returns (cache, version) of what was removed. Does nothing if the catalogue isn't that of a cluster.
     """
     if not (is_catalog_copy(paths) or paths.head.exists()):
         return []
@@ -53,7 +53,7 @@ def tidy_store(paths: Paths, node: NodeId) -> list[tuple[str, int]]:
 
 
 def _remove_fetched(paths: Paths, catalog: Catalog, place: StoredVersion, cache: CacheSpec) -> None:
-    """Remove the copies that jobs have had fetched, where no job uses the version any more."""
+    """Remove the copies that jobs have had fetched, if no job uses the version any more."""
     for info in cache.partitions:
         key = (place.node, place.name, place.version, info.index)
         mark = paths.fetched(*key)

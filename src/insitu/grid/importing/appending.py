@@ -22,7 +22,7 @@ from insitu.grid.stores import check_quotas
 
 
 def check_base(base: CacheSpec, conflicting: dict[str, bool]) -> None:
-    """Raise InputError where rows can't be appended to `base`.
+    """Raise InputError if rows can't be appended to `base`.
 
     `conflicting` says which of the options that `base` decides are given.
     """
@@ -63,10 +63,10 @@ def check_columns(base: CacheSpec, columns: tuple[Column, ...], rows: str = "Wha
 
 
 def check_copies(paths: Paths, base: CacheSpec, nodes: Collection[NodeId]) -> None:
-    """Raise CorruptPartition where a partition of `base`, which the new version is to share, isn't there, and
-    StorageFull where a store has no room for those that it has as links: their files come into it.
+    """Raise CorruptPartition if a partition of `base`, which the new version is to share, isn't there, and
+    StorageFull if a store has no room for those that it has as links: their files come into it.
 
-    `nodes` are those whose stores lie in this home.
+    `nodes` are those whose stores are in this home.
     """
     needs: dict[NodeId, int] = {}
     for info in base.partitions:
@@ -85,7 +85,7 @@ def join_labels(base: CacheSpec, found: set[str]) -> tuple[str, ...]:
 
 
 def share_partitions(paths: Paths, base: CacheSpec, staged: StagedPaths, nodes: Collection[NodeId]) -> None:
-    """Put the partitions of `base` on `nodes` into a staged version, too, where possible as further names of
+    """Put the partitions of `base` on `nodes` into a staged version, too, if possible as further names of
     files.
 
     Either version can be dropped without harm to the other. Raises OSError, CorruptPartition for what isn't
@@ -107,7 +107,7 @@ def share_partitions(paths: Paths, base: CacheSpec, staged: StagedPaths, nodes: 
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Give a file one more name, `target`, which may be in use; where that is impossible, copy it. Raises
+    """Give a file one more name, `target`, which may be in use; if that is impossible, copy it. Raises
     OSError."""
     with staged_file(target) as staged:
         try:
@@ -131,7 +131,7 @@ def share_unchanged(paths: Paths, before: CacheSpec, staged: StagedPaths, cache:
             source = paths.partition(owner, before.name, before.version, old.index)
             target = staged.partition(owner, new.index)
             linked = target.with_suffix(".linked")
-            # What is a link, was cut short or is lost is written again.
+            # A file that is a link, was cut short or is lost is written again.
             with contextlib.suppress(OSError):
                 found = source.lstat()
                 if stat.S_ISREG(found.st_mode) and found.st_size == old.bytes:
@@ -144,8 +144,8 @@ def share_unchanged(paths: Paths, before: CacheSpec, staged: StagedPaths, cache:
 
 
 def _check_link(paths: Paths, source: Path) -> None:
-    """Raise GridError where another member of a shared home has put a link in the place of a partition: what
-    it leads to must not get into the store."""
+    """Raise GridError if another member of a shared home has put a link in the place of a partition: its
+    target must not get into the store."""
     found = source.lstat()
     if stat.S_ISLNK(found.st_mode) and found.st_uid not in list_trusted_users(paths.home):
         raise GridError(

@@ -1,9 +1,9 @@
 """How far an import has come, written down beside its staged partitions, so that it can be continued.
 
-Rows of a partition follow from the sources and the plan alone. So after a kill the whole blocks that lie in
-a staged file are right, and all that is needed is a place in the sources before the first row that isn't in
-one. The journal has such places, each with the rows of every partition before it. The newest one whose rows
-are all in blocks is where the sources are read again; rows behind it that are in blocks are passed over.
+Rows of a partition follow from the sources and the plan alone. So after a kill the whole blocks in a staged
+file are right, and all that is needed is a place in the sources before the first row that isn't in one. The
+journal has such places, each with the rows of every partition before it. The sources are read again from the
+newest one whose rows are all in blocks; rows behind it that are in blocks are passed over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Place:
 
     #: The number of the source among all sources.
     source: int
-    #: What its `blocks` begins with.
+    #: The position with which its `blocks` begins.
     start: int
     #: The rows of all sources before it.
     rows: int
@@ -54,10 +54,10 @@ class ImportJournal:
     """The journal of one import, in a file of the staged folder of its first cache."""
 
     def __init__(self, paths: Paths, plan: ImportPlan, token: str) -> None:
-        """Begin the journal of the import with this token, or go on with it. Raises OSError."""
+        """Begin the journal of the import with this token, or continue it. Raises OSError."""
         self._path = paths.staged(plan.names[0], token).journal
         self._last_bytes = 0
-        for name in plan.names[1:]:  # a journal marks what is to be kept
+        for name in plan.names[1:]:  # a journal marks what must be kept
             make_file(paths.home, paths.staged(name, token).journal)
         if not self._path.exists():
             make_file(paths.home, self._path)
@@ -83,7 +83,7 @@ class ImportJournal:
 
 
 def fingerprint(plan: ImportPlan) -> str:
-    """Return what two plans share where one import can go on with what the other has done."""
+    """Return the part of a plan that two imports share if one can continue the other's work."""
     described = {
         "names": plan.names,
         "fractions": plan.fractions,
@@ -112,9 +112,9 @@ def _files(plan: ImportPlan) -> list[tuple[Any, Any]]:
 
 
 def find_resumable(paths: Paths, plan: ImportPlan) -> tuple[str, int] | None:
-    """Return (token, rows of a block) of a dead import of this user that `plan` can go on with, or None.
+    """Return (token, rows of a block) of a dead import of this user that `plan` can continue, or None.
 
-    The caller holds the lock on the caches. Raises InputError where there is one of another plan.
+    The caller holds the lock on the caches. Raises InputError if there is one of another plan.
     """
     name, other = plan.names[0], False
     for root in sorted(paths.staged(name, "").root.parent.glob(f"{paths.staged(name, '').root.name}*")):

@@ -1,8 +1,8 @@
 """The stores that an import writes to: those in this home, and those of agents on other hosts.
 
-What is for another host is staged there as rows come (`row_routing.py`), and put in its place by the agent,
-which answers when that would survive a power cut. Only then does the import publish the version here.
-Whatever fails before, the agents remove what has come; where this process dies, the head has them do it.
+Rows for another host are staged there as they come (`row_routing.py`). The agent puts them in their place,
+and answers when that would survive a power cut. Only then does the import publish the version here. If
+anything fails before, the agents remove the staged rows; if this process dies, the head has them do it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ImportOwners:
     def __init__(self, paths: Paths, remote: RemoteStores | None) -> None:
         """`remote` are the agents of the cluster whose head has this home; None: there is none.
 
-        Nodes that are to leave get nothing. Raises GridError where no other agent is alive.
+        Nodes that are to leave get nothing. Raises GridError if no other agent is alive.
         """
         agents = () if remote is None else sorted({*remote.here, *remote.nodes} - remote.leaving)
         if remote is not None and not agents:
@@ -48,7 +48,7 @@ class ImportOwners:
         self.topology = load_topology(paths) if remote is None else Topology(tuple(agents))
         #: Whether agents have begun to put a version in its place. Written by `put_in_place`.
         self._placed = False
-        #: What each other host has said about its store. Written by `check_room`.
+        #: The survey of each other host's store. Written by `check_room`.
         self._surveys: dict[NodeId, Survey] = {}
 
     @property
@@ -58,15 +58,15 @@ class ImportOwners:
 
     @property
     def remote_nodes(self) -> tuple[NodeId, ...]:
-        """The nodes whose stores lie on other hosts."""
+        """The nodes whose stores are on other hosts."""
         return () if self._remote is None else self._remote.nodes
 
     def keep_here(self, nodes: Iterable[NodeId]) -> list[NodeId]:
-        """Return those of `nodes` whose stores lie in this home, by name."""
+        """Return those of `nodes` whose stores are in this home, by name."""
         return sorted(set(nodes) - set(self.remote_nodes))
 
     def check_base(self, base: CacheSpec) -> None:
-        """Raise GridError where partitions of `base`, which a new version is to share, aren't there."""
+        """Raise GridError if partitions of `base`, which a new version is to share, aren't there."""
         owners = owners_of(base)
         if self._remote is not None:
             missing = [node for node in self.keep_here(owners) if not self._paths.node(node).exists()]
@@ -99,7 +99,7 @@ class ImportOwners:
                 )
 
     def refuse_unlisted(self, names: Sequence[str]) -> None:
-        """Raise CacheExists where stores hold published versions of caches that the catalogue has lost: an
+        """Raise CacheExists if stores hold published versions of caches that the catalogue has lost: an
         import would replace them for good."""
         catalog = Catalog(self._paths)
         deleted = catalog.deleted()
@@ -159,7 +159,7 @@ class ImportOwners:
         """Have the other hosts mark the versions that were published, and remove what wasn't.
 
         With `kept` what is only staged stays there for --resume. One that doesn't answer does it when the
-        head tells it so.
+        head notifies it.
         """
         remote = self._remote
         if remote is None:

@@ -111,9 +111,9 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4 << 20
 """Bytes of sources that are read, and passed on, at once."""
 _TIMES_SENT = 2
-"""How many times as many where rows go to other hosts: fewer messages take less of the processors."""
+"""The factor on these bytes if rows go to other hosts: fewer messages take less of the processors."""
 _FEWER_ROWS = 8
-"""By how much a block gets fewer rows where texts turn out to be too long."""
+"""The factor by which a block gets fewer rows if texts turn out to be too long."""
 
 ProgressCallback = Callable[[int, int, int | None], None]
 """Called with (rows done, bytes of the sources done, bytes of the sources in all)."""
@@ -156,21 +156,20 @@ def import_cache(
     published together. `ragged` are columns whose rows are lists of different lengths. `features` says which
     columns the features of TFRecord files become, as in "image:uint8[28,28]=image_raw,label:int64". `render`
     makes images of so many pixels a side of the drawings in JSON lines. `append` makes a version with the
-    partitions of the latest one and new ones for the rows of `sources`. `resume` goes on with what an
-    interrupted call with the same arguments has done, if there is one, and keeps what it has done itself
-    where it is interrupted. `compress` is "lz4" or "zstd": columns that it makes smaller by a tenth are
-    compressed. `fields` says more of the columns of a cache of Ignite, which is named by its address;
-    `beside_servers` keeps its partitions, each on the node beside the server that is primary for it, or where
-    it lies in the version `after`, whose files are shared where rows are as they were.
-    `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
-    `read_on` is "nodes" where these agents read the sources themselves, which must be paths that all see, or
-    URLs; "here" where this process reads them; None: URLs are read by nodes, paths here. `reader` is one of
-    Ray Data that reads them instead, on the nodes of a Ray cluster or here; `fields` says then which columns
-    of bytes are tensors, and which are left out.
+    partitions of the latest one and new ones for the rows of `sources`. `resume` continues what an
+    interrupted call with the same arguments has done, if there is one, and keeps its own part if it is
+    interrupted. `compress` is "lz4" or "zstd": columns that it makes smaller by a tenth are compressed.
+    `fields` says more of the columns of a cache of Ignite, which is named by its address; `beside_servers`
+    keeps its partitions, each on the node beside the server that is primary for it, or on its node in the
+    version `after`, whose files are shared if rows are as they were. `remote` are the agents of the cluster
+    whose head has this home, if it has one: partitions go to them. `read_on` is "nodes" if these agents read
+    the sources themselves, which must be paths that all see, or URLs; "here" if this process reads them;
+    None: URLs are read by nodes, paths here. `reader` is one of Ray Data that reads them instead, on the
+    nodes of a Ray cluster or here; `fields` says then which columns of bytes are tensors, and which are left
+    out.
 
-    Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
-    into the cache, StorageFull, TransferError where an agent fails; after any of them all is as it was
-    before.
+    Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports into
+    the cache, StorageFull, TransferError if an agent fails; after any of them all is as it was before.
     """
     options = ImportOptions(
         *(partitions, backups, format, column, key, label_from_filename, overwrite, split),
@@ -206,7 +205,7 @@ def import_cache(
 def _make_plan(
     owners: ImportOwners, catalog: Catalog, name: str, sources: Sequence[str], options: ImportOptions
 ) -> ImportPlan:
-    """Return what is to be done. Nothing is written yet. Raises what `import_cache` does."""
+    """Return the plan of the import. Nothing is written yet. Raises what `import_cache` does."""
     refuse_conflicts(sources, options)
     names, fractions = _names_and_fractions(name, options.split)
     base = _find_base(catalog, name, options)
@@ -276,7 +275,7 @@ def _find_base(catalog: Catalog, name: str, options: ImportOptions) -> CacheSpec
 
 
 def _refuse_caches(catalog: Catalog, plan: ImportPlan, options: ImportOptions) -> None:
-    """Raise CacheExists or CacheBusy where other imports have come between the plan and the lock."""
+    """Raise CacheExists or CacheBusy if other imports have come between the plan and the lock."""
     if plan.base is None:
         _refuse_existing(catalog, plan.names, options.overwrite)
     elif (latest := catalog.get(plan.base.name)) != plan.base:
@@ -289,9 +288,9 @@ def _refuse_caches(catalog: Catalog, plan: ImportPlan, options: ImportOptions) -
 def _choose_token(
     paths: Paths, owners: ImportOwners, plan: ImportPlan, resume: bool
 ) -> tuple[str, ImportPlan]:
-    """Return the name of the staged folders, and the plan, as they were if there is something to go on with.
+    """Return the name of the staged folders, and the plan, as they were if there is something to continue.
 
-    Raises StorageFull where the import won't fit.
+    Raises StorageFull if the import won't fit.
     """
     found = find_resumable(paths, plan) if resume else None
     if found is not None:
@@ -577,9 +576,9 @@ def options_for_nodes(
 
 
 def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_cluster: bool) -> bool:
-    """Return whether nodes read the sources themselves. Raises InputError where they can't."""
+    """Return whether nodes read the sources themselves. Raises InputError if they can't."""
     if options.reader is not None:
-        return False  # nodes of Ray do, where `read_on` says so
+        return False  # nodes of Ray do, if `read_on` says so
     if options.read_on == "nodes" and not in_cluster:
         raise InputError(
             "--read-on nodes has the nodes of a cluster read the sources. Received: a home without one. "
@@ -592,8 +591,8 @@ def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_clust
 def _read_options(
     files: Sequence[tuple[str | SourceFile, str]], options: ImportOptions, names: Sequence[str]
 ) -> SourceOptions:
-    """Return what the user adds to what is in the files. Raises InputError where their format doesn't take
-    one of the named options."""
+    """Return what the user adds to what is in the files. Raises InputError if their format doesn't take one
+    of the named options."""
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     for name, value in given.items():
         format, meaning = _MEANINGS[name]

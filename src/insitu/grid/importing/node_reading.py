@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
 
 UNIT_BYTES = 64 << 20
-"""About the bytes of a unit, where files can be read from any row on."""
+"""About the bytes of a unit, if files can be read from any row on."""
 _SLOTS = 2
 """Units that a node reads at the same time: one is read while the other one begins or ends."""
 _MOST_NAMED = 5
@@ -104,7 +104,7 @@ class NodeReading:
     """The reading of one import by the nodes of its cluster."""
 
     def __init__(self, remote: RemoteStores, plan: ImportPlan, on_read: ReadCallback) -> None:
-        """`on_read` hears of bytes of sources, from threads, one at a time."""
+        """`on_read` receives the number of bytes read from sources, from threads, one at a time."""
         self._nodes, self._imports = remote.all_nodes, remote.imports
         self._options = plan.node_options or SourceOptions()
         self._sources, self._states = plan.sources, plan.states
@@ -121,7 +121,7 @@ class NodeReading:
             self._on_read(size)
 
     def number_rows(self) -> None:
-        """Find the index of the first row of each unit, where it decides about the rows' partitions.
+        """Find the index of the first row of each unit, if it decides about the rows' partitions.
 
         Files that don't say how many rows they have are read once for that, all but the last one. Raises
         SourceError, TransferError.
@@ -157,7 +157,7 @@ class NodeReading:
     def read(
         self, rows: RowPlan, place: Place, journal: ImportJournal | None, note: Callable[[Counts], None]
     ) -> None:
-        """Have the nodes read all units from `place` on. `note` hears of the rows of each, by destination.
+        """Have the nodes read all units from `place` on. `note` receives the rows of each, by destination.
 
         Raises SourceError, TransferError, TextsTooLong.
         """

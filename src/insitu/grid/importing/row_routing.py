@@ -41,7 +41,7 @@ class RowRouter:
         remote: RemoteStores | None,
         readers: Sequence[NodeId] = (),
     ) -> None:
-        """`here` are nodes whose stores lie in this home and are written from here; `remote` are all agents.
+        """`here` are nodes whose stores are in this home and are written from here; `remote` are all agents.
 
         `readers` are nodes that read the sources; none: this process does. Raises OSError.
         """
@@ -76,7 +76,7 @@ class RowRouter:
         return self._paths.staged(each.cache, self._plan.token).partition(node, each.partition)
 
     def open(self, *, adopt: bool) -> Rows:
-        """Make all owners ready; with `adopt` they take over what lies there. Returns the rows that each
+        """Make all owners ready; with `adopt` they take over the staged rows. Returns the rows that each
         destination has on all of its owners. Raises GridError, OSError."""
         adopted = np.full(len(self.rows), np.iinfo(np.int64).max)
         if self._builders is not None:
@@ -103,7 +103,7 @@ class RowRouter:
             self._sender.begin_unit(unit)
 
     def append(self, block: Block, destinations: Rows | None) -> None:
-        """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 where it is None.
+        """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 if it is None.
 
         Raises GridError, TextsTooLong, OSError.
         """
@@ -168,7 +168,7 @@ class RowRouter:
         return finished
 
     def stop(self, *, close: bool) -> None:
-        """End all threads; with `close` other hosts take no more rows. What is staged stays."""
+        """End all threads; with `close` other hosts take no more rows. Staged rows stay."""
         if self._sender is not None:
             self._sender.__exit__()
         if self._builders is not None:
@@ -178,7 +178,7 @@ class RowRouter:
 
 
 def copy_to_backups(staged_primary: Path, copies: Sequence[Path], *, sync: bool) -> None:
-    """Copy a staged partition to where its backups in this home are staged. Raises OSError."""
+    """Copy a staged partition to the staged folders of its backups in this home. Raises OSError."""
     for copy in copies:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(staged_primary, copy)

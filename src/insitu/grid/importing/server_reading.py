@@ -1,7 +1,7 @@
 """Has the nodes of a cluster of hosts read a cache of Ignite, each from the servers on its own host.
 
 A node reads the partitions that it will hold, and puts their rows into its own store: nothing of them goes
-over the network where its server runs beside it. Which node that is follows from the addresses of the servers
+over the network if its server runs beside it. Which node that is follows from the addresses of the servers
 and of the hosts (`ignite/placing.py`). The order of rows in a partition is that of their keys, so its bytes
 are those of a reading on one machine.
 
@@ -56,17 +56,17 @@ Progress = Callable[[int, int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """What a node is asked to read: the partitions of the import that it holds."""
+    """The request to a node: it reads the partitions of the import that it holds."""
 
     #: The address of the cache, as the node reaches it.
     address: str
-    #: What is said of the columns, by option.
+    #: Options of the columns, by name.
     options: Mapping[str, list[str]]
     #: The UUIDs of the nodes of Ignite on its host: bytes from there are local.
     near: frozenset[str]
     #: The UUIDs of all nodes of Ignite: those of another cluster are others.
     servers: frozenset[str]
-    #: Of connections (`carry_settings`). Never printed: there are passwords in it.
+    #: Settings of connections (`carry_settings`). Never printed: there are passwords in it.
     settings: Any = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def place_rows(
     source: Source, owners: ImportOwners, options: ImportOptions
 ) -> tuple[tuple[NodeId, ...], HostPlaces | None]:
     """Return the node that holds each partition of a cache of Ignite whose partitions are kept, and how nodes
-    of other hosts read them; empty and None where that isn't asked for, or its servers don't say partitions.
+    of other hosts read them; empty and None if that isn't asked for, or its servers don't say partitions.
 
     Raises SourceError, TransferError.
     """
@@ -118,7 +118,7 @@ def place_rows(
 
 
 def _keep_nodes(after: CacheSpec, nodes: Sequence[NodeId]) -> tuple[NodeId, ...]:
-    """Return the one of `nodes` that holds each partition of a version; where none does, one in turn."""
+    """Return the one of `nodes` that holds each partition of a version; if none does, one in turn."""
     return tuple(
         next((owner for owner in info.owners if owner in nodes), nodes[info.index % len(nodes)])
         for info in after.partitions
@@ -192,7 +192,7 @@ def read_servers(
     plan: RowPlan, node: NodeId, request: ServerRequest, append: Append, on_read: Callable[[int], None]
 ) -> dict[str, Any]:
     """Read the partitions that a node holds, from Ignite; on that node. `append` gets rows, each with the
-    number of its file among those that the node holds; `on_read` hears of bytes.
+    number of its file among those that the node holds; `on_read` receives the number of bytes.
 
     Returns the account, as JSON: `counts` by destination, `rows`, `digests`, `local_bytes`, `remote_bytes`.
     Raises InputError, SourceError, and what `append` raises.

@@ -1,4 +1,4 @@
-"""What an import is about to do, worked out from its arguments and the headers of its sources."""
+"""An import's plan, worked out from its arguments and the headers of its sources."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class ImportOptions:
     render: int | None
     #: Whether the new version has the rows of the latest one, too.
     append: bool
-    #: Whether an import that was interrupted is continued, and this one kept where it is interrupted.
+    #: Whether an interrupted import is continued, and this one kept if it is interrupted.
     resume: bool
-    #: What is said of the columns of a cache of Ignite.
+    #: Options of the columns of a cache of Ignite.
     fields: FieldOptions
-    #: What columns are compressed with where it is worth it; None: nothing is.
+    #: The compression of columns that shrink enough; None: nothing is compressed.
     compress: str | None = None
     #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
     beside_servers: bool = False
@@ -104,7 +104,7 @@ class RowSizes:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What one import reads and makes."""
+    """The sources and the caches of one import."""
 
     #: The caches that are made: one, or one for each part of a split.
     names: tuple[str, ...]
@@ -118,7 +118,7 @@ class ImportPlan:
     columns: tuple[Column, ...]
     #: The classes of column `label`, if file names make it; else empty.
     labels: tuple[str, ...]
-    #: Of each cache.
+    #: Partitions of each cache.
     partitions: int
     #: Further copies of each partition.
     backups: int
@@ -136,7 +136,7 @@ class ImportPlan:
     render: int | None = None
     #: The version that rows are appended to, whose partitions the new one shares; None: none.
     base: CacheSpec | None = None
-    #: What columns are compressed with where it is worth it; None: nothing is.
+    #: The compression of columns that shrink enough; None: nothing is compressed.
     codec: str | None = None
     #: `primaries[p]`: the node that holds partition p; empty: nodes hold partitions in turn.
     primaries: tuple[NodeId, ...] = ()
@@ -245,7 +245,7 @@ def _refuse_beside_reader(options: ImportOptions, request: ReaderRequest) -> Non
 
 
 def measure_rows(sources: Sequence[Source], columns: tuple[Column, ...]) -> RowSizes:
-    """Return how large rows are. Of texts, the first ones of the largest source are looked at."""
+    """Return how large rows are. The first texts of the largest source are looked at."""
     rows = sum(source.expected_rows for source in sources)
     texts = [column.name for column in columns if is_variable(column)]
     text_bytes = 0.0
@@ -270,7 +270,7 @@ def choose_partitions(
 ) -> int:
     """Return the number of partitions of a cache of about `size` bytes. Raises InputError.
 
-    Where none is given they are of about PARTITION_BYTES each, `least` at least and `most` at most, the same
+    If none is given they are of about PARTITION_BYTES each, `least` at least and `most` at most, the same
     number on each node.
     """
     if partitions is None:
@@ -286,7 +286,7 @@ def choose_partitions(
 
 
 def check_partitions_in_all(partitions: int, base: CacheSpec | None) -> None:
-    """Raise InputError where a cache would get too many partitions by appending to it."""
+    """Raise InputError if a cache would get too many partitions by appending to it."""
     held = 0 if base is None else len(base.partitions)
     if held + partitions > MAX_PARTITIONS:
         raise InputError(
@@ -304,7 +304,7 @@ def check_partitions_in_all(partitions: int, base: CacheSpec | None) -> None:
 
 
 def read_max_mappings() -> int | None:
-    """Return how many mappings the system allows a process; None where it doesn't say."""
+    """Return how many mappings the system allows a process; None if it doesn't say."""
     with contextlib.suppress(OSError, ValueError):
         return int(Path("/proc/sys/vm/max_map_count").read_text())
     return None
@@ -341,8 +341,8 @@ def check_key(key: str | None, columns: tuple[Column, ...]) -> None:
 
 
 def check_room(paths: Paths, sizes: RowSizes, copies: float, codec: str | None, dead: int = 0) -> None:
-    """Raise StorageFull where the partitions won't fit beside what is there. A guess counts half, and what
-    will be compressed. `copies`: how many of each partition, on average. `dead` bytes are removed before."""
+    """Raise StorageFull if the partitions won't fit beside what is there. A guess counts half, and what will
+    be compressed. `copies`: how many of each partition, on average. `dead` bytes are removed before."""
     folder = _nearest_folder(paths.home)
     need, free = int(sizes.bytes * copies), shutil.disk_usage(folder).free + dead
     if free < (need if sizes.is_known and codec is None else need // 2):
@@ -368,15 +368,15 @@ def _nearest_folder(path: Path) -> Path:
 
 
 def check_owners(topology: Topology, backups: int) -> None:
-    """Raise InputError where there are too few nodes for so many copies."""
+    """Raise InputError if there are too few nodes for so many copies."""
     owners_of_partition(0, topology, backups)
 
 
 def find_primaries(source: Source, topology: Topology, after: CacheSpec | None) -> tuple[NodeId, ...]:
-    """Return the node beside the primary server of each partition of a cache of Ignite; empty where the
-    servers don't say which that is. Partitions stay where they were in the version `after`.
+    """Return the node beside the primary server of each partition of a cache of Ignite; empty if the servers
+    don't say which that is. Partitions stay on their nodes of the version `after`.
 
-    Raises SourceError where there are other partitions than in `after`.
+    Raises SourceError if there are other partitions than in `after`.
     """
     places = source.places if isinstance(source, IgniteSource) else None
     if after is not None:
@@ -391,8 +391,8 @@ def find_primaries(source: Source, topology: Topology, after: CacheSpec | None) 
 
 
 def describe_origin(plan: ImportPlan) -> Mapping[str, Any] | None:
-    """Return `CacheSpec.origin` of what was read. With it, where partitions are those of Ignite, the server
-    of each."""
+    """Return `CacheSpec.origin` of what was read. If partitions are those of Ignite, it has the server of
+    each."""
     source = next((source for source in plan.sources if isinstance(source, IgniteSource)), None)
     if source is None or source.origin is None:
         return None
@@ -403,7 +403,7 @@ def describe_origin(plan: ImportPlan) -> Mapping[str, Any] | None:
 
 
 def columns_of_caches(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
-    """Return the columns that the caches get. Raises SourceError where there is a label already."""
+    """Return the columns that the caches get. Raises SourceError if there is a label already."""
     if not label_from_filename:
         return source.columns
     if any(column.name == LABEL for column in source.columns):

@@ -23,7 +23,7 @@ def label_of(source: Source) -> str:
 
 
 def add_labels(numbers: Mapping[str, int], source: Source, block: Block) -> Block:
-    """Return the block with the label of its file, as a number, where file names make labels."""
+    """Return the block with the label of its file, as a number, if file names make labels."""
     if not numbers:
         return block
     label = np.full(block.rows, numbers[label_of(source)], dtype=np.int64)
@@ -31,7 +31,7 @@ def add_labels(numbers: Mapping[str, int], source: Source, block: Block) -> Bloc
 
 
 def refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
-    """Raise SourceError where a label is NaN."""
+    """Raise SourceError if a label is NaN."""
     bad = np.isnan(block.columns[LABEL]).reshape(block.rows, -1).any(axis=1)
     if bad.any():
         raise SourceError(
@@ -44,7 +44,7 @@ def refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
 def find_destinations(
     plan: ImportPlan | RowPlan, block: Block, first_row: int
 ) -> npt.NDArray[np.int64] | None:
-    """Return the partition of each row, counted over all names; None where there is one alone."""
+    """Return the partition of each row, counted over all names; None if there is one alone."""
     if len(plan.names) * plan.partitions == 1:
         return None
     if plan.primaries:

@@ -19,9 +19,9 @@ from insitu.grid.partitions import PartitionWriter, WritePacing, is_variable, ma
 from insitu.grid.sources import Block, count_threads
 
 BUFFER_BYTES = 128 << 20
-"""What the blocks that are being collected may take, over all partitions."""
+"""Bytes that the collected blocks may take, over all partitions."""
 MOST_TEXT_BYTES = 2 * BUFFER_BYTES
-"""What the texts of these blocks may take, which can't be known before."""
+"""Bytes that the texts of these blocks may take, which can't be known before."""
 _WAITING_BLOCKS = 2
 """Blocks of sources that wait for a thread. More would take memory and save no time."""
 
@@ -29,7 +29,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class TextsTooLong(Exception):
-    """Raised where blocks need fewer rows, since their texts are longer than the first ones were."""
+    """Raised if blocks need fewer rows, since their texts are longer than the first ones were."""
 
 
 class PartitionBuilders:
@@ -69,10 +69,10 @@ class PartitionBuilders:
         self._collected: list[_Collected | None] = [None] * len(targets)
         self._passed_over = np.zeros(len(targets), dtype=np.int64)
         self._text_bytes = [0] * threads
-        """Of the texts that each thread has collected."""
+        """Bytes of the texts that each thread has collected."""
 
     def adopt(self) -> Rows:
-        """Take over what lies in the targets. Returns the rows of each. Raises OSError and GridError."""
+        """Take over the content of the targets. Returns the rows of each. Raises OSError and GridError."""
         blocks = np.zeros(len(self.rows), dtype=np.int64)
 
         def adopt(destination: int) -> None:
@@ -86,12 +86,12 @@ class PartitionBuilders:
         return blocks * self._block_rows
 
     def begin_at(self, rows: Rows, adopted: Rows) -> None:
-        """Go on behind `rows` rows of each destination, and pass over those that were adopted, too."""
+        """Continue behind `rows` rows of each destination, and pass over those that were adopted, too."""
         self.rows[:] = rows
         self._passed_over[:] = adopted - rows
 
     def append(self, block: Block, destinations: Rows | None) -> None:
-        """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 where it is None.
+        """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 if it is None.
 
         A destination `len(self.rows)` means that the row belongs to none of them.
         """
@@ -163,7 +163,7 @@ class PartitionBuilders:
         return [(int(raw), int(stored)) for raw, stored in np.array(found, dtype=np.int64).sum(axis=0)]
 
     def stop(self) -> None:
-        """End the threads. What they have not written yet is dropped."""
+        """End the threads. Rows that they have not written yet are dropped."""
         for thread in self._threads:
             thread.stop()
 

@@ -2,7 +2,7 @@
 
 Readers cut the sources into *units*, which are numbered in the order of their rows, and send the rows of each
 in numbered messages. Rows enter partitions in that order, on whatever host they were read: rows of later
-units wait in memory, and where they are too many in files beside the staged partitions. So the bytes of a
+units wait in memory, and if they are too many in files beside the staged partitions. So the bytes of a
 partition are those of an import on one machine.
 """
 
@@ -73,9 +73,9 @@ class Finished:
     rows: int
     #: The size of its file.
     bytes: int
-    #: Of the whole file.
+    #: Checksum of the whole file.
     checksum: str
-    #: Bytes without compression; 0 where nothing is compressed.
+    #: Bytes without compression; 0 if nothing is compressed.
     raw_bytes: int
     #: (bytes without compression, bytes in the file) of each column; empty without compression.
     column_bytes: tuple[tuple[int, int], ...]
@@ -95,7 +95,7 @@ class RowIntake:
     """The part of one import that a node takes. Begin with `adopt` or `begin`, and end with `stop`."""
 
     def __init__(self, paths: Paths, node: NodeId, plan: RowPlan) -> None:
-        """Make the staged folders. What lies there stays for `adopt`. Raises InputError, OSError."""
+        """Make the staged folders. The content stays for `adopt`. Raises InputError, OSError."""
         self._plan = plan
         self._staged = [paths.staged(name, plan.token) for name in plan.names]
         self._held = [plan.destinations[number] for number in plan.held_by(node)]
@@ -135,12 +135,12 @@ class RowIntake:
         self._thread: threading.Thread | None = None
 
     def adopt(self) -> Counts:
-        """Take over the whole blocks that lie in the staged files. Returns the rows of each destination."""
+        """Take over the whole blocks in the staged files. Returns the rows of each destination."""
         self._adopted = self._builders.adopt()
         return self._adopted
 
     def remove_staged(self) -> None:
-        """Remove what lies in the staged files, to begin from the start. Raises OSError."""
+        """Remove the content of the staged files, to begin from the start. Raises OSError."""
         for target in self._targets:
             target.unlink(missing_ok=True)
 
@@ -298,7 +298,7 @@ class RowIntake:
         return Finished(rows, size, checksum, raw, columns)
 
     def stop(self) -> None:
-        """End the threads. What is staged stays; rows that wait are dropped."""
+        """End the threads. Staged rows stay; rows that wait are dropped."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -317,7 +317,7 @@ class _MessageList:
 
     def __init__(self, _: Path) -> None:
         self._messages: deque[RowMessage] = deque()
-        #: What all of them take, those that were read, too.
+        #: Bytes that all of them take, those that were read, too.
         self.memory_bytes = 0
         #: Whether it is read by now: then nothing more is written to it.
         self.is_read = False
@@ -377,7 +377,7 @@ class _MessageFile:
 
 
 def check_same(found: Sequence[tuple[NodeId, Finished]], what: str) -> Finished:
-    """Return what all owners say of one partition. Raises GridError where they differ."""
+    """Return what all owners say of one partition. Raises GridError if they differ."""
     for (one, first), (other, second) in itertools.pairwise(found):
         if first != second:
             raise GridError(

@@ -1,4 +1,4 @@
-"""What all hosts that take part in one import must know of it: columns, and where each row goes."""
+"""The plan that all hosts of one import share: columns, and the partition of each row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Destination:
 class RowPlan:
     """The part of an import's plan that readers of rows and owners of partitions share."""
 
-    #: The name of the staged folders, which tells the import from others.
+    #: The name of the staged folders, which identifies the import.
     token: str
     #: The caches that are made.
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class RowPlan:
     fractions: tuple[float, ...]
     #: New partitions of each cache.
     partitions: int
-    #: The columns of all caches, with `label` where file names make it.
+    #: The columns of all caches, with `label` if file names make it.
     columns: tuple[Column, ...]
     #: The classes of column `label`, if file names make it; else empty.
     labels: tuple[str, ...]
@@ -48,11 +48,11 @@ class RowPlan:
     key: str | None
     #: Rows of each block of a partition but its last.
     block_rows: int
-    #: What columns are compressed with where it is worth it; None: nothing is.
+    #: The compression of columns that shrink enough; None: nothing is compressed.
     codec: str | None
     #: Whether what is written leaves the system's cache.
     drop_pages: bool
-    #: `primaries[p]`: the node of partition p, where rows bring their partition; else empty.
+    #: `primaries[p]`: the node of partition p, if rows bring their partition; else empty.
     primaries: tuple[NodeId, ...]
     #: The new partitions of the first cache, then those of the second, and so on.
     destinations: tuple[Destination, ...]

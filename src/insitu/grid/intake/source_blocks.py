@@ -18,7 +18,7 @@ _BLOCKS_AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What tells whether a file is still the one that was looked at. Of what is no file: its size, about."""
+    """State by which a change of a file is noticed. A source that is no file has its size alone, about."""
 
     #: Bytes.
     size: int
@@ -39,7 +39,7 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class SourceBlock:
-    """A block, and where it comes from."""
+    """A block, and its place in the sources."""
 
     #: The number of the source among all sources.
     source: int
@@ -50,7 +50,7 @@ class SourceBlock:
 class SourceBlocks:
     """Iterates over the blocks of all sources. Use it in a `with` statement, which ends its thread.
 
-    Raises SourceError where a file is malformed, can't be read, or changes until it has been read.
+    Raises SourceError if a file is malformed, can't be read, or changes until it has been read.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SourceBlocks:
         self._put(end)
 
     def _put(self, item: SourceBlock | BaseException | None) -> bool:
-        """Pass on `item` once there is room. Returns False where nobody waits for it any more."""
+        """Pass on `item` once there is room. Returns False if nobody waits for it any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._ready) < _BLOCKS_AHEAD)
             self._ready.append(item)
@@ -128,7 +128,7 @@ class SourceBlocks:
 
 
 def refuse_changed(path: SourceFile, before: FileState) -> None:
-    """Raise SourceError where a file isn't as it was."""
+    """Raise SourceError if a file isn't as it was."""
     now = FileState.of(path)
     if now != before:
         raise SourceError(
@@ -139,7 +139,7 @@ def refuse_changed(path: SourceFile, before: FileState) -> None:
 
 
 def read_blocks(source: Source, block_bytes: int, start: int = 0) -> Generator[Block, None, None]:
-    """Yield the blocks of a source. Raises SourceError where it is malformed or the system refuses to read
+    """Yield the blocks of a source. Raises SourceError if it is malformed or the system refuses to read
     it."""
     try:
         blocks = iter(source.blocks(block_bytes, start))

@@ -84,7 +84,7 @@ def decode_options(data: Any) -> SourceOptions:
 
 
 def open_unit(unit: Unit, options: SourceOptions) -> Source:
-    """Open the source of a unit. Raises SourceError, also where it isn't the file that was planned."""
+    """Open the source of a unit. Raises SourceError, also if it isn't the file that was planned."""
     file = parse_source_file(unit.path)
     now = FileState.of(file)
     if (now.size, now.mtime_ns) != (unit.state.size, unit.state.mtime_ns):
@@ -110,7 +110,7 @@ def count_rows(unit: Unit, options: SourceOptions, on_read: Callable[[int], None
 def read_unit(
     plan: RowPlan, unit: Unit, options: SourceOptions, append: Append, on_read: Callable[[int], None]
 ) -> Counts:
-    """Give the rows of a unit to `append`, with their destinations. `on_read` hears of bytes of the file.
+    """Give the rows of a unit to `append`, with their destinations. `on_read` gets the bytes of the file.
 
     Returns the rows of each destination. Raises SourceError, and what `append` raises.
     """

@@ -1,4 +1,4 @@
-"""Compute which partition a row lies in, who owns it, how copies move, and the order of rows. Pure.
+"""Compute the partition of a row, its owner, how copies move, and the order of rows. Pure.
 
 Imports nothing else of `grid`. Begin reading with `order.py`.
 """

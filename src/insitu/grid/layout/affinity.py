@@ -113,10 +113,10 @@ def shard_partitions(
 ) -> tuple[tuple[int, ...], ...]:
     """Return, for each shard at home on `homes[shard]`, the indices of its partitions in ascending order.
 
-    A partition goes to a shard at home on its primary owner; where there is none, to one at home on a
-    backup owner; else to any. Among those it goes to the one with the fewest rows so far, large
-    partitions first. Then a shard without rows takes a partition from the fullest one, so that none is
-    empty where enough partitions have rows. The same input gives the same answer.
+    A partition goes to a shard at home on its primary owner; if there is none, to one at home on a backup
+    owner; else to any. Among those it goes to the one with the fewest rows so far, large partitions first.
+    Then a shard without rows takes a partition from the fullest one, so that none is empty if enough
+    partitions have rows. The same input gives the same answer.
     """
     if not homes:
         raise InputError("A job has at least one shard. Received: no homes")

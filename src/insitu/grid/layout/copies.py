@@ -17,7 +17,7 @@ def flip_copies(
     """Return `copies` after each (partition, source, target) of `moves`: the target's copy becomes live.
 
     It takes the place of the source's, so that the primary owner stays the first. Without a source it comes
-    last. Raises ValueError where the target isn't copying, or the source has no copy.
+    last. Raises ValueError if the target isn't copying, or the source has no copy.
     """
     result = list(copies)
     for partition, source, target in moves:

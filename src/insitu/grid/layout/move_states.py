@@ -2,8 +2,8 @@
 
 A copy is made, verified, and then flipped: from that moment the catalogue names the new owner. The old copy
 is deleted when no job has the version pinned and no other copy is made from it. So readers find a live copy
-at each moment, wherever the process that carries the plan out is killed. It goes on by making a plan of what
-is there then.
+at each moment, wherever the process that carries the plan out is killed. It resumes by making a plan of the
+current state.
 
     planned -> copying -> verifying -> flipping -> draining -> deleting -> done
                    (a copy that fails is tried again, then failed)
@@ -64,7 +64,7 @@ class RebalanceState:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The plan is to be carried out."""
+    """The plan's execution begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Action:
     `discard` removes a copy that failed and its entry.
     """
 
-    #: What is to be done.
+    #: The steps of the plan.
     kind: Literal["copy", "verify", "flip", "delete", "discard"]
     #: The number of the move.
     number: int
@@ -139,7 +139,7 @@ def begin_rebalancing(plan: RebalancePlan, *, limit: int, pinned: bool) -> Rebal
 
 
 def advance(state: RebalanceState, event: Event) -> tuple[RebalanceState, tuple[Action, ...]]:
-    """Return the state after `event`, and what is to be done. Events that come late change nothing."""
+    """Return the state after `event`, and the next actions. Events that come late change nothing."""
     actions: list[Action] = []
     steps = list(state.steps)
     pinned = state.pinned
@@ -180,7 +180,7 @@ def _fail(step: MoveStep, reason: str) -> tuple[MoveStep, bool]:
     failures = step.failures + 1
     ended = failures >= MAX_ATTEMPTS
     if step.state in ("flipping", "deleting"):
-        # What was copied is right: only this step is tried again.
+        # The copies are right: only this step is tried again.
         state: MoveState = "failed" if ended else step.state
         discarded = ended and step.state == "flipping" and step.target is not None
     else:
@@ -201,7 +201,7 @@ def _without(step: MoveStep, node: NodeId) -> MoveStep:
 
 
 def _go_on(steps: list[MoveStep], limit: int, pinned: bool) -> None:
-    """Move what can go on without an event into its next state."""
+    """Move a state that can continue without an event into its next one."""
     for number in _find_startable(steps, limit):
         steps[number] = replace(steps[number], state="copying")
     for number, step in enumerate(steps):
@@ -233,7 +233,7 @@ def _find_startable(steps: list[MoveStep], limit: int) -> Iterator[int]:
 
 
 def validate(state: RebalanceState) -> None:
-    """Raise ValueError where the state breaks a rule that always holds."""
+    """Raise ValueError if the state breaks a rule that always holds."""
     if sum(step.state in _COPYING for step in state.steps) > state.limit:
         raise ValueError("more copies are made than the limit allows")
     for step in state.steps:

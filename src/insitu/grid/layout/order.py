@@ -20,7 +20,7 @@ _FINDER_BITS = 13
 MOST_SORTED = 1 << 26
 """Rows of a shard up to which a shuffle sorts them all. For more that would take seconds and gigabytes."""
 _EXACT = 3
-"""What the key of a permutation is for. Others are in `windows.py` and `sampling.py`."""
+"""The purpose of the key of a permutation. Others are in `windows.py` and `sampling.py`."""
 
 
 class Order(Protocol):
@@ -35,8 +35,8 @@ def shuffled(rows: int, seed: int, epoch: int, shard: int) -> npt.NDArray[np.int
 
     Each row gets 64 raw bits of Philox4x64-10 (Salmon and others 2011) keyed by (seed, epoch, shard), whose
     low bits are then replaced by the row's place; sorted, they are the order. NumPy promises the raw bits of
-    Philox for all releases, and the keys are distinct, so that neither a release nor a sorting algorithm
-    can change the order. uint32 where that is enough, to halve the memory.
+    Philox for all releases, and the keys are distinct, so that neither a release nor a sorting algorithm can
+    change the order. uint32 if that is enough, to halve the memory.
     """
     bits = max(1, (rows - 1).bit_length())
     mask = np.uint64((1 << bits) - 1)
@@ -89,9 +89,9 @@ def order_rows(rows: int, seed: int, epoch: int, shard: int) -> Order:
 
 
 def batch_sizes(global_size: int, shards: int) -> tuple[int, ...]:
-    """Return the rows of each shard in a step: equal parts, the first ones larger by one where needed.
+    """Return the rows of each shard in a step: equal parts, the first ones larger by one if needed.
 
-    Raises InputError where a shard would get none.
+    Raises InputError if a shard would get none.
     """
     if global_size < shards:
         raise InputError(
@@ -156,10 +156,10 @@ class ShuffledPlan(BatchPlan):
         self._planned = -1
         #: For each batch (partition, its rows).
         self._batches: list[list[tuple[int, Rows]]] = []
-        #: The positions of rows in the order of the batches, and the partition that each lies in.
+        #: The positions of rows in the order of the batches, and the partition of each.
         self._positions: Rows = np.empty(0, np.int64)
         self._parts: Rows = np.empty(0, np.int64)
-        #: What `locate` has returned for them; None: it wasn't asked yet.
+        #: The answer of `locate` for them; None: it wasn't asked yet.
         self._located: list[Rows] | None = None
 
     def _number_cells(self) -> npt.NDArray[np.integer[Any]]:
@@ -176,9 +176,9 @@ class ShuffledPlan(BatchPlan):
     def locate_batch(self, step: int, locate: Callable[[Rows, Rows, int], list[Rows]]) -> list[Rows]:
         """Return what `locate` gives for the positions of the batch of `step`, in the order of its rows.
 
-        `locate` takes positions in the shard, the partition that each lies in, and the place of the first one
-        in the order, and returns arrays with an entry for each. It is called once for many batches, and must
-        be the same function for all.
+        `locate` takes positions in the shard, the partition of each, and the place of the first one in the
+        order, and returns arrays with an entry for each. It is called once for many batches, and must be the
+        same function for all.
         """
         start = self._plan(step) * self.size
         if self._located is None:
@@ -187,7 +187,7 @@ class ShuffledPlan(BatchPlan):
         return [rows[start : start + self.size] for rows in self._located]
 
     def forget_places(self) -> None:
-        """Ask `locate` again: rows lie elsewhere now."""
+        """Ask `locate` again: rows are elsewhere now."""
         self._located = None
 
     def _plan(self, step: int) -> int:
@@ -234,7 +234,7 @@ class _PartFinder:
         self._simple = bool((ends - self._part_of_piece <= 1).all())
 
     def find(self, positions: Rows) -> Rows:
-        """Return the number of the partition in which each position lies."""
+        """Return the number of the partition of each position."""
         if not self._simple:
             return np.searchsorted(self._starts, positions, side="right") - 1
         parts: Rows = self._part_of_piece[positions >> self._shift]

@@ -17,11 +17,11 @@ _LEAST_BITS = 6
 class Permutation:
     """A permutation of [0, size) that follows from `key` alone, in constant memory and time per number.
 
-    A Feistel network of eight rounds permutes the numbers of as many bits as `size` needs. Where a result
-    lies beyond `size` it is permuted again until it doesn't ("cycle walking", Black and Rogaway, "Ciphers
-    with Arbitrary Finite Domains", 2002), on average less than twice. The rounds change the two halves in
-    turn, so that halves of unequal length are possible, and mix by SplitMix64 (Steele, Lea and Flood 2014)
-    with a key of their own. It is made to mix well, not to keep secrets.
+    A Feistel network of eight rounds permutes the numbers of as many bits as `size` needs. A result beyond
+    `size` is permuted again until it isn't ("cycle walking", Black and Rogaway, "Ciphers with Arbitrary
+    Finite Domains", 2002), on average less than twice. The rounds change the two halves in turn, so that
+    halves of unequal length are possible, and mix by SplitMix64 (Steele, Lea and Flood 2014) with a key of
+    their own. It is made to mix well, not to keep secrets.
     """
 
     def __init__(self, size: int, *key: int) -> None:

@@ -1,13 +1,13 @@
-"""Pure: where the copies of partitions should be, such that the fewest bytes move.
+"""Pure: decides the nodes of copies of partitions, such that the fewest bytes move.
 
 Each partition gets the copies that are wanted, each on a node of its own, and the numbers of copies of the
 nodes differ by one at most. Among all such placements one that moves the fewest bytes is chosen, and among
 those one with the fewest copies moved.
 
-This is a flow of least cost: each copy is sent from its partition to a node. It costs nothing where the node
-has the partition already, else its bytes. Copies are sent one after another along a cheapest path, which may
-push others from node to node. That keeps the flow cheapest after each (successive shortest paths). The same
-input gives the same plan.
+This is a flow of least cost: each copy is sent from its partition to a node. It costs nothing if the node has
+the partition already, else its bytes. Copies are sent one after another along a cheapest path, which may push
+others from node to node. That keeps the flow cheapest after each (successive shortest paths). The same input
+gives the same plan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class RebalancePlan:
-    """What has to be done to get from one placement to another."""
+    """The actions that lead from one placement to another."""
 
     #: The copies to make, by partition and target.
     moves: tuple[Move, ...]
@@ -71,7 +71,7 @@ def plan_rebalancing(
 
     `sizes` are the bytes of each partition, `nodes` all nodes that are there. Those in `leaving` get nothing
     and keep nothing, but their copies may be read. Each node counts as a host of its own. Raises InputError
-    where there are too few nodes.
+    if there are too few nodes.
     """
     staying = sorted(set(nodes) - set(leaving))
     if not 0 <= backups < len(staying):
@@ -136,7 +136,7 @@ class _Flow:
     def send_all(self) -> dict[int, set[NodeId]]:
         """Return the nodes of each partition when all copies are placed."""
         for partition in sorted(self.placed):
-            # What stays costs nothing, so no path is cheaper while the node has room below the least.
+            # Partitions that stay cost nothing: no path is cheaper while the node has room below the least.
             for node in sorted(self._there[partition]):
                 if len(self.placed[partition]) < self._count and self._load[node] < self._low:
                     self._put(partition, node)
@@ -209,10 +209,10 @@ class _Flow:
 
 
 class _Primaries:
-    """The primary owner of each partition: today's where it stays, unless others would have fewer.
+    """The primary owner of each partition: today's if it stays, unless others would have fewer.
 
     Their numbers differ as little as the copies allow: no chain of changes takes one from a node that has at
-    least two more than the node at the chain's end. Where there is no such chain, nothing is better (Harvey,
+    least two more than the node at the chain's end. If there is no such chain, nothing is better (Harvey,
     Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and load balancing, 2006).
     """
 

@@ -1,4 +1,4 @@
-"""Pure: which copies are made again when nodes are lost or are to leave, and on which nodes.
+"""Pure: which copies are made again when nodes are lost or leave, and on which nodes.
 
 Unlike a rebalancing (`rebalancing.py`) this moves nothing that has its copies: each partition gets those that
 it lacks, no more, on the nodes that hold the fewest bytes of the version. The same input gives the same plan.
@@ -25,9 +25,9 @@ def plan_restoring(
     """Return how each partition gets `backups` further copies, or as many as there are nodes for.
 
     `sizes` are the bytes of each partition, `nodes` all nodes that can be read from and written to. Those in
-    `leaving` get nothing and keep nothing once others have it. Those in `waiting` are away and may come back
-    soon: what they have counts. Nodes that are in neither are lost. What a lost node has is given up only for
-    a copy that takes its place.
+    `leaving` get nothing and keep nothing once others have it. Those in `waiting` are offline and may come
+    back soon: their copies count. Nodes that are in neither are lost. Copies of a lost node are given up only
+    for a copy that takes its place.
     """
     counted = {*nodes, *waiting} - set(leaving)
     plan = _Plan(copies, sizes, sorted(set(nodes) - set(leaving)), backups + 1)
@@ -86,7 +86,7 @@ class _Plan:
         missing = self._count - len(kept) - len(targets)
         if kept or targets:
             lost = [node for node in removed if node not in leaving]
-            # What lies on a lost node is all there is of the copies that no other node has room for.
+            # Copies on a lost node are all there is of those that no other node has room for.
             dropped = set(removed) - set(lost[: max(0, missing)])
             self.drops += [(partition, node) for node in removed if node in dropped]
         removed_from = {*(n for p, n in self.drops if p == partition), *given_up[: len(targets)]}

@@ -10,7 +10,7 @@ from insitu.grid.layout.order import Rows
 from insitu.grid.layout.permutation import Permutation
 
 _SAMPLE = 2
-"""What the key of a permutation is for. Others are in `windows.py`."""
+"""The purpose of the key of a permutation. Others are in `windows.py`."""
 
 
 def draw_rows(counts: Sequence[int], count: int, seed: int) -> list[tuple[int, Rows, Rows]]:

@@ -15,7 +15,7 @@ from insitu.grid.layout.order import Rows, shuffled
 from insitu.grid.layout.permutation import Permutation
 
 _BLOCKS, _ROWS = 0, 1
-"""What a key is for: the order of the blocks, or of the rows in a window."""
+"""The purpose of a key: the order of the blocks, or of the rows in a window."""
 
 
 def count_blocks_before(part_rows: npt.NDArray[np.int64], block_rows: int) -> npt.NDArray[np.int64]:
@@ -25,7 +25,7 @@ def count_blocks_before(part_rows: npt.NDArray[np.int64], block_rows: int) -> np
 
 @dataclass(frozen=True, slots=True)
 class WindowBlocks:
-    """The blocks of one window, in the order in which they lie in the shard."""
+    """The blocks of one window, in the order of the shard."""
 
     #: int64[n]: `parts[i]` is the partition of block i, counted in the shard.
     parts: npt.NDArray[np.int64]
@@ -129,7 +129,7 @@ class WindowedOrder:
         if self._planned[0] != window:
             held = self.blocks_of_window(window)
             firsts = self._starts[held.parts] + held.firsts
-            # The i-th row of the window is the i-th of these, where they are written one after another.
+            # The i-th row of the window is the i-th of these, written one after another.
             ends = np.cumsum(held.rows)
             positions = np.arange(int(ends[-1])) + np.repeat(firsts - (ends - held.rows), held.rows)
             seed, epoch, shard = self._key
@@ -139,7 +139,7 @@ class WindowedOrder:
 
 
 class FileOrder:
-    """The rows of a shard as they lie, in windows of as many blocks in a row. See `WindowedOrder`."""
+    """The rows of a shard as stored, in windows of as many blocks in a row. See `WindowedOrder`."""
 
     def __init__(self, starts: Sequence[int], block_rows: int, window_blocks: int) -> None:
         """`starts[k]` is the position of the first row of the k-th partition, `starts[-1]` all rows."""
@@ -180,8 +180,8 @@ class FileOrder:
 def rows_before(order: WindowOrder, starts: Sequence[int], stop: int) -> Iterator[tuple[int, Rows]]:
     """Yield (k, ascending rows of the k-th partition) for the rows that come before place `stop` of an epoch.
 
-    Of windows that lie before it whole, only the blocks are looked at. So this takes a window's memory and
-    tens of milliseconds for a million rows, however many there are.
+    For whole windows before it, only the blocks are looked at. So this takes a window's memory and tens of
+    milliseconds for a million rows, however many there are.
     """
     place = 0
     for window in range(order.num_windows):

@@ -1,9 +1,9 @@
 """`insitu rebalance`: spreads the partitions of a cache over the agents that are alive.
 
-What moves is computed by `layout/rebalancing.py`, the fewest bytes, and `layout/move_states.py` decides the
+The moves are computed by `layout/rebalancing.py`, the fewest bytes, and `layout/move_states.py` decides the
 order of steps. A copy is made and verified; then one transaction of the catalogue makes its node the owner.
 The former owner's copy gets the mark of one that was fetched for jobs: its agent removes it when no job has
-the version pinned. So jobs that run go on reading where they do.
+the version pinned. So running jobs continue to read the same copies.
 
 A call that is killed leaves each partition with an owner. The next one makes a plan of what is there then.
 """
@@ -51,20 +51,20 @@ _STATES: dict[str, _State] = {
 
 @dataclass(slots=True)
 class RebalanceReport:
-    """What has moved of one version, or would."""
+    """The moves of one version, done or planned."""
 
     #: The version.
     cache: CacheSpec
-    #: What was to be done.
+    #: The planned moves.
     plan: RebalancePlan
     #: Bytes that have come from other nodes.
     moved: int = 0
-    #: What couldn't be done, and why.
+    #: The failed moves, and the reasons.
     failed: list[str] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
-        """Whether all partitions are where they should be."""
+        """Whether all partitions are on the right nodes."""
         return not self.failed and not self.plan.unavailable
 
 
@@ -80,8 +80,8 @@ def rebalance_cache(
     """Spread all versions of a cache that are kept over the agents that are alive.
 
     With `dry_run` only say what would move. `rate`: bytes a second that all nodes together receive at most.
-    Raises UnknownCache, InputError where there are too few nodes, or where the cache lies in stores without
-    an agent, CacheBusy during an import, and GridError in the home of an agent.
+    Raises UnknownCache, InputError if there are too few nodes, or if the cache is in stores without an
+    agent, CacheBusy during an import, and GridError in the home of an agent.
     """
     refuse_copy(paths)
     catalog = Catalog(paths)
@@ -114,10 +114,10 @@ def restore_copies(
     rate: float | None = None,
 ) -> list[RebalanceReport]:
     """Make again the copies that all caches have lacked since nodes were lost, and take those off nodes that
-    are `leaving`. `waiting`: nodes that are away and may come back soon, whose copies count.
+    are `leaving`. `waiting`: nodes that are offline and may come back soon, whose copies count.
 
-    Returns what was done about the versions where something was to be done. Raises CacheBusy during an import
-    into one of them, GridError in the home of an agent.
+    Returns the reports of the versions that needed moves. Raises CacheBusy during an import into one of them,
+    GridError in the home of an agent.
     """
     refuse_copy(paths)
     catalog, nodes = Catalog(paths), sorted({*remote.nodes, *remote.here})
@@ -127,7 +127,7 @@ def restore_copies(
             for cache in [each for each in catalog.stored() if each.name == name]:
                 copies = [c for c in catalog.placement(name, cache.version) if c.state != "copying"]
                 if not {copy.node for copy in copies} & {*nodes, *waiting}:
-                    continue  # it lies in stores without an agent
+                    continue  # it is in stores without an agent
                 sizes = {info.index: info.bytes for info in cache.partitions}
                 plan = plan_restoring(copies, sizes, nodes, cache.backups, leaving=leaving, waiting=waiting)
                 report = RebalanceReport(cache, plan)
@@ -141,7 +141,7 @@ def restore_copies(
 def _make_plan(
     paths: Paths, catalog: Catalog, cache: CacheSpec, nodes: Sequence[NodeId], leaving: Sequence[NodeId]
 ) -> RebalancePlan:
-    # What an earlier call was about to copy: nobody else does while the lock is held.
+    # Without copies that an earlier call had begun: nobody else makes any while the lock is held.
     copies = [copy for copy in catalog.placement(cache.name, cache.version) if copy.state != "copying"]
     local = sorted({c.node for c in copies if c.node not in nodes and paths.node(c.node).exists()})
     if local:
@@ -176,7 +176,7 @@ class _Run:
         self._state = begin_rebalancing(report.plan, limit=COPIES_AT_ONCE, pinned=False)
 
     def run(self) -> None:
-        """Do what is to be done, until each move is done or has failed. The report says which."""
+        """Carry out the actions, until each move is done or has failed. The report says which."""
         self._change(lambda copies: [copy for copy in copies if copy.state != "copying"])
         self._state, actions = advance(self._state, Started())
         under_way: dict[Future[int], Action] = {}
@@ -202,7 +202,7 @@ class _Run:
         self._release_others()
 
     def _note(self, action: Action, future: Future[int]) -> tuple[Action, ...]:
-        """Take the end of an action into account. Returns what is to be done then."""
+        """Take the end of an action into account. Returns the actions that remain."""
         state = _STATES[action.kind]
         try:
             moved = future.result()
@@ -263,7 +263,7 @@ class _Run:
         self._catalog.change_placement(self._cache.name, self._cache.version, change)
 
     def _order_owners(self) -> None:
-        """Make the primaries those of the plan, where the copies are all there."""
+        """Make the primaries those of the plan, if the copies are all there."""
         owners = self._report.plan.owners
 
         def order(copies: list[PlacedCopy]) -> list[PlacedCopy]:
@@ -274,7 +274,7 @@ class _Run:
 
     def _release_others(self) -> None:
         """Have agents remove copies that aren't an owner's: of a call that was killed, or of a node that was
-        away while its partitions moved."""
+        offline while its partitions moved."""
         placed = {
             (c.partition, c.node) for c in self._catalog.placement(self._cache.name, self._cache.version)
         }

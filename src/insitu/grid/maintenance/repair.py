@@ -1,9 +1,9 @@
 """`insitu repair`: makes the catalogue and the stores agree again.
 
-The stores at hand are looked through. What their manifests say and the catalogue doesn't is put back into the
-catalogue; a manifest that is missing, damaged or not yet marked is written again. No version is removed: a
-catalogue that can't be read is kept under another name. A copy counts if its file has the right size, and
-where its manifest can't be trusted, if its checksum is right.
+The stores at hand are looked through. Entries that their manifests have and the catalogue lacks are put back
+into the catalogue; a manifest that is missing, damaged or not yet marked is written again. No version is
+removed: a catalogue that can't be read is kept under another name. A copy counts if its file has the right
+size and, if its manifest can't be trusted, the right checksum.
 
 A version that was complete but never published is left out: it may be one that the user has given up. So is
 one of which partitions are missing; their nodes may come back.
@@ -73,9 +73,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class RepairReport:
-    """What `repair_catalog` found and did, or would do."""
+    """Findings and actions of `repair_catalog`, done or planned."""
 
-    #: Where a catalogue that can't be read was put, or would be; None: it can be read, or there is none.
+    #: The path to which an unreadable catalogue was put, or would be; None: it can be read, or there is none.
     set_aside: Path | None = None
     #: Versions that were put back into the catalogue.
     restored: list[CacheSpec] = field(default_factory=list)
@@ -89,18 +89,18 @@ class RepairReport:
     replaced: list[tuple[str, int]] = field(default_factory=list)
     #: Manifests that were written again or marked as published.
     manifests_written: list[Path] = field(default_factory=list)
-    #: What can't be trusted and was passed over: manifests, ids of stores, copies.
+    #: Untrusted things that were passed over: manifests, ids of stores, copies.
     problems: list[str] = field(default_factory=list)
     #: Stores that got their id back.
     stores_identified: list[NodeId] = field(default_factory=list)
-    #: Nodes that were put back into the list of nodes; empty where it was right.
+    #: Nodes that were put back into the list of nodes; empty if it was right.
     nodes_listed: list[NodeId] = field(default_factory=list)
     #: How many partitions came back from the second paths of stores, and how many stay there, by node.
     brought_back: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was published is in the catalogue now, and lies in the stores."""
+        """Whether everything that was published is in the catalogue now, and in the stores."""
         return not self.incomplete and not any(left for _, left in self.brought_back.values())
 
 
@@ -108,13 +108,13 @@ class RepairReport:
 class _Folder:
     """One folder of a version, with what its manifest says."""
 
-    #: Where it lies.
+    #: Its place.
     place: StoredVersion
-    #: Its manifest; None where that can't be trusted.
+    #: Its manifest; None if that can't be trusted.
     manifest: Manifest | None
-    #: Whether the manifest names the store that it lies in.
+    #: Whether the manifest names its own store.
     at_home: bool
-    #: Of a store on another host, the partitions that its agent has found with the right size; None: it lies
+    #: For a store on another host, the partitions that its agent has found with the right size; None: it is
     #: in this home.
     held: tuple[int, ...] | None = None
 
@@ -130,8 +130,8 @@ def repair_catalog(
     """Rebuild what the catalogue lacks from the stores at hand; with `dry_run` only say what would be done.
 
     `with_unpublished` publishes complete versions whose import died before it did. `remote` are agents whose
-    stores are looked through, too. Raises CacheBusy during an import, GridError where one store is a copy of
-    another, CorruptCatalog for a catalogue of a newer insitu, which is left as it is, TransferError where an
+    stores are looked through, too. Raises CacheBusy during an import, GridError if one store is a copy of
+    another, CorruptCatalog for a catalogue of a newer insitu, which is left as it is, TransferError if an
     agent is lost. An agent's copy isn't repaired: GridError.
     """
     if not dry_run:
@@ -218,7 +218,7 @@ def _identify_stores(
 
 
 def _find_named_store(places: Sequence[StoredVersion], node: NodeId) -> str | None:
-    """Return the store that all readable manifests on `node` name; None where there is none, or several."""
+    """Return the store that all readable manifests on `node` name; None if there is none, or several."""
     named = set()
     for place in places:
         with contextlib.suppress(CorruptManifest):
@@ -291,7 +291,7 @@ def _recount(
     report: RepairReport,
     dry_run: bool,
 ) -> list[_Folder]:
-    """Have agents verify what lies beside manifests that can't be trusted, and write these again. Raises
+    """Have agents verify copies beside manifests that can't be trusted, and write these again. Raises
     TransferError."""
     counted = []
     for folder in folders:
@@ -474,7 +474,7 @@ def _bring_back(
 
 
 def _list_nodes(paths: Paths, report: RepairReport, dry_run: bool, agents: Sequence[NodeId]) -> None:
-    """Write the list of nodes again where it is lost or lacks owners. Nodes with agents aren't in it."""
+    """Write the list of nodes again if it is lost or lacks owners. Nodes with agents aren't in it."""
     try:
         listed = set(load_topology(paths).nodes)
     except GridError as error:
@@ -495,11 +495,11 @@ def _list_nodes(paths: Paths, report: RepairReport, dry_run: bool, agents: Seque
 # there any more: `insitu repair` brings back what is there.
 #
 # Members of a shared home may make links, too. A link counts here if it leads to the one place on the second
-# path that belongs to the partition. What lies there isn't trusted until its checksum is right
+# path that belongs to the partition. Copies there aren't trusted until their checksum is right
 
 
 Moved = dict[tuple[int, int, str], Path]
-"""Where files of several versions have been moved to, by their device, inode and checksum."""
+"""Paths to which files of several versions have been moved, by their device, inode and checksum."""
 
 
 def find_links(paths: Paths, node: NodeId, root: Path) -> list[Path]:
@@ -517,11 +517,11 @@ def find_links(paths: Paths, node: NodeId, root: Path) -> list[Path]:
 def bring_back(
     paths: Paths, node: NodeId, root: Path, caches: Iterable[CacheSpec], problems: list[str]
 ) -> tuple[int, int]:
-    """Move the partitions of `caches` that lie in `root`, on the second path of a store, into the store.
+    """Move the partitions of `caches` in `root`, on the second path of a store, into the store.
 
-    The caller holds the locks on the caches. Returns how many have moved, and how many stay whole where they
-    are; `problems` gets why. Where no link leads to `root` any more, it is removed with all that caches
-    which were deleted have left there, and the store's settings forget it.
+    The caller holds the locks on the caches. Returns how many have moved, and how many stay whole in `root`;
+    `problems` gets why. If no link leads to `root` any more, it is removed with all that caches which were
+    deleted have left there, and the store's settings forget it.
     """
     infos = {paths.partition(node, c.name, c.version, p.index): p for c in caches for p in c.partitions}
     owned = [path for path, info in infos.items() if node in info.owners]
@@ -540,7 +540,7 @@ def bring_back(
                 raise
             except (GridError, OSError) as error:
                 problems.append(f"{path} isn't brought back from {place}: {error}")
-        # Of a partition that is lost in the store, the last copy may lie there.
+        # The last copy of a partition that is lost in the store may be there.
         if not find_links(paths, node, root) and all(path.exists() for path in owned):
             shutil.rmtree(root, ignore_errors=True)
             write_settings(paths, node, replace(read_settings(paths, node), second_path=None))
@@ -550,8 +550,8 @@ def bring_back(
 
 
 def _check_room(paths: Paths, node: NodeId, root: Path, links: Sequence[Path]) -> None:
-    """Raise GridError where the second path isn't there, StorageFull where the quota is too small for what
-    lies there. A file that versions share counts once."""
+    """Raise GridError if the second path isn't there, StorageFull if the quota is too small for its content.
+    A file that versions share counts once."""
     if not root.is_dir():
         raise GridError(
             f"The second path of a store must be there. Received: {root} of {node}, which isn't, for "

@@ -41,8 +41,8 @@ class AddressSpace:
     """
 
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int], alignment: int) -> None:
-        """Map the first `sizes[i]` bytes of `paths[i]`. Raises OSError, and GridError where this process may
-        map no more."""
+        """Map the first `sizes[i]` bytes of `paths[i]`. Raises OSError, and GridError if this process may map
+        no more."""
         unit = math.lcm(mmap.PAGESIZE, alignment)
         room = [-(-size // unit) * unit for size in sizes]
         self.offsets = np.concatenate(([0], np.cumsum(room[:-1], dtype=np.int64))).astype(np.int64)
@@ -65,14 +65,14 @@ class AddressSpace:
                 _map(self._address + offset, size, mmap.PROT_READ, flags, file.fileno())
 
     def prefault(self, most: int | None = None, pieces: Sequence[tuple[int, int]] | None = None) -> None:
-        """Map all pages at once, large ones where the kernel has them: some 20 GB/s of cached file.
+        """Map all pages at once, large ones if the kernel has them: some 20 GB/s of cached file.
 
-        `pieces` are (first byte, bytes) of memory that is used; None: all of it. What is not in the page
-        cache is read.
+        `pieces` are (first byte, bytes) of memory that is used; None: all of it. Bytes that are not in the
+        page cache are read.
 
-        Taken one by one on first use they make the first epoch several times slower. Left out where `most`,
-        the bytes of all files that are read together, would fill half of the memory, or the kernel is older
-        than 5.14. By default these are the files mapped here.
+        Taken one by one on first use they make the first epoch several times slower. Left out if `most`, the
+        bytes of all files that are read together, would fill half of the memory, or the kernel is older than
+        5.14. By default these are the files mapped here.
         """
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if (sum(self._sizes) if most is None else most) >= memory // 2:
@@ -98,7 +98,7 @@ class AddressSpace:
 
 @contextlib.contextmanager
 def _limits_explained(files: int) -> Iterator[None]:
-    """Raise GridError where a process has reached what the system allows."""
+    """Raise GridError if a process has reached what the system allows."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where the columns of a partition's blocks lie, and whether their bytes are as they were written.
+"""Decides the places of the columns of a partition's blocks, and checks that their bytes are as written.
 
 Only what has a checksum is believed: Arrow's own metadata of a block, which has none, might point anywhere.
 """
@@ -58,11 +58,11 @@ class BlockLayout:
         return int(place["metadata_bytes"]) + int(place["body_bytes"])
 
     def body_start(self, block: int) -> int:
-        """Return where in this memory the body begins."""
+        """Return the offset of the body in this memory."""
         return int(self._places[block]["metadata_bytes"])
 
     def column_starts(self, block: int) -> dict[str, int]:
-        """Return where in this memory each column of fixed size begins."""
+        """Return the offset of each column of fixed size in this memory."""
         offsets = column_offsets(self._all, self._rows_of(block))
         return {name: self.body_start(block) + offset for name, offset in offsets.items()}
 
@@ -70,7 +70,7 @@ class BlockLayout:
         return min(self._block_rows, self._rows - block * self._block_rows)
 
     def is_like(self, other: BlockLayout) -> bool:
-        """Return whether blocks lie where they do in the other file, which nothing but its bytes says."""
+        """Return whether blocks have the same places in the other file, which nothing but its bytes says."""
         return bool(np.array_equal(self._places, other._places))
 
     def check(self, block: int, view: memoryview) -> None:
@@ -91,7 +91,7 @@ class BlockLayout:
         return mark.crc32
 
     def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any:
-        """Return a column of texts or lists of a block that lies in `memory`, as an Arrow array, in place."""
+        """Return a column of texts or lists of a block in `memory`, as an Arrow array, in place."""
         ranges = self._column_ranges(block, view_of(memory))
         names = [column.name for column in file_order(self._all)]
         start, stop = ranges[names.index(name)]
@@ -102,7 +102,7 @@ class BlockLayout:
         return pa.Array.from_buffers(kind, self._rows_of(block), buffers)
 
     def _column_ranges(self, block: int, view: memoryview) -> list[tuple[int, int]]:
-        """Return where each column lies, in the order of the file; of text, as a damaged block may say."""
+        """Return the place of each column, in the order of the file; of text, as a damaged block may say."""
         ranges, end, rows = [], self.body_start(block), self._rows_of(block)
         for column in file_order(self._all):
             start, end = end, end + -(-rows * row_bytes(column) // 8) * 8

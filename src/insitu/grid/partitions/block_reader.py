@@ -58,7 +58,7 @@ class BlockReader(BlockLayout):
             self._file = _File(self.path, os.O_RDONLY)
         except OSError as error:
             raise make_unreadable_error(self.path, str(error.strerror or error)) from error
-        #: None where reads aren't direct. Set to None by the first one that the file system refuses.
+        #: None if reads aren't direct. Set to None by the first one that the file system refuses.
         self._direct: _File | None = None
         if direct:
             with contextlib.suppress(OSError):
@@ -72,9 +72,8 @@ class BlockReader(BlockLayout):
     def read(self, block: int, memory: npt.NDArray[np.uint8], start: int = 0) -> None:
         """Read the chosen columns of a block into `memory`, from byte `start` on, and verify them.
 
-        It takes `size(block)` bytes. What lies between columns may be read, too. Where reads are direct, the
-        bytes around it may be overwritten up to the next multiples of DIRECT_ALIGNMENT. Raises
-        CorruptPartition.
+        It takes `size(block)` bytes. Bytes between columns may be read, too. If reads are direct, the bytes
+        around it may be overwritten up to the next multiples of DIRECT_ALIGNMENT. Raises CorruptPartition.
         """
         offset, view = self.offset(block), view_of(memory)
         for first, end in self._ranges(block):
@@ -85,7 +84,7 @@ class BlockReader(BlockLayout):
     def _read_directly(self, memory: npt.NDArray[np.uint8], start: int, end: int, offset: int) -> bool:
         """Read bytes of the file into [start, end) of memory; return whether that was possible.
 
-        Where memory isn't aligned like the file they are copied once. Whatever goes wrong is left to a read
+        If memory isn't aligned like the file they are copied once. Whatever goes wrong is left to a read
         through the page cache, whose error says what it was.
         """
         file, size = self._direct, end - start
@@ -146,11 +145,11 @@ class _File:
     """Files that stay open."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        """Raises OSError where the file can't be opened."""
+        """Raises OSError if the file can't be opened."""
         self._path = path
         self._flags = flags | os.O_CLOEXEC
         descriptor = os.open(path, self._flags)
-        #: -1 where it doesn't stay open.
+        #: -1 if it doesn't stay open.
         self._descriptor = -1
         if _File._open >= _MOST_OPEN:
             os.close(descriptor)

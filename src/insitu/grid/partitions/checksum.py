@@ -27,8 +27,7 @@ def checksum_text(crc32: int) -> str:
 def file_checksum(path: Path, on_read: Callable[[int], None] | None = None) -> str:
     """Return the checksum of a whole file, read in slices; leaves it in the page cache.
 
-    With `on_read`, which is called with the bytes of each slice, it isn't left there, where no process uses
-    it.
+    With `on_read`, which is called with the bytes of each slice, it isn't left there, if no process uses it.
     """
     crc32 = done = 0
     room = memoryview(bytearray(_SLICE_BYTES))

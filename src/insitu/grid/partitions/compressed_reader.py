@@ -53,7 +53,7 @@ class CompressedBlockReader(BlockReader):
         self._memory_sizes = padded(self._sizes[:, self._buffers, 1]).sum(axis=1)
 
     def is_like(self, other: BlockLayout) -> bool:
-        """Return whether blocks lie where they do in the other file, and take as much memory."""
+        """Return whether blocks are at the same places in the other file, and take as much memory."""
         same = isinstance(other, CompressedBlockReader) and np.array_equal(self._sizes, other._sizes)
         return same and super().is_like(other)
 
@@ -63,7 +63,7 @@ class CompressedBlockReader(BlockReader):
         return False
 
     def offset(self, block: int) -> int:
-        """Return 0: where the block lies in the file has nothing to do with where it lies in memory."""
+        """Return 0: the block's place in the file has nothing to do with its place in memory."""
         return 0
 
     def size(self, block: int) -> int:
@@ -71,11 +71,11 @@ class CompressedBlockReader(BlockReader):
         return int(self._memory_sizes[block])
 
     def body_start(self, block: int) -> int:
-        """Return where in this memory the body begins."""
+        """Return the offset of the body in this memory."""
         return 0
 
     def column_starts(self, block: int) -> dict[str, int]:
-        """Return where in this memory each chosen column begins."""
+        """Return the offset of each chosen column in this memory."""
         sizes = padded(self._sizes[block, self._buffers, 1])
         starts = (np.cumsum(sizes) - sizes)[self._firsts].tolist()
         return {column.name: start for (column, _, _), start in zip(self._layout, starts, strict=True)}
@@ -104,7 +104,7 @@ class CompressedBlockReader(BlockReader):
                 start += raw_bytes + -raw_bytes % 8
 
     def _read_stored(self, block: int) -> memoryview:
-        """Return the block as it lies in the file, in memory of this thread. Only what is needed was read."""
+        """Return the block as it is in the file, in memory of this thread. Only what is needed was read."""
         place = self._places[block]
         offset, metadata_bytes = int(place["offset"]), int(place["metadata_bytes"])
         size = metadata_bytes + int(place["body_bytes"])

@@ -1,13 +1,13 @@
 """Blocks whose columns are compressed one by one, as Arrow's format describes it.
 
-Each buffer of a block begins with the int64 number of its bytes without compression, or -1 where it is
-stored as it is. Any reader of Arrow files can read that. A column is compressed where a block of it shrinks
-by a tenth or more. The first block and each `_TRIED_AGAIN`th one after it are tried; the others do as the
-last one that was tried.
+Each buffer of a block begins with the int64 number of its bytes without compression, or -1 if it is stored as
+it is. Any reader of Arrow files can read that. A column is compressed if a block of it shrinks by a tenth or
+more. The first block and each `_TRIED_AGAIN`th one after it are tried; the others do as the last one that was
+tried.
 
-Between the last block and the footer lies a table, which readers of Arrow pass over: for each buffer of each
-block the bytes that it takes in the file and without compression. So columns are found without reading what
-lies before them, and the memory that they need is known before they are read.
+Between the last block and the footer is a table, which readers of Arrow pass over: for each buffer of each
+block the bytes that it takes in the file and without compression. So columns are found without reading the
+bytes before them, and the memory that they need is known before they are read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Sizes = npt.NDArray[np.int64]
 class CompressedBlock:
     """A block as it is written."""
 
-    #: What comes before the body.
+    #: Bytes before the body.
     metadata: bytes
     #: The body, in pieces.
     pieces: list[memoryview]
@@ -112,7 +112,7 @@ class BlockCompressor:
         return [(pieces, len(part)) for pieces, part in zip(stored, parts, strict=True)]
 
     def note_place(self, offset: int, metadata_bytes: int, body_bytes: int) -> None:
-        """Take down where the block that was encoded last lies in the file."""
+        """Take down the place in the file of the block that was encoded last."""
         self._places.append((offset, metadata_bytes, body_bytes))
 
     def complete(self, end: bytes) -> bytes:
@@ -173,7 +173,7 @@ def decompress(codec: Any, stored: memoryview, raw_bytes: int, out: npt.NDArray[
 def read_sizes(
     data: bytes, places: npt.NDArray[Any], columns: tuple[Column, ...], rows: Sequence[int], most: int
 ) -> Sizes:
-    """Return the sizes of all buffers of a file's blocks. Raises ValueError where they can't be right.
+    """Return the sizes of all buffers of a file's blocks. Raises ValueError if they can't be right.
 
     `data` is the table of sizes, see `table_bytes`; `rows` are the rows of each block. All buffers together
     have `most` bytes without compression, or fewer.
@@ -200,7 +200,7 @@ def read_sizes(
 
 
 def table_bytes(blocks: int, columns: tuple[Column, ...]) -> int:
-    """Return the bytes of the table of sizes, which lies before the footer."""
+    """Return the bytes of the table of sizes, which is before the footer."""
     return 16 * blocks * sum(map(len, buffers_by_column(columns))) + _TABLE_TAIL.size
 
 
@@ -220,7 +220,7 @@ def buffers_by_column(columns: tuple[Column, ...]) -> list[list[int]]:
 
 
 def buffer_slots(columns: tuple[Column, ...]) -> tuple[list[list[int]], int]:
-    """Return where each column's buffers come among those that Arrow names of a block, and their number.
+    """Return the indices of each column's buffers among those that Arrow names of a block, and their number.
 
     Arrow names a bitmap of nulls, too, which is empty: one for a column, a further one for a tensor's values.
     """

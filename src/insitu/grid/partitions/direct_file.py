@@ -1,7 +1,7 @@
 """Writes files past the system's cache, and reads them back from the disk.
 
 The way through the cache costs the processor a copy, and memory that the system has to find for each page.
-What is read back from the cache says nothing of the disk.
+Bytes that are read back from the cache say nothing of the disk.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ def make_room() -> memoryview:
 class DirectFile:
     """A file that grows by pieces. No file is open between calls.
 
-    Where the file system can't go past its cache, it is written and read through it. All methods raise
-    OSError.
+    If the file system can't go past its cache, it is written and read through it. All methods raise OSError.
     """
 
     def __init__(self, path: Path, room: memoryview, size: int = 0) -> None:
-        """Go on behind the first `size` bytes of what is at `path`; with 0, replace what is there. `room` is
-        used during calls only."""
+        """Continue behind the first `size` bytes of the file at `path`; with 0, replace it. `room` is used
+        during calls only."""
         self._path, self._room = path, room
         #: Bytes in the file, whole pages.
         self._written = size - size % _PAGE
-        #: What follows them.
+        #: The bytes after them.
         self._tail = b""
         if size % _PAGE:
             with path.open("rb", buffering=0) as file:

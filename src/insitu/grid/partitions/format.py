@@ -1,11 +1,11 @@
 """Pure: what a partition's file looks like.
 
 It is an Arrow IPC file. Its record batches are *blocks*: all have the same number of rows but the last,
-which may have fewer. A block's columns lie one after another, each without gaps: the widest first, text
-last, whatever the order in the catalogue. Rows of shape () are plain Arrow columns, others
-`fixed_shape_tensor`; bools are stored as uint8, since Arrow's are bits; text is `large_utf8`. A ragged
-column, whose rows are lists of different lengths, is `large_binary`: the values of each row, in the machine's
-byte order. Nothing is null. Columns may be compressed, see `compression.py`; the following is about others.
+which may have fewer. A block's columns are one after another, each without gaps: the widest first, text last,
+whatever the order in the catalogue. Rows of shape () are plain Arrow columns, others `fixed_shape_tensor`;
+bools are stored as uint8, since Arrow's are bits; text is `large_utf8`. A ragged column, whose rows are lists
+of different lengths, is `large_binary`: the values of each row, in the machine's byte order. Nothing is null.
+Columns may be compressed, see `compression.py`; the following is about others.
 
 The metadata of each block says its number and the CRC-32 of each column, and is padded, so that bodies
 begin at multiples of `body_alignment` after the first one. So the rows of a column have the same distance
@@ -56,24 +56,24 @@ def value_dtype(column: Column) -> np.dtype[Any]:
 
 
 def value_type(column: Column) -> Any:
-    """Return the Arrow type of one value of a column; of one row where rows differ in size."""
+    """Return the Arrow type of one value of a column; of one row if rows differ in size."""
     if is_variable(column):
         return pa.large_utf8() if column.dtype == TEXT else pa.large_binary()
     return pa.uint8() if column.dtype == "bool" else pa.from_numpy_dtype(np.dtype(column.dtype))
 
 
 def row_bytes(column: Column) -> int:
-    """Return the bytes of one row of a column; 0 where rows differ in size."""
+    """Return the bytes of one row of a column; 0 if rows differ in size."""
     return 0 if is_variable(column) else np.dtype(column.dtype).itemsize * math.prod(column.shape)
 
 
 def file_order(columns: Sequence[Column]) -> list[Column]:
-    """Return `columns` as they lie in the file: the widest first, those whose rows differ in size last."""
+    """Return `columns` in the order of the file: the widest first, those whose rows differ in size last."""
     return sorted(columns, key=lambda column: (is_variable(column), -row_bytes(column)))
 
 
 def rows_per_block(columns: Sequence[Column], text_bytes: float = 0.0, *, limit: int = 1 << 62) -> int:
-    """Return how many rows make a block of about BLOCK_BYTES, or of `limit` where that is less; 1 at least.
+    """Return how many rows make a block of about BLOCK_BYTES, or of `limit` if that is less; 1 at least.
 
     `text_bytes` is the mean size of a row's texts and lists, all columns together.
     """
@@ -106,7 +106,7 @@ def arrow_schema(columns: tuple[Column, ...]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BlockMark:
-    """What a block's metadata says of it."""
+    """The description of a block in its metadata."""
 
     #: The block's number in the partition, from 0.
     number: int
@@ -115,7 +115,7 @@ class BlockMark:
 
 
 def find_mark(metadata: bytes) -> BlockMark | None:
-    """Return what the metadata of a message says of its block; None where a block has no mark."""
+    """Return the description of a block in the metadata of its message; None if it has no mark."""
     found = _MARK.search(metadata)
     if found is None:
         return None
@@ -194,8 +194,8 @@ def write_options(codec: str | None = None) -> Any:
 def column_sums(columns: tuple[Column, ...], values: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return (CRC-32, bytes) of each column of a block, in the order of the file.
 
-    Arrow writes a column as one buffer, two where rows differ in size, and zeros behind each up to a
-    multiple of 8 bytes.
+    Arrow writes a column as one buffer, two if rows differ in size, and zeros behind each up to a multiple of
+    8 bytes.
     """
     sums = []
     for column in file_order(columns):

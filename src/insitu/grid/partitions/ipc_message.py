@@ -30,7 +30,7 @@ _ROWS, _NODES, _BUFFERS = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the numbers of a batch lie in the metadata of its message."""
+    """Places of the numbers of a batch in the metadata of its message."""
 
     #: The byte of the body's length.
     body_bytes: int
@@ -97,7 +97,7 @@ def find_root(data: bytes) -> int:
 
 
 def find_field(data: bytes, table: int, number: int) -> int:
-    """Return the byte at which a field of a table lies; 0 where it is left out. Raises ValueError."""
+    """Return the byte at which a field of a table begins; 0 if it is left out. Raises ValueError."""
     vtable = table - _unpack("<i", data, table)
     if vtable < 0:
         raise ValueError("a table begins before its buffer")
@@ -127,7 +127,7 @@ def _unpack(form: str, data: bytes, position: int) -> int:
         raise ValueError(str(error)) from error
 
 
-# Pure: where the record batches of an Arrow IPC file lie, found in its footer without reading them.
+# Pure: locates the record batches of an Arrow IPC file by its footer, without reading them.
 #
 # pyarrow gives batches by number, but not their places. The footer is a FlatBuffers table (`Footer` of
 # Arrow's File.fbs) with a vector of one struct for each batch: int64 offset, int32 bytes of the metadata, 4
@@ -166,7 +166,7 @@ def footer_bytes(tail: bytes, file_bytes: int) -> int:
 def read_places(footer: bytes, body_end: int) -> npt.NDArray[Any]:
     """Return the places of all batches, in their order: PLACE[n]. Raises ValueError.
 
-    Each lies in [0, body_end), where `body_end` is the byte of the file at which the footer begins, and none
+    Each is in [0, body_end), where `body_end` is the byte of the file at which the footer begins, and none
     overlaps with another.
     """
     start, count = find_vector_of_places(footer)

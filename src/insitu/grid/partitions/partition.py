@@ -72,7 +72,7 @@ class Partition:
         self.is_marked = block_rows > 0 and rows > 0 and codec is None
         """Whether rows that are read in place can be checked: blocks of early versions have no checksums."""
         self.codec = codec
-        """What blocks are compressed with; None: nothing is. Rows of others aren't among `values`."""
+        """The compression of blocks; None: nothing is compressed. Rows of others aren't among `values`."""
         try:
             self._space = AddressSpace([path], [path.stat().st_size], 1)
             self.memory = self._space.memory[: path.stat().st_size]
@@ -87,7 +87,7 @@ class Partition:
                 raise ValueError(f"it has columns {names} unlike those expected, {expected.names}")
             self._check_number_of_blocks()
             self.sizes = None if codec is None else self._read_sizes(raw_bytes)
-            """The sizes of all buffers, as `read_sizes` returns them; None where nothing is compressed."""
+            """The sizes of all buffers, as `read_sizes` returns them; None if nothing is compressed."""
             self.values = {} if codec is not None else self._map_values(reader, buffer)
         except (OSError, ValueError, pa.ArrowException) as error:
             # Arrow's own errors of damaged files are OSErrors, too, but have no number.
@@ -168,7 +168,7 @@ class Partition:
         return TextValues(blocks, self.block_rows)
 
     def layout(self, columns: Sequence[Column]) -> BlockLayout:
-        """Return where the chosen columns of blocks lie, of a file that isn't compressed."""
+        """Return the places of the chosen columns of blocks, of a file that isn't compressed."""
         return BlockLayout(self.path, self.places, self.rows, self.block_rows, self._columns, columns)
 
     def make_checks(self, columns: Sequence[Column]) -> BlockChecks:
@@ -185,7 +185,7 @@ class Partition:
         self._space.prefault(most)
 
     def bytes_per_row(self, name: str) -> float:
-        """Return the bytes of the file that a row of this column takes; a mean where rows differ in size."""
+        """Return the bytes of the file that a row of this column takes; a mean if rows differ in size."""
         column = next(column for column in self._columns if column.name == name)
         if self.sizes is not None:
             ordered = [column.name for column in file_order(self._columns)]
@@ -227,7 +227,7 @@ class _Texts(Sequence[Any]):
 
 
 def _address(array: Any, column: Column) -> int:
-    """Return where the values of a block lie in memory."""
+    """Return the addresses of the values of a block in memory."""
     storage = array.storage.values if column.shape else array
     return int(storage.buffers()[1].address)
 

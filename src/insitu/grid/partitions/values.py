@@ -1,4 +1,4 @@
-"""Rows of one column that lie in several blocks of memory: a mapped file, or blocks that were read ahead."""
+"""Rows of one column in several blocks of memory: a mapped file, or blocks that were read ahead."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _WIDE = 16 << 10
 class BlockedValues:
     """The rows of a column of fixed size. Row r is row `r % block_rows` of block `r // block_rows`.
 
-    Where the blocks begin a multiple of the row's size apart, as `body_alignment` makes them, one call of
-    NumPy takes rows of many blocks: memory is seen as one long array of rows, in some of which other things
-    lie. From other blocks rows are taken one block at a time.
+    If the blocks begin a multiple of the row's size apart, as `body_alignment` makes them, one call of NumPy
+    takes rows of many blocks: memory is seen as one long array of rows, some of which are other bytes. Rows
+    of other blocks are taken one block at a time.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class BlockedValues:
             to[number] = self._memory[start : start + size]
 
     def slice(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Return rows [start, stop), in place where they lie in one block."""
+        """Return rows [start, stop), in place if they are in one block."""
         if start == stop:
             return self._view(0, 0)
         parts = [
@@ -111,7 +111,7 @@ class BlockedValues:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _view(self, start: int, rows: int) -> npt.NDArray[Any]:
-        """Return as many rows from byte `start` on as lie in memory, `rows` at most."""
+        """Return as many rows from byte `start` on as are in memory, `rows` at most."""
         dtype, shape = np.dtype(self._column.dtype), self._column.shape
         rows = min(rows, (len(self._memory) - start) // row_bytes(self._column))
         flat = self._memory[start : start + rows * row_bytes(self._column)]
@@ -175,7 +175,7 @@ class TextValues:
 
 
 class SharedTexts(np.ndarray[Any, Any]):
-    """An array of objects, with the codes that it was made of. It lies behind a plain array, as its base."""
+    """An array of objects, with the codes that it was made of. It is behind a plain array, as its base."""
 
     #: The codes of rows, and the distinct texts, as an Arrow array. Set by `of` alone.
     encoded: Any
@@ -199,7 +199,7 @@ class SharedTexts(np.ndarray[Any, Any]):
 
 def count_shared(texts: npt.NDArray[Any]) -> tuple[Any, npt.NDArray[np.int64]] | None:
     """Return (distinct texts as an Arrow array, counts) of what `slice_shared` has returned; None for another
-    array, and where it was changed."""
+    array, and if it was changed."""
     base: Any = texts
     while isinstance(base, np.ndarray) and not isinstance(base, SharedTexts):
         base = base.base
@@ -212,7 +212,7 @@ def count_shared(texts: npt.NDArray[Any]) -> tuple[Any, npt.NDArray[np.int64]] |
 
 
 def _addresses(objects: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Return where the objects of an array are in memory."""
+    """Return the addresses of the objects of an array in memory."""
     return np.ndarray(objects.shape, np.intp, buffer=objects.data)
 
 

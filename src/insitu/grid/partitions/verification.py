@@ -94,7 +94,7 @@ def check_size(path: Path, info: PartitionInfo) -> None:
         is_link = path.is_symlink()
         where = f" at {os.readlink(path)}, on the second path of its store" if is_link else ""
         why = f"it can't be found{where} ({error.strerror})"
-        is_missing = isinstance(error, FileNotFoundError) and not is_link  # else its disk may be away
+        is_missing = isinstance(error, FileNotFoundError) and not is_link  # else its disk may be offline
         raise (make_corrupt_error if is_missing else make_unreadable_error)(path, why) from error
     if size != info.bytes:
         raise make_corrupt_error(path, f"it has {size} bytes, expected {info.bytes}")
@@ -113,7 +113,7 @@ def _stat_record(path: Path, info: PartitionInfo) -> dict[str, Any]:
 
 
 def _read(record: Path) -> Any:
-    """Return what `record` holds; None where there is none or it can't be read."""
+    """Return the content of `record`; None if there is none or it can't be read."""
     try:
         return json.loads(record.read_text())
     except (OSError, ValueError):

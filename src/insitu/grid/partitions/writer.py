@@ -59,20 +59,20 @@ class PartitionWriter:
     ) -> None:
         """The file at `path`, which must not be there, is made by the first `write`, or by `close`.
 
-        `pacing` hears of each write of whole blocks. `codec` is a name of `spec.CODECS`, or None: nothing is
-        compressed. With `room`, of `make_room`, a file of large blocks is written past the system's cache,
+        `pacing` is called at each write of whole blocks. `codec` is a name of `spec.CODECS`, or None: nothing
+        is compressed. With `room`, of `make_room`, a file of large blocks is written past the system's cache,
         and read back from the disk.
         """
         self._path = path
         self._room = room
-        #: What is written past the cache; None: the file isn't, or has no block yet.
+        #: The file that is written past the cache; None: it isn't, or has no block yet.
         self._direct: DirectFile | None = None
         self._pacing = pacing
         self._columns = columns
         self._sink = _PieceSink()
         self._file = pa.PythonFile(self._sink, "w")
         self._writer = pa.ipc.new_file(self._file, arrow_schema(columns), options=write_options())
-        #: None where nothing is compressed.
+        #: None if nothing is compressed.
         self._compressor: BlockCompressor | None = None
         if codec is not None:
             self._compressor = BlockCompressor(columns, codec, _block_metadata(columns, codec))
@@ -84,7 +84,7 @@ class PartitionWriter:
 
     @property
     def raw_bytes(self) -> int:
-        """The bytes that the file would have without compression, after `close`; 0 where nothing is
+        """The bytes that the file would have without compression, after `close`; 0 if nothing is
         compressed."""
         return 0 if self._compressor is None else self._sink.position
 
@@ -103,13 +103,13 @@ class PartitionWriter:
         self._append(self._encode(rows, values, self._sums(values)), is_block=True)
 
     def _sums(self, values: Mapping[str, Any]) -> list[tuple[int, int]]:
-        """Return (CRC-32, bytes) of each column; zeros where they are about to be compressed."""
+        """Return (CRC-32, bytes) of each column; zeros if they are about to be compressed."""
         if self._compressor is not None:
             return [(0, 0)] * len(self._columns)
         return column_sums(self._columns, values)
 
     def adopt(self, block_rows: int) -> int:
-        """Take over the blocks of `block_rows` rows that lie in the file already, and cut off what follows.
+        """Take over the blocks of `block_rows` rows that are in the file already, and cut off the rest.
 
         Call it before the first `write`. Each is verified, by its checksum and byte by byte by what would be
         written in its place. Returns how many there are. Raises OSError and GridError.
@@ -200,8 +200,8 @@ class PartitionWriter:
         return self._count([head, *block.pieces], 1, block.sums)
 
     def close(self, *, sync: bool = True) -> tuple[int, str]:
-        """Complete the file and return (bytes, checksum). Raises OSError, and GridError where it was read
-        back and isn't as it was written.
+        """Complete the file and return (bytes, checksum). Raises OSError, and GridError if it was read back
+        and isn't as it was written.
 
         With `sync` it survives a power cut; without, the caller must see to it.
         """
@@ -222,7 +222,7 @@ class PartitionWriter:
     ) -> list[memoryview]:
         """Return pieces that are about to be written, after they have entered the checksum.
 
-        From piece number `first` on they are columns with these (CRC-32, bytes).
+        Pieces from number `first` on are columns with these (CRC-32, bytes).
         """
         for piece in pieces[:first]:
             self._crc32 = zlib.crc32(piece, self._crc32)
@@ -256,7 +256,7 @@ def refuse_changed(path: Path, found: str, written: str) -> None:
 
 
 def _read_message(file: IO[bytes]) -> Any:
-    """Return the next message of a file; None where no whole one follows."""
+    """Return the next message of a file; None if no whole one follows."""
     try:
         return pa.ipc.read_message(file)
     except (pa.ArrowException, EOFError, MemoryError, ValueError):  # a damaged length may be any number
@@ -317,7 +317,7 @@ class _PieceSink:
 
 @functools.lru_cache(maxsize=64)
 def _block_metadata(columns: tuple[Column, ...], codec: str | None) -> bytes:
-    """Return what lies between the beginning of a block's message and its body, without padding.
+    """Return the bytes between the beginning of a block's message and its body, without padding.
 
     It is that of block 0, with one row.
     """

@@ -63,7 +63,7 @@ class _Opened:
 
     #: The copy that is read.
     copy: Copy
-    #: Bytes of the file that a row of the chosen columns takes; a mean where there is text.
+    #: Bytes of the file that a row of the chosen columns takes; a mean if there is text.
     row_bytes: float
     #: Which of its blocks are right, of those read in place. None: all, or none is read in place.
     checks: BlockChecks | None
@@ -72,8 +72,8 @@ class _Opened:
 class CacheReader:
     """The chosen columns of one version of a cache. Shared by all datasets that are chained from one.
 
-    `names` are the columns that are read: those of `features`, then `label` where there is one. The feature
-    ROW is read from no file, unless the cache has a column of that name.
+    `names` are the columns that are read: those of `features`, then `label` if there is one. The feature ROW
+    is read from no file, unless the cache has a column of that name.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class CacheReader:
         self._prefaulted: set[int] = set()
         self._shards: dict[int, ShardColumns | ShardMemory] = {}
         self.orders = OrdersAhead()
-        #: What `_stand_in` has returned for each shard, until a partition is opened again.
+        #: The outcome of `_stand_in` for each shard, until a partition is opened again.
         self._alike: dict[int, _Opened | None] = {}
         self._sources: dict[int, ShardSource] = {}
         self._ahead: ReadAhead | None = None
@@ -287,7 +287,7 @@ class CacheReader:
         unopened = [index for index in held if index not in self._opened]
         announce_opening(self._paths, self.cache, unopened, self._node)
         copies = [self._open(index).copy for index in held]
-        # What fits stays in the page cache for the next epoch. Other tasks here may read the other shards.
+        # Rows that fit stay in the page cache for the next epoch. Other tasks here may read the other shards.
         direct = self.cache.bytes >= memory_bytes() // 2
         return self._make_source(copies, self.starts(shard), direct=direct)
 
@@ -303,9 +303,9 @@ class CacheReader:
     def read_ranges(
         self, shard: int, ranges: Sequence[tuple[int, int, int]], *, share_texts: bool = False
     ) -> Read:
-        """Return rows [start, stop) of the shard's k-th partitions; in place where they lie in one.
+        """Return rows [start, stop) of the shard's k-th partitions; in place if they are in one.
 
-        With `share_texts` equal texts may be one object, which is faster where they repeat.
+        With `share_texts` equal texts may be one object, which is faster if they repeat.
         """
         held = self.shard_map.shards[shard]
         columns = None if self.cache.codec is None else self.map_shard(shard)
@@ -364,7 +364,7 @@ class CacheReader:
     def probe(self) -> tuple[Structure, int]:
         """Read (structure, rows) of the first rows of the cache, two at most. They don't count as read.
 
-        Where other hosts alone have these, the rows are the first ones of this task's shards.
+        If other hosts alone have these, the rows are the first ones of this task's shards.
         """
         filled = [p.index for p in self.cache.partitions if p.rows]
         index = filled[0]
@@ -512,7 +512,7 @@ class ShardColumns:
         self._starts = np.concatenate(([0], np.cumsum([p.rows for p in partitions])))
         self._block_rows = max(p.block_rows for p in partitions)
         first_blocks = count_blocks_before(np.diff(self._starts), self._block_rows)
-        #: What is added to the position of a row, by its partition, to count rows as `BlockedValues` does.
+        #: Offsets to the position of a row, by its partition, to count rows as `BlockedValues` does.
         self._shifts = first_blocks * self._block_rows - self._starts
         self._columns = columns
         self._checks = self._make_checks(space, partitions)
@@ -521,12 +521,12 @@ class ShardColumns:
         if not few:
             pieces = list(self._pieces())
             used = sum(size for _, size in pieces)
-            # Where texts lie isn't known here, and one large piece is mapped faster than many small ones.
+            # The place of texts isn't known here, and one large piece is mapped faster than many small ones.
             space.prefault(pieces=None if self._texts or 2 * used > sum(sizes) else pieces)
 
     def _make_checks(self, space: AddressSpace, partitions: Sequence[Partition]) -> list[list[BlockChecks]]:
-        """Return what checks each partition: its columns of fixed size where they are mapped together, its
-        texts where they are mapped alone. Nothing for files without checksums of blocks."""
+        """Return what checks each partition: its columns of fixed size if they are mapped together, its texts
+        if they are mapped alone. Nothing for files without checksums of blocks."""
         fixed = [column for column in self._columns if not is_variable(column)]
         texts = [column for column in self._columns if is_variable(column)]
         checks: list[list[BlockChecks]] = [[] for _ in partitions]
@@ -568,7 +568,7 @@ class ShardColumns:
         return BlockedValues(space.memory, column, self._block_rows, np.concatenate(starts))
 
     def _locate(self, positions: Rows, parts: Rows, place: int) -> list[Rows]:
-        """Return where the rows at the given positions lie: int64 of as many, for each column but texts."""
+        """Return the places of rows at the given positions: int64 of as many, for each column but texts."""
         rows = positions + self._shifts[parts]
         return [values.locate(rows) for values in self._fixed.values()]
 

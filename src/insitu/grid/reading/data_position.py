@@ -1,4 +1,4 @@
-"""Where a loop over data stands, which a checkpoint of the loop holds beside its model."""
+"""The position of a loop in its data, which a checkpoint of the loop holds beside its model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DataPosition:
         self.epoch = 0
         #: Its steps that were given out.
         self.step = 0
-        #: Whether the script has said where the next iteration begins.
+        #: Whether the script has set the start of the next iteration.
         self.is_said = False
         #: Whether an iteration has begun in this process.
         self.has_begun = False
@@ -77,8 +77,8 @@ class DataPosition:
             self.end(iteration)
 
     def warn_of_restart(self, incarnation: int, data: object) -> None:
-        """Warn, before the first iteration, in a task that was started again and hasn't said where it is:
-        nothing knows here of a checkpoint that the loop goes on from."""
+        """Warn, before the first iteration, in a task that was started again and hasn't set its position:
+        nothing knows here of a checkpoint from which the loop continues."""
         if incarnation > 1 and not (self.is_said or self.has_begun):
             warnings.warn(
                 "This task was started again. A loop that goes on from a checkpoint says where its data "
@@ -89,7 +89,7 @@ class DataPosition:
 
 
 class PositionedData:
-    """Data of which each iteration is an epoch, and which knows where its iterations stand."""
+    """Data of which each iteration is an epoch, and which knows the position of its iterations."""
 
     def __init__(self) -> None:
         self._position = DataPosition()
@@ -97,15 +97,15 @@ class PositionedData:
         self.whole: Any = None
 
     def state_dict(self) -> dict[str, int]:
-        """Return `{"epoch", "step"}`, the next step of a loop that goes on from here.
+        """Return `{"epoch", "step"}`, the next step of a loop that continues from here.
 
         An epoch that a loop has left in its middle is over when its iterator is gone.
         """
         return {"epoch": self._position.epoch, "step": self._position.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next iteration where `state_dict` was called, in this process or in another. Raises
-        InputError."""
+        """Begin the next iteration at the step at which `state_dict` was called, in this process or in
+        another. Raises InputError."""
         try:
             epoch, step = index(state["epoch"]), index(state.get("step", 0))
         except (KeyError, TypeError, AttributeError):

@@ -102,9 +102,9 @@ class Dataset(PositionedData):
         With `exact=True` every order of a shard's rows is equally likely. That is best for data that fits
         into memory; from a disk, rows are read one by one. With `exact=False` the shard is read in blocks of
         about a mebibyte, which come in a random order, and the rows of a window of `window_bytes` are mixed:
-        None for 128 MiB, or 2^24 rows where these are fewer bytes.
-        The default is exact for caches of up to 1 GiB, on any machine, and for what `filter` and `take`
-        leave. Orders follow from these arguments and the cache alone. Raises InputError.
+        None for 128 MiB, or 2^24 rows if these are fewer bytes. The default is exact for caches of up to 1
+        GiB, on any machine, and for what `filter` and `take` leave. Orders follow from these arguments and
+        the cache alone. Raises InputError.
         """
         seed = self._check_seed(seed, "shuffle")
         if window_bytes is not None and not window_bytes > 0:
@@ -132,7 +132,7 @@ class Dataset(PositionedData):
         return self._chained(replace(self._chain, seed=seed, window_blocks=blocks))
 
     def _check_seed(self, seed: int | None, name: str) -> int:
-        """Return the seed, or that of the job where it is None. Raises InputError."""
+        """Return the seed, or that of the job if it is None. Raises InputError."""
         seed = self._context.seed if seed is None else seed
         if not 0 <= seed < 2**63:
             raise InputError(f"The seed of {name} must be in [0, 2**63). Received: {seed}")
@@ -151,8 +151,8 @@ class Dataset(PositionedData):
 
         The last batch of each shard holds what is left. With `pad` and `length`, rows of different lengths,
         of ragged columns or as an object array of lists or arrays that a map makes, are filled up with `pad`
-        to `length` values, the same in each batch and shard. Raises InputError where a shard would get no
-        row, and in an iteration where a row is longer.
+        to `length` values, the same in each batch and shard. Raises InputError if a shard would get no row,
+        and in an iteration if a row is longer.
         """
         if isinstance(global_size, bool) or not isinstance(global_size, (int, np.integer)):
             raise InputError(f"The global batch is a whole number of rows. Received: {global_size!r}")
@@ -184,10 +184,10 @@ class Dataset(PositionedData):
         return self._selected("filter", Filter(predicate, self._chain.maps))
 
     def take(self, count: int) -> Dataset:
-        """Leave `count` rows, of each shard its share of them, in the order in which they lie.
+        """Leave `count` rows, each shard its share of them, in stored order.
 
-        They follow from the number of shards. Where there are fewer, all are left. The ledger of a job
-        doesn't apply to what is left: none is kept.
+        They follow from the number of shards. If there are fewer, all are left. The ledger of a job doesn't
+        apply to what is left: none is kept.
         """
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise InputError(f"Dataset.take takes a number of rows, 0 or more. Received: {count!r}")
@@ -196,8 +196,8 @@ class Dataset(PositionedData):
     def sample(self, count: int, seed: int | None = None) -> Structure:
         """Return `count` rows that are drawn at random from all shards, as one batch after all maps.
 
-        No row comes twice; where there are fewer, all come. `seed` in [0, 2**63); None: the job's. Nothing
-        but these rows is read, or the blocks that hold them. Raises InputError, CorruptPartition.
+        No row comes twice; if there are fewer, all come. `seed` in [0, 2**63); None: the job's. Nothing but
+        these rows is read, or the blocks that hold them. Raises InputError, CorruptPartition.
         """
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise InputError(f"Dataset.sample takes a number of rows, 1 or more. Received: {count!r}")
@@ -216,7 +216,7 @@ class Dataset(PositionedData):
         """Make `count` passes over the rows in each epoch; None: without end, so that `fit` needs
         `steps_per_epoch`.
 
-        Each pass ends with a batch of what is left, as in tf.data's `batch(n).repeat(count)`; where rows are
+        Each pass ends with a batch of the rest, as in tf.data's `batch(n).repeat(count)`; if rows are
         shuffled, each has an order of its own. The ledger of a job accounts for passes in place of epochs.
         """
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
@@ -321,7 +321,7 @@ class Dataset(PositionedData):
 
     @property
     def seed(self) -> int | None:
-        """The seed of the order of rows; None where they come as they lie."""
+        """The seed of the order of rows; None if they come in stored order."""
         return self._chain.seed
 
     @property
@@ -336,8 +336,8 @@ class Dataset(PositionedData):
 
     @property
     def num_steps(self) -> int:
-        """Steps of a pass over the rows: what the shard that needs most needs. Raises InputError where
-        `filter` and `take` leave no row."""
+        """Steps of a pass over the rows: what the shard that needs most needs. Raises InputError if `filter`
+        and `take` leave no row."""
         sizes = batch_sizes(self.batch_size, self.num_shards)
         steps = max(steps_of_shard(self.rows_of_shard(s), size) for s, size in enumerate(sizes))
         if not steps:
@@ -352,7 +352,7 @@ class Dataset(PositionedData):
 
     def __len__(self) -> int:
         if self.passes is None:
-            # What asks for a length in vain, such as a progress bar, expects a TypeError.
+            # A caller that asks for a length in vain, such as a progress bar, expects a TypeError.
             raise TypeError("repeat() without a count has no end, and so no length. Pass a count to it")
         return self.passes * self.num_steps
 
@@ -370,7 +370,7 @@ class Dataset(PositionedData):
         return self._element_spec
 
     def refuse_lists(self) -> None:
-        """Raise InputError where rows are lists of different lengths, of which no tensor can be made."""
+        """Raise InputError if rows are lists of different lengths, of which no tensor can be made."""
         if self.element_spec is not None and self._has_lists:
             raise InputError(
                 f"Rows of a tensor have one length. Received: {self!r}, whose rows are lists. Give batch() a "
@@ -380,7 +380,7 @@ class Dataset(PositionedData):
     def shard_batches(self, shard: int, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of one shard in one epoch, from `start_step` on. Reads no others.
 
-        Batches without rows follow where other shards last longer. Raises CorruptPartition.
+        Batches without rows follow if other shards last longer. Raises CorruptPartition.
         """
         size = batch_sizes(self.batch_size, self.num_shards)
         if not 0 <= shard < self.num_shards:
@@ -390,7 +390,7 @@ class Dataset(PositionedData):
         return self.at_epoch(epoch)._shard_batches(shard, epoch, start_step, size[shard])
 
     def partition_batches(self, shard: int, partition: int, lock: Lock, size: int = 1 << 18) -> Any:
-        """Yield the rows of one partition of a shard, as they lie, in batches of `size`, as after `map`.
+        """Yield the rows of one partition of a shard, in stored order, in batches of `size`, as after `map`.
 
         Functions of `map` run while `lock` is held. Raises InputError after `filter` and `take`.
         """
@@ -440,7 +440,7 @@ class Dataset(PositionedData):
     def _order(self, shard: int, epoch: int) -> Any:
         """Return the positions of the shard's rows in the order of an epoch.
 
-        None: all as they lie, in a cache that isn't read in windows.
+        None: all in stored order, in a cache that isn't read in windows.
         """
         positions, chain = self._selection.positions(shard), self._chain
         if chain.seed is None:
@@ -525,7 +525,7 @@ class Chain:
     batch_size: int | None = None
     #: Functions of a batch, in the order in which they are applied.
     maps: tuple[Callable[..., Any], ...] = ()
-    #: What rows of different lengths are filled up with, and to which length; None: there are none.
+    #: The value that fills up rows of different lengths, and the length; None: there are none.
     pad: Pad | None = None
     #: Passes over the rows in an epoch; None without end.
     passes: int | None = 1
@@ -563,7 +563,7 @@ def register_converter(library: str, convert: Callable[[Any], Any]) -> None:
 
 
 def convert_to_tensorflow(dataset: Any) -> Any:
-    """Return the dataset as a tf.data.Dataset. Raises InputError where nothing can convert it."""
+    """Return the dataset as a tf.data.Dataset. Raises InputError if nothing can convert it."""
     if "tensorflow" not in _converters:
         raise InputError("A dataset for TensorFlow needs insitu's package. Import insitu first")
     return _converters["tensorflow"](dataset)

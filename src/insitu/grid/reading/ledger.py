@@ -34,7 +34,7 @@ _MASK = 2**64 - 1
 _PENDING_ROWS = 1 << 16
 _CHUNK_ROWS = 1 << 20
 _LEDGER = re.compile(r"epoch-(\d+)(?:-(\d+))?\.shard-(\d+)\.json")
-"""What JobPaths.epoch_ledger returns names of this form."""
+"""JobPaths.epoch_ledger returns names of this form."""
 _MERGED_EVERY = 64
 """Epochs after which the files of a shard are merged."""
 _TRIES = 5
@@ -53,8 +53,8 @@ class RowCount:
 class ShardLedger:
     """The rows of one shard that entered the model in one epoch. Written by the task that runs the shard.
 
-    Save `to_json()` with each checkpoint and go on from it: rows after the checkpoint are trained on again,
-    and must then be counted again.
+    Save `to_json()` with each checkpoint and continue from it: rows after the checkpoint are trained on
+    again, and must then be counted again.
     """
 
     def __init__(self, epoch: int, shard: int) -> None:
@@ -140,7 +140,7 @@ class ShardLedger:
         """Write the ledger to the job's folder in one atomic step. Raises StorageFull."""
         publish_file(job.epoch_ledger(self.epoch, self.shard), json.dumps(self.to_json()).encode())
         if (self.epoch + 1) % _MERGED_EVERY == 0:
-            # What can't be merged now is merged the next time.
+            # Files that can't be merged now are merged the next time.
             with contextlib.suppress(OSError, GridError):
                 merge_epochs(job, self.shard)
 
@@ -163,7 +163,7 @@ def checksum_of_all_rows(rows: int) -> int:
 class _LedgerFile:
     """A published file: of one epoch, or of several that were merged."""
 
-    #: Where it is.
+    #: Its path.
     path: Path
     #: The shard whose rows it counts.
     shard: int
@@ -187,7 +187,7 @@ class _Run:
     first: int
     #: The last one.
     last: int
-    #: What `ShardLedger.to_json` returns, without the epoch.
+    #: The value of `ShardLedger.to_json`, without the epoch.
     counts: Mapping[str, Any]
 
     def ledger_of(self, epoch: int) -> ShardLedger:
@@ -223,7 +223,7 @@ def _get_key(item: tuple[tuple[int, int], _Run]) -> tuple[int, int]:
 def merge_epochs(job: JobPaths, shard: int) -> None:
     """Merge the files of a shard's epochs. Only for the task that runs the shard. Raises OSError, GridError.
 
-    What was merged is removed by the next merging: until then another host may copy the files one by one, and
+    Merged files are removed by the next merging: until then another host may copy the files one by one, and
     always has each epoch.
     """
     files = [file for file in _list_files(job) if file.shard == shard]
@@ -343,7 +343,7 @@ class PartitionAudit:
 
 @dataclass(frozen=True, slots=True)
 class EpochAudit:
-    """One epoch. Where it isn't `complete`, rows are still to come, and none are called lost."""
+    """One epoch. If it isn't `complete`, rows are still to come, and none are called lost."""
 
     #: Its number, from 0.
     epoch: int
@@ -390,8 +390,8 @@ def audit(
     `version_at` returns the version that an epoch has read, with the partitions of `cache`; None: `cache`.
 
     An epoch is complete once each shard that has rows has said so. A partition that a shard counted
-    without holding it makes the epoch unclean. Raises GridError where the map is of another version, or
-    a ledger of a shard or partition that there isn't.
+    without holding it makes the epoch unclean. Raises GridError if the map is of another version, or a ledger
+    of a shard or partition that there isn't.
     """
     if (cache.name, cache.version) != (shard_map.cache, shard_map.version):
         raise GridError(

@@ -51,7 +51,7 @@ class BlockSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShardSource:
-    """What a shard is read from."""
+    """The source of a shard's rows."""
 
     #: The shard's partitions, in their order.
     partitions: Sequence[BlockSource]
@@ -126,9 +126,9 @@ class Window:
         ]
 
     def _arrange(self) -> tuple[list[int], int]:
-        """Return where in memory each block begins, and the bytes of all.
+        """Return the offset of each block in memory, and the bytes of all.
 
-        Bodies lie a multiple of the alignment apart, which makes rows of all blocks one array. For direct
+        Bodies are a multiple of the alignment apart, which makes rows of all blocks one array. For direct
         reads, a block also begins as many bytes after a page as in its file, and has its pages for itself.
         """
         alignment = body_alignment(self._shard.all_columns)
@@ -328,7 +328,7 @@ class ReadingThreads:
         self._beginning = threading.Lock()
 
     def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
-        """Run `call(*arguments)` in a thread. What it raises is raised by `result` of the future."""
+        """Run `call(*arguments)` in a thread. Errors that it raises are raised by `result` of the future."""
         if self._process != os.getpid():
             self._begin()
         future: Future[None] = Future()

@@ -20,9 +20,9 @@ logger = logging.getLogger("insitu")
 class Reads:
     """Rows and bytes that went into batches."""
 
-    #: From the store of this task's own node.
+    #: Bytes from the store of this task's own node.
     local_bytes: int = 0
-    #: From the stores of other nodes.
+    #: Bytes from the stores of other nodes.
     remote_bytes: int = 0
     #: Rows from the store of this task's own node.
     local_rows: int = 0
@@ -60,7 +60,7 @@ class ReadCounter:
         self._target = target
 
     def publish(self) -> None:
-        """Write the counts, where a target has been named, in one atomic step. A forked child doesn't.
+        """Write the counts, if a target has been named, in one atomic step. A forked child doesn't.
 
         Training doesn't need them: a disk that is full or fails is a warning, once.
         """

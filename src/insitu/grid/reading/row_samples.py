@@ -1,4 +1,4 @@
-"""Rows to look at, drawn at random from the partitions that lie on this machine, at a bounded cost."""
+"""Rows to look at, drawn at random from the partitions on this machine, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ class RowSample:
 
 
 def sample_rows(paths: Paths, name: str, count: int, seed: int = 0, places: int | None = None) -> RowSample:
-    """Return up to `count` rows of the latest version of a cache, fewer where they take
-    more than MOST_BYTES.
+    """Return up to `count` rows of the latest version of a cache, fewer if they take more than MOST_BYTES.
 
-    Each is drawn at random. With `places`, about as many blocks are read at most: where there are more, the
-    rows are runs of neighbours, one at a random place in each of `places` equal parts. All rows come where
-    there are no more. The same `seed` in [0, 2**63) gives the same rows. Raises UnknownCache,
-    CorruptPartition, and GridError where no partition lies on this machine.
+    Each is drawn at random. With `places`, about as many blocks are read at most: if there are more, the rows
+    are runs of neighbours, one at a random place in each of `places` equal parts. All rows come if there are
+    no more. The same `seed` in [0, 2**63) gives the same rows. Raises UnknownCache, CorruptPartition, and
+    GridError if no partition is on this machine.
     """
     cache = Catalog(paths).get(name)
     indices = range(len(cache.partitions))

@@ -76,7 +76,7 @@ class ShardMemory:
         return BlockedValues(memory, column, self._shard.block_rows, starts)
 
     def _fill(self, blocks: Rows) -> None:
-        """Have the given blocks in memory. Raises CorruptPartition; GridError where they take too much."""
+        """Have the given blocks in memory. Raises CorruptPartition; GridError if they take too much."""
         if self._ready[blocks].all():
             return
         missing = np.unique(blocks[~self._ready[blocks]])
@@ -108,7 +108,7 @@ class ShardMemory:
         return self._take(blocks, rows)
 
     def take_range(self, part: int, start: int, stop: int) -> list[npt.NDArray[Any]]:
-        """Return the columns of rows [start, stop) of a partition, in place where they lie in one block."""
+        """Return the columns of rows [start, stop) of a partition, in place if they are in one block."""
         first = int(self._first_blocks[part]) * self._shard.block_rows
         rows = np.arange(first + start, first + stop)
         blocks = rows // self._shard.block_rows

@@ -18,8 +18,8 @@ from insitu.grid.replicas import load_topology
 
 _ATTEMPTS = 5
 _AGREEMENT_SECONDS = 900.0
-"""Seconds in which the shards of another cache are agreed upon, and its partitions brought to where they are
-read."""
+"""Seconds in which the shards of another cache are agreed upon, and its partitions brought to their
+readers."""
 _LOOK_SECONDS = 0.05
 
 
@@ -36,7 +36,7 @@ def shard_map_to_json(shard_map: ShardMap, homes: tuple[NodeId, ...]) -> str:
 
 
 def read_shard_map(path: Path) -> tuple[ShardMap, tuple[NodeId, ...]] | None:
-    """Return (map, homes) from `path`, or None where there is no such file. Raises GridError."""
+    """Return (map, homes) from `path`, or None if there is no such file. Raises GridError."""
     try:
         data = json.loads(path.read_text())
         shards = tuple(tuple(int(p) for p in shard) for shard in data["shards"])

@@ -24,7 +24,7 @@ from insitu.grid.partitions import BlockReader, Partition, check_size, open_bloc
 from insitu.grid.replicas import DAMAGED, describe_partition
 
 _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 256 << 10
-"""What opening looks at: schema and first block, and the footer, which has 24 bytes for each block."""
+"""Bytes that opening looks at: schema and first block, and the footer, which has 24 bytes for each block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Copy:
 
     #: The partition, mapped into memory.
     partition: Partition
-    #: What the catalog says of it.
+    #: The entry of the catalog.
     info: PartitionInfo
-    #: The node whose store the copy lies in.
+    #: The node whose store has the copy.
     node: NodeId
     #: Whether this process runs on that node.
     local: bool
@@ -164,11 +164,11 @@ class BlockCopies:
         return self._any.offset(block)
 
     def body_start(self, block: int) -> int:
-        """Return where in this memory the body begins."""
+        """Return the offset of the body in this memory."""
         return self._any.body_start(block)
 
     def column_starts(self, block: int) -> dict[str, int]:
-        """Return where in this memory each column of fixed size begins."""
+        """Return the offset of each column of fixed size in this memory."""
         return self._any.column_starts(block)
 
     def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any:

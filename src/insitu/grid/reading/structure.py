@@ -28,7 +28,7 @@ class ArraySpec:
 class Pad:
     """Fills up rows of different lengths."""
 
-    #: What rows are filled up with.
+    #: The value that fills up rows.
     value: Any
     #: Values of each row then.
     length: int
@@ -122,9 +122,9 @@ def spec_of(structure: Structure) -> Structure:
 
 
 def apply_maps(maps: Sequence[Callable[..., Any]], data: Structure, rows: int) -> Structure:
-    """Pass `data` through each of `maps`: `fn(*data)` where data is a tuple, else `fn(data)`.
+    """Pass `data` through each of `maps`: `fn(*data)` if data is a tuple, else `fn(data)`.
 
-    Raises InputError where the outcome doesn't have as many rows: each row must be trained on once.
+    Raises InputError if the outcome doesn't have as many rows: each row must be trained on once.
     """
     for fn in maps:
         data = fn(*data) if isinstance(data, tuple) else fn(data)

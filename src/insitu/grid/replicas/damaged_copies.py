@@ -1,4 +1,4 @@
-"""What becomes of a copy that can't be used: it is named once, passed over, and repaired from a good one.
+"""Handles a copy that can't be used: it is named once, passed over, and repaired from a good one.
 
 While another copy in this home is good, that one is read at once, and the repair runs in a thread. Otherwise
 the partition comes from another host into the place of the damaged copy, and is read there. Both repair as
@@ -58,7 +58,7 @@ class DamagedCopies:
         self._named: set[tuple[Path, Identity]] = set()
         #: How often each was repaired here.
         self._repairs: Counter[Path] = Counter()
-        #: What is to be repaired, and the process whose thread does so; 0: none runs.
+        #: The copies to repair, and the process whose thread does so; 0: none runs.
         self._waiting: deque[tuple[Paths, CacheSpec, int, NodeId]] = deque()
         self._process = 0
 

@@ -1,7 +1,7 @@
 """Which of a machine's programs gets a processor first.
 
-A thread's niceness counts among the threads of one *group* alone: where no service manager divides the
-processors, Linux makes a group of each session (`sched(7)`, "the autogroup feature"). Then what is to give
+A thread's niceness counts among the threads of one *group* alone: if no service manager divides the
+processors, Linux makes a group of each session (`sched(7)`, "the autogroup feature"). So a process that gives
 way to other sessions lowers its group, too. That has a niceness of its own, which its user may set back to 0.
 """
 
@@ -18,15 +18,15 @@ LOWEST = 19
 """The niceness of what only gets a processor that nothing else wants."""
 _BACKGROUND_GROUP = 10
 """The niceness of a group in which something is done in the background, beside what others wait for: a tenth
-of the share of one that isn't lowered, so that it goes on answering."""
+of the share of one that isn't lowered, so that it keeps answering."""
 _TRIES = 5
 _PAUSE_SECONDS = 0.11
 """The system lets users set a group's niceness ten times a second, all together."""
 
 
 def _set_group_niceness(niceness: int) -> None:
-    """Set that of this process's session, where the system makes groups of sessions and nobody else has
-    begun this one."""
+    """Set that of this process's session, if the system makes groups of sessions and nobody else has begun
+    this one."""
     if os.getsid(0) != os.getpid():
         return
     for _ in range(_TRIES):

@@ -40,17 +40,17 @@ _COPIED_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class CopyCheck:
-    """What a scrub has found of one copy of a partition."""
+    """The findings of a scrub on one copy of a partition."""
 
     #: The partition's number.
     partition: int
-    #: The node whose store the copy lies in.
+    #: The node whose store has the copy.
     node: NodeId
     #: Its file.
     path: Path
-    #: What is wrong with it; None: nothing.
+    #: The fault; None: there is none.
     problem: CorruptPartition | None = None
-    #: The blocks that are damaged, where the file is there at its length.
+    #: The blocks that are damaged, if the file is there at its length.
     blocks: tuple[int, ...] = ()
     #: Whether a good copy was put in its place.
     repaired: bool = False
@@ -83,9 +83,9 @@ def scrub_cache(
 ) -> list[CopyCheck]:
     """Read every copy of every partition of a cache whole, whatever was verified before.
 
-    `repair`: put a good copy in the place of each damaged one, where there is one. `rate`: bytes a second to
-    read at most on each host. `remote` are the agents that read what lies on other hosts. Raises StorageFull,
-    and TransferError where one of them is lost.
+    `repair`: put a good copy in the place of each damaged one, if there is one. `rate`: bytes a second to
+    read at most on each host. `remote` are the agents that read copies on other hosts. Raises StorageFull,
+    and TransferError if one of them is lost.
     """
     pace = Pace(rate, on_read)
     elsewhere = {} if remote is None else _check_elsewhere(paths, cache, remote, rate, on_read)
@@ -141,7 +141,7 @@ def _check_elsewhere(
 def repair_from(
     paths: Paths, cache: CacheSpec, damaged: CopyCheck, good: Sequence[CopyCheck], remote: RemoteStores | None
 ) -> CopyCheck:
-    """Put a good copy in the place of the damaged one, across hosts where that is needed.
+    """Put a good copy in the place of the damaged one, across hosts if needed.
 
     Raises StorageFull.
     """
@@ -187,8 +187,8 @@ def check_copy(paths: Paths, cache: CacheSpec, info: PartitionInfo, owner: NodeI
 
 
 def find_damaged_blocks(path: Path, cache: CacheSpec, info: PartitionInfo) -> tuple[int, ...]:
-    """Return the blocks of a damaged file that aren't as they were written; none where all are, or where the
-    file can't be read in blocks."""
+    """Return the blocks of a damaged file that aren't as they were written; none if all are, or if the file
+    can't be read in blocks."""
     if not cache.block_rows:
         return ()
     damaged = []
@@ -223,8 +223,8 @@ def _repair(paths: Paths, info: PartitionInfo, damaged: CopyCheck, good: CopyChe
 def put_copy(paths: Paths, source: IO[bytes], path: Path, info: PartitionInfo) -> bool:
     """Put a copy of an open file in the place of the partition at `path` in a store, in one step.
 
-    Returns False where it hasn't the checksum of the partition; then what is there stays. The caller syncs
-    the folder. Raises StorageFull, GridError, OSError.
+    Returns False if it hasn't the checksum of the partition; then the file there stays. The caller syncs the
+    folder. Raises StorageFull, GridError, OSError.
     """
     # In a shared home others may put links in the place of folders.
     opening = open_folder(paths.home, path.parent, follow=True)

@@ -1,7 +1,7 @@
 """The nodes of this cluster: lists them, brings simulated ones up, takes them down.
 
-A simulated node is a store of its own below `$INSITU_HOME/nodes` on this machine. Where none were brought
-up there is one, `node-0`.
+A simulated node is a store of its own below `$INSITU_HOME/nodes` on this machine. If none were brought up
+there is one, `node-0`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load_topology(paths: Paths) -> Topology:
 
 
 def list_local_nodes(paths: Paths) -> tuple[NodeId, ...]:
-    """Return the nodes whose stores lie in this home: those of agents, or the nodes that were brought up."""
+    """Return the nodes whose stores are in this home: those of agents, or the nodes that were brought up."""
     agents = [node for node in list_nodes_with_stores(paths) if paths.agent(node).exists()]
     if is_home_of_agent(paths):
         return tuple(agents)
@@ -63,8 +63,8 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
     """Make `nodes` simulated nodes, node-0 and so on, and return them.
 
     Caches that exist stay on the nodes that own them; a store whose folder has another node's name now takes
-    its partitions along. Raises InputError where that is impossible, since a node that would go owns rows,
-    and GridError where a store is the copy of another one.
+    its partitions along. Raises InputError if that is impossible, since a node that would go owns rows, and
+    GridError if a store is the copy of another one.
     """
     if not 1 <= nodes <= MAX_NODES:
         raise InputError(f"--nodes must be in [1, {MAX_NODES}]. Received: {nodes}")
@@ -93,7 +93,7 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
 def take_down(paths: Paths, *, force: bool = False) -> Topology:
     """Drop the nodes and their stores, and what interrupted imports keep; return what the nodes were.
 
-    Raises InputError where stores hold caches and `force` is not given, CacheBusy during an import.
+    Raises InputError if stores hold caches and `force` is not given, CacheBusy during an import.
     """
     from insitu.grid.shared_files import list_local_volumes, remove_file_memory, remove_local_names
 
@@ -142,7 +142,7 @@ def find_second_paths(paths: Paths) -> dict[NodeId, Path]:
 
 
 def set_quotas(paths: Paths, nodes: Sequence[NodeId], *, quota: int | None) -> None:
-    """Set the quota of the stores of some nodes; None takes it away. Raises InputError for a node that there
+    """Set the quota of the stores of some nodes; None removes it. Raises InputError for a node that there
     isn't."""
     known = list_local_nodes(paths)
     unknown = sorted(set(nodes) - set(known))

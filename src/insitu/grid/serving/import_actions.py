@@ -1,4 +1,4 @@
-"""What a server does for an import that runs elsewhere: it takes rows, and reads sources that it sees."""
+"""The server's part of an import that runs elsewhere: it takes rows, and reads sources that it sees."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ImportActions:
         self._paths, self._node, self._secret, self._start = paths, node, secret, start
         self._lock = threading.Lock()
         self._plans: dict[str, RowPlan] = {}
-        #: Of those imports that have partitions for this node.
+        #: The intakes of imports that have partitions for this node.
         self._intakes: dict[str, RowIntake] = {}
         #: Bytes of rows since the quota was looked at, by import.
         self._unchecked: dict[str, int] = {}
@@ -144,7 +144,7 @@ class ImportActions:
             return TEXTS_TOO_LONG
 
     def _check_quota(self, token: str, size: int) -> None:
-        """Raise InputError where the store holds too much, now and then."""
+        """Raise InputError if the store holds too much, now and then."""
         with self._lock:
             due = self._unchecked.get(token, 0) + size
             self._unchecked[token] = 0 if due >= QUOTA_BYTES else due
@@ -169,7 +169,7 @@ class ImportActions:
         return {}
 
     def close(self, token: str) -> None:
-        """Take no more rows of an import. What is staged stays."""
+        """Take no more rows of an import. Staged rows stay."""
         with self._lock:
             intake = self._intakes.pop(token, None)
             self._plans.pop(token, None)
@@ -288,7 +288,7 @@ def parse_address(value: Any) -> ServerAddress:
 
 
 def _refuse_over_quota(paths: Paths, node: NodeId) -> None:
-    """Raise InputError where the store holds more than it may, without a name of a path."""
+    """Raise InputError if the store holds more than it may, without a name of a path."""
     try:
         check_quota(paths, node, 0)
     except StorageFull:

@@ -38,7 +38,7 @@ from insitu.grid.transfer import (
 ACTIONS = 32
 """Actions that a server does at the same time; further ones are refused, and tried again."""
 BLOCKS = 32
-"""Blocks of files that a server takes or sends at the same time. Who asks for more hears that it is busy."""
+"""Blocks of files that a server takes or sends at the same time. Further calls are refused as busy."""
 QUESTIONS = 512
 """Other questions about files and the cluster that a server answers at the same time. So none of them waits
 for what takes long, and a server that is busy isn't taken for one that is lost."""
@@ -78,7 +78,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
         self._streams = threading.BoundedSemaphore(streams)
         self._limit = streams
         self._row_streams = threading.BoundedSemaphore(ROW_STREAMS)
-        #: What it does with the store for others.
+        #: Actions on the store for others.
         self.actions = StoreActions(paths, node, secret, on_change, find_number)
         self._files = files
         self._acting = threading.BoundedSemaphore(ACTIONS)
@@ -92,9 +92,9 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
             root_certificates=derive_credentials(secret).authority.encode(),
             middleware={"token": TokenCheck(secret)},
         )
-        #: Where clients find this server.
+        #: The address for clients of this server.
         self.address = ServerAddress(host, self.port, pem)
-        # Not `serve`, which stops at SIGTERM where this process handles that, as one that drains its node.
+        # Not `serve`, which stops at SIGTERM if this process handles that, as one that drains its node.
         self._thread = threading.Thread(target=self.wait, name="insitu-transfer", daemon=True)
         self._thread.start()
 
@@ -123,7 +123,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
                 yield make_chunk(data)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Give rows to the partitions of an import. Replies why they aren't taken; "" where they are."""
+        """Give rows to the partitions of an import. Replies why they aren't taken; "" if they are."""
         if not self._row_streams.acquire(blocking=False):
             raise flight.FlightUnavailableError(f"{ROW_STREAMS} streams of rows are served already")
         try:
@@ -166,7 +166,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count a stream. Raises FlightUnavailableError where there are too many."""
+        """Count a stream. Raises FlightUnavailableError if there are too many."""
         if not self._streams.acquire(blocking=False):
             raise flight.FlightUnavailableError(f"{self._limit} streams are served already")
         try:
@@ -177,7 +177,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _failures_explained() -> Iterator[None]:
-    """Turn errors into those that Flight sends. None tells the caller a path."""
+    """Turn errors into those that Flight sends. No error gives the caller a path."""
     try:
         yield
     except InsituError as error:

@@ -1,7 +1,7 @@
-"""What a server does with its store for others, beside sending and taking bytes.
+"""A server's actions on its store for others, beside sending and taking bytes.
 
-Each action has a name and fields in JSON, which are checked one by one. What may take long becomes a task:
-the answer is its name, and the action `task` says how far it is.
+Each action has a name and fields in JSON, which are checked one by one. A long action becomes a task: the
+answer is its name, and the action `task` says how far it is.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StoreActions:
         #: By cache, version and number of a partition that is fetched: what is held, and by how many tasks
         #: it is held or waited for.
         self._fetching: dict[tuple[str, int, int], tuple[threading.Lock, int]] = {}
-        #: What is done for imports that run elsewhere.
+        #: Actions for imports that run elsewhere.
         self.imports = ImportActions(paths, node, secret, self._start, self._reopen)
         self._actions: Mapping[str, Callable[[Fields], Any]] = {
             **self.imports.actions,
@@ -182,7 +182,7 @@ class StoreActions:
         return self._start(0, end)
 
     def _reopen(self, plan: RowPlan) -> None:
-        """Let an import that was ended begin again: --resume goes on with it."""
+        """Let an import that was ended begin again: --resume continues it."""
         with self._importing:
             for name in plan.names:
                 self._ended.pop((name, plan.token), None)
@@ -310,7 +310,7 @@ class StoreActions:
         found = self._tasks.describe(check_text("task", fields.get("task")))
         return {"known": False} if found is None else {"known": True, **found}
 
-    # What the store holds
+    # Content of the store
 
     def _list_manifests(self, fields: Fields) -> Any:
         found = [place for place in find_versions(self._paths) if place.node == self._node]
@@ -395,7 +395,7 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-# What an agent does with its store for an import that runs on the machine of the head.
+# Actions of an agent on its store for an import that runs on the machine of the head.
 #
 # Partitions arrive in the staged folder of the import. `prepare_version` gives them their place in the
 # store, while the catalogue doesn't name the version yet. The folder in staging stays, with a file that
@@ -404,7 +404,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def prepare_version(paths: Paths, node: NodeId, cache: CacheSpec, token: str, base: CacheSpec | None) -> int:
-    """Put what has arrived of a version into the store of `node`, where nobody reads it yet.
+    """Put the received files of a version into the store of `node`, where nobody reads them yet.
 
     `base` is the version whose partitions it shares, if any. All partitions that `node` owns must be there;
     new ones were verified as they came. Returns their bytes. Raises GridError, OSError.
@@ -442,7 +442,7 @@ def prepare_version(paths: Paths, node: NodeId, cache: CacheSpec, token: str, ba
 def end_import(paths: Paths, node: NodeId, cache: str, token: str, *, published: bool) -> None:
     """Mark what an import has brought as published, or remove it. Nothing is done a second time.
 
-    Raises OSError, and CorruptManifest where the version can't be marked.
+    Raises OSError, and CorruptManifest if the version can't be marked.
     """
     staged = paths.staged(cache, token)
     version = read_prepared(staged)

@@ -1,4 +1,4 @@
-"""The files of `insitu://`: their names, which lie in the metadata store, and the blocks in one store.
+"""The files of `insitu://`: their names, which are in the metadata store, and the blocks in one store.
 
 A file is an entry under a name and a list of blocks, each a file in memory or on the store's disk. Which
 nodes hold what isn't known here. Begin reading with `name_records.py` and `names.py`, then `store.py`.

@@ -38,7 +38,7 @@ class BlockFolder:
     """The blocks of one store, by volume and key.
 
     `memory` is the folder in memory, None: only the disk is used. `limit` returns the bytes of memory that
-    may be used, `check_disk` raises StorageFull where the disk may not take some bytes more.
+    may be used, `check_disk` raises StorageFull if the disk may not take some bytes more.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class BlockFolder:
         return self._used + need <= limit
 
     def _spill(self, path: Path) -> None:
-        """Move a block from memory, where no power cut spares it, to the disk."""
+        """Move a block to the disk from memory, which no power cut spares."""
         self._copy_to_disk(path)
         path.unlink(missing_ok=True)
 
@@ -168,8 +168,8 @@ class BlockFolder:
         os.utime(new, (found.st_atime, found.st_mtime))
 
     def spill_all(self) -> int:
-        """Move what is in memory to the disk, where it survives a power cut, and give the memory back. Return
-        how many blocks stay, as there is no room for them or the disk fails."""
+        """Move the blocks in memory to the disk, where they survive a power cut, and give the memory back.
+        Return how many blocks stay, as there is no room for them or the disk fails."""
         memory = self._memory.find()
         if memory is None:
             return 0
@@ -312,7 +312,7 @@ class BlockFolder:
 
 def _read(path: Path) -> bytes:
     """Return the bytes of a file, not of what a link leads to, and without waiting for the writer of a pipe.
-    Raises FileNotFoundError where there is no file."""
+    Raises FileNotFoundError if there is no file."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(path, flags), "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -338,15 +338,15 @@ class MemoryFolder:
         self._lock = threading.Lock()
         #: The folder that was taken, and what closes it. Written under the lock.
         self._taken: tuple[int, weakref.finalize[[int], MemoryFolder]] | None = None
-        #: Whether somebody else's lies there, which is never used. Written under the lock.
+        #: Whether somebody else's folder is there, which is never used. Written under the lock.
         self._is_refused = False
 
     def find(self) -> Path | None:
-        """Return the folder, None where it wasn't made or isn't this user's alone."""
+        """Return the folder, None if it wasn't made or isn't this user's alone."""
         return self._take(make=False)
 
     def make(self) -> Path | None:
-        """Return the folder, which is made where it isn't there; None where that can't be."""
+        """Return the folder, which is made if it isn't there; None if that fails."""
         return self._take(make=True)
 
     def remove(self) -> None:
@@ -366,7 +366,7 @@ class MemoryFolder:
             return None if self._taken is None else Path(f"/proc/self/fd/{self._taken[0]}")
 
     def _open(self, path: Path, *, make: bool) -> int | None:
-        """Return a descriptor of the folder, None where it isn't there or can't be used."""
+        """Return a descriptor of the folder, None if it isn't there or can't be used."""
         if make:
             with contextlib.suppress(OSError):
                 path.mkdir(mode=0o700)

@@ -39,7 +39,7 @@ class Block:
     key: str
     #: Bytes.
     size: int
-    #: Of its bytes, as `checksum_block` returns it.
+    #: Checksum of its bytes, as `checksum_block` returns it.
     checksum: str
 
     def to_json(self) -> list[Any]:
@@ -54,7 +54,7 @@ class Entry:
     size: int
     #: Seconds since 1970 by the clock of the process that has written it.
     modified: float
-    #: On how many nodes each block is to lie.
+    #: Number of nodes that store each block.
     copies: int = 1
     #: Blocks that name the first blocks of the file, as `pack_blocks` writes them.
     lists: tuple[Block, ...] = ()
@@ -79,7 +79,7 @@ def checksum_block(data: bytes | memoryview) -> str:
 
 
 def make_block(data: bytes, key: str = "") -> Block:
-    """Return the description of a block that is to be written; without `key` with a new one."""
+    """Return the description of a block that will be written; without `key` with a new one."""
     return Block(key or secrets.token_hex(16), len(data), checksum_block(data))
 
 

@@ -32,7 +32,7 @@ _MAX_NUMBER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class FileManifest:
-    """What is known of one file where its blocks lie."""
+    """Description of one file on the nodes of its blocks."""
 
     #: Its volume.
     volume: str
@@ -70,7 +70,7 @@ class FileManifest:
 
     @property
     def beside(self) -> str:
-        """The key of the block on whose nodes it lies, so that it is lost only together with that."""
+        """The key of the block on whose nodes it is, so that it is lost only together with that."""
         blocks = (*self.entry.lists, *self.entry.blocks)
         return blocks[0].key if blocks else self.key
 
@@ -105,7 +105,7 @@ def parse_manifest(data: bytes) -> FileManifest:
 
 
 def find_digest(entry: Entry) -> str:
-    """Return what tells a version of a file from all others, wherever it is moved."""
+    """Return a value that identifies a version of a file, wherever it is moved."""
     text = json.dumps(replace(entry, version=0).to_json())
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

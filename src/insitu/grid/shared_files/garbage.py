@@ -1,4 +1,4 @@
-"""What changes of names have made useless, until its blocks are removed.
+"""Garbage that changes of names leave, until its blocks are removed.
 
 A change notes it in its own transaction, so it is known exactly. Nothing more can come into a folder that was
 removed: a change compares the folder's name, which isn't there any more.

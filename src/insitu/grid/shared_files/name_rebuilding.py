@@ -1,4 +1,4 @@
-"""Puts names back into a metadata store that has none, and knows whether that is to be done.
+"""Puts names back into a metadata store that has none, and knows whether that is due.
 
 | key | value |
 |---|---|
@@ -43,7 +43,7 @@ class Origin:
     id: str
     #: One more than that of the store whose names were put back, or moved; a store that began empty has 1.
     generation: int = 1
-    #: Whether somebody has said that files of other stores, which lie on nodes, aren't needed.
+    #: Whether somebody has said that files of other stores, which are on nodes, aren't needed.
     forgets: bool = False
 
     def encode(self) -> bytes:
@@ -53,7 +53,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class NamesState:
-    """What a metadata store holds."""
+    """The content of a metadata store."""
 
     #: Which store it is; None: that isn't decided yet.
     origin: Origin | None
@@ -71,8 +71,8 @@ def read_state(store: MetadataStore) -> NamesState:
 
 
 def advance_generation(records: Mapping[str, Record]) -> dict[str, Record]:
-    """Return records as another metadata store is to have them, whose revisions begin at 1: manifests of its
-    files count for more than those of before. Raises GridError."""
+    """Return records for another metadata store, whose revisions begin at 1: manifests of its files count for
+    more than the earlier ones. Raises GridError."""
     origin = _parse_origin(records.get(ORIGIN))
     if origin is None:
         return dict(records)
@@ -93,7 +93,7 @@ def _parse_origin(record: Record | None) -> Origin | None:
 
 
 def make_origin(store: MetadataStore) -> None:
-    """Note that nothing of another metadata store is to be put back. Nothing is done if names are."""
+    """Note that nothing remains to be put back of another metadata store. Nothing is done if names are."""
     compare = [Compare(ORIGIN, 0), Compare(REBUILDING, 0)]
     store.transact(compare, [Put(ORIGIN, Origin(secrets.token_hex(4)).encode())], secrets.token_hex(16))
 
@@ -153,7 +153,7 @@ def _check(is_empty: bool) -> None:
 
 
 def _make_id(own: str) -> str:
-    """Return the id of a folder that tells that it was put back by `own`."""
+    """Return the id of a folder, which says that it was put back by `own`."""
     return own + make_folder_id()[len(own) :]
 
 

@@ -1,4 +1,4 @@
-"""How the names of `insitu://` lie in the metadata store.
+"""How the metadata store keeps the names of `insitu://`.
 
 | key | value |
 |---|---|
@@ -10,7 +10,7 @@
 | `files/used/CHANGE` | nothing; the id of a change that is never made, see `names.py` |
 
 FOLDER is the id of a folder, which it keeps when it is moved. So moving or removing one changes its own name
-alone, however much lies in it.
+alone, however much is in it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEVER = "files/never"
 class Folder:
     """A folder, or the root of a volume."""
 
-    #: What names its content. It never changes.
+    #: The name of its content. It never changes.
     id: str
     #: When it was made, in seconds since 1970.
     modified: float
@@ -44,7 +44,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What no name leads to any more."""
+    """Content without a name."""
 
     #: A folder with all in it; "": none.
     folder: str = ""

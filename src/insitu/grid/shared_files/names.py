@@ -39,9 +39,9 @@ _USED_UP_SECONDS = 1200.0
 """Seconds for which an id stays used up: for longer than the store knows those that were made."""
 _PAGE = 500
 Seen = dict[str, Record | None]
-"""What was read of keys, None: they aren't there."""
+"""Values of keys that were read, None: they aren't there."""
 Decision = tuple[Seen, list[Operation]]
-"""What a change was decided by, and what it does."""
+"""The basis of a change, and its effect."""
 
 
 class UsedUp(Exception):
@@ -49,7 +49,7 @@ class UsedUp(Exception):
 
 
 class _Changed(Exception):
-    """What a change was to be decided by has changed meanwhile."""
+    """The basis of a change has changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class ListedPath:
     size: int
     #: When it was changed, in seconds since 1970.
     modified: float
-    #: On how many nodes a file is to lie.
+    #: Number of nodes that store a file.
     copies: int = 1
 
 
 @dataclass(slots=True)
 class _Way:
-    """Where a path leads."""
+    """The target of a path."""
 
     #: The names of the path.
     names: list[str]
@@ -78,7 +78,7 @@ class _Way:
     folders: list[str]
     #: The record of the path; None: nothing is there.
     record: Record | None = None
-    #: What it stands for.
+    #: The entry or folder of the record.
     found: Entry | Folder | None = None
     #: The path of a file that is in the place of a folder.
     blocked: str = ""
@@ -111,8 +111,8 @@ class NameTree:
         return way.found
 
     def list_children(self, volume: str, path: str, after: str, limit: int) -> list[ListedPath]:
-        """Return up to `limit` of what lies directly in a folder, by name, behind the name `after`; nothing
-        for what is no folder."""
+        """Return up to `limit` direct entries of a folder, by name, behind the name `after`; nothing for what
+        is no folder."""
         for _ in range(_TRIES):
             (way,), seen = self._follow(volume, path)
             if not isinstance(way.found, Folder):
@@ -124,8 +124,8 @@ class NameTree:
         raise _make_error(errno.EAGAIN, path)
 
     def list_below(self, volume: str, path: str, after: str, limit: int) -> list[ListedPath]:
-        """Return up to `limit` of all that lies below a folder, each folder before its content, behind the
-        path `after` of such a listing. Names that change meanwhile may be in it or not."""
+        """Return up to `limit` of all entries below a folder, each folder before its content, behind the path
+        `after` of such a listing. Names that change meanwhile may be in it or not."""
         (way,), _ = self._follow(volume, path)
         if not isinstance(way.found, Folder):
             return []
@@ -188,8 +188,8 @@ class NameTree:
     ) -> int:
         """Put a file at its path, in the place of the one that is there. Return its version.
 
-        `expected` is the version of the one that is there, behind whose content this one goes on; 0: there is
-        none; None: any.
+        `expected` is the version of the one that is there, which this one extends; 0: there is none; None:
+        any.
         """
 
         def decide() -> Decision:
@@ -334,7 +334,7 @@ class NameTree:
     # The store
 
     def _follow(self, volume: str, *paths: str) -> tuple[list[_Way], Seen]:
-        """Return where paths lead, all at one revision, and the records that say so."""
+        """Return the targets of paths, all at one revision, and the records that say so."""
         for _ in range(_TRIES):
             seen: Seen = {}
             ways = [self._follow_one(volume, path, seen) for path in paths]

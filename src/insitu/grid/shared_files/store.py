@@ -1,4 +1,4 @@
-"""What one store does with blocks of files for others."""
+"""Actions of one store on blocks of files for others."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _expand_url(source: str, format: str | None, suffixes: Suffixes) -> list[tup
 
 
 def _known_format(file: SourceFile, format: str | None, suffixes: Suffixes) -> str:
-    """Return the format of a file. Raises SourceError where its name doesn't say it."""
+    """Return the format of a file. Raises SourceError if its name doesn't say it."""
     kind = format or _format_of(file, suffixes)
     if kind is None:
         raise SourceError(
@@ -174,7 +174,7 @@ def _describe_files(files: Sequence[Path]) -> str:
 
 
 def _mode(path: Path) -> int | None:
-    """Return what kind of file `path` is, as in `stat`; None where there is none. Raises SourceError."""
+    """Return the kind of the file `path`, as in `stat`; None if there is none. Raises SourceError."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -184,7 +184,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Return all files at any depth but hidden ones. Raises SourceError where a folder can't be listed."""
+    """Return all files at any depth but hidden ones. Raises SourceError if a folder can't be listed."""
 
     def refuse(error: OSError) -> None:
         raise SourceError(f"Folder {error.filename} can't be read: {error.strerror}") from error

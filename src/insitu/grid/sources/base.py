@@ -34,7 +34,7 @@ _MALFORMED = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError),
     *(NotImplementedError, EOFError, SyntaxError, SystemError, zlib.error),
 )
-"""What the libraries of the formats raise for bytes that their writers never write."""
+"""Errors of the formats' libraries for bytes that their writers never write."""
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def malformed_as_error(path: Path | UrlFile | str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the user adds to what is in the files."""
+    """The user's additions to the content of the files."""
 
     #: The name of the column that a .npy holds.
     column: str = "x"
@@ -59,7 +59,7 @@ class SourceOptions:
     float_columns: frozenset[str] = frozenset()
     #: Columns whose rows are lists of different lengths.
     ragged_columns: frozenset[str] = frozenset()
-    #: What makes columns of the features of TFRecord files: NAME:DTYPE[SHAPE]=FEATURE, separated by commas.
+    #: Definitions of columns from features of TFRecord files: NAME:DTYPE[SHAPE]=FEATURE, separated by commas.
     features: str | None = None
     #: Pixels of a side of the images that drawings in JSON lines become; None: drawings aren't looked for.
     render: int | None = None
@@ -76,7 +76,7 @@ class Block:
     rows: int
     #: Bytes of the file that have been read by the end of the block.
     source_bytes: int
-    #: What `Source.blocks` takes to begin with the row that follows.
+    #: The argument of `Source.blocks` to begin with the row that follows.
     next_start: int
     #: The partition that each row has in the system that it comes from; None: it has none.
     partitions: npt.NDArray[np.int64] | None = None
@@ -85,7 +85,7 @@ class Block:
 class Source(Protocol):
     """One file of rows. Made with (path, options), which reads the header alone and keeps nothing open.
 
-    Raises SourceError, when it is made or while it is read, where the file is damaged or of another format.
+    Raises SourceError, when it is made or while it is read, if the file is damaged or of another format.
     """
 
     format: ClassVar[str]

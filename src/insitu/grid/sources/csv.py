@@ -4,9 +4,9 @@ Commas separate fields, or the semicolons or tabs of a header that has no comma.
 of whole rows, which threads parse. Quoted fields may hold line ends.
 
 Types follow from the first 2 MiB of each file, as Arrow infers them: whole numbers are int64, other
-numbers float64, `true` and `false` bool, all else text (dates too). Where files differ, int64 gives way
-to float64. An empty field is NaN in a float64 column and the empty text in a text one. A value further on
-that doesn't fit its column's type is an error.
+numbers float64, `true` and `false` bool, all else text (dates too). If files differ, int64 gives way to
+float64. An empty field is NaN in a float64 column and the empty text in a text one. A value further on that
+doesn't fit its column's type is an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_ROW_BYTES = 1 << 30
 _PACKED = {".gz": "gzip", ".zst": "zstd"}
 _QUOTE = ord('"')
 _OTHER_DELIMITERS = ";\t"
-"""What separates fields where the header has no comma."""
+"""Separators of fields if the header has no comma."""
 _QUOTED = re.compile(rb'"(?>[^"]++|"")*+"')
 _BEGINNING = 64 << 10
 """Bytes of a file that are looked at before Arrow reads it."""
@@ -87,7 +87,7 @@ class CsvSource:
                     rows_before = None if rows_before is None else rows_before + batch.num_rows
 
     def _parse(self, chunk: _Chunk) -> tuple[_Chunk, list[Any] | Exception]:
-        """Return the rows of a chunk as a record batch, none where there are none, or what parsing raised."""
+        """Return the rows of a chunk as a record batch, none if there are none, or the error of parsing."""
         if not chunk.text.strip():
             return chunk, []
         try:
@@ -201,7 +201,7 @@ def _whole_rows(delimiter: str) -> re.Pattern[bytes]:
 
 
 def _end_of_rows(text: bytes, delimiter: str) -> int:
-    """Return the byte behind the last row that is whole; 0 where none is."""
+    """Return the byte behind the last row that is whole; 0 if none is."""
     quotes = _plain_quotes(np.frombuffer(text, np.uint8), delimiter)
     if quotes is None:
         found = _whole_rows(delimiter).match(text)
@@ -249,7 +249,7 @@ def _find_delimiter(beginning: bytes) -> str:
 
 
 def _check_text(path: Path) -> bytes:
-    """Return the beginning of a file. Raises SourceError where it isn't text, or not in UTF-8."""
+    """Return the beginning of a file. Raises SourceError if it isn't text, or not in UTF-8."""
     with path.open("rb") as raw, pa.PythonFile(raw, "r") as stream, contextlib.ExitStack() as stack:
         text: Any = stream
         packing = _packing(path)

@@ -1,9 +1,9 @@
 """Images of drawings that are given as strokes, as in the Quick, Draw! data set. Pure.
 
-The geometry is that of the data set's own bitmaps: a drawing lies in a square of 256, is centred by its
-largest coordinates, and gets a margin; lines are 16 wide with round ends. A pixel's value is how much of it a
-line covers, as far as its distance from the line's middle says. So values differ a little from those bitmaps
-at the edges of lines.
+The geometry is that of the data set's own bitmaps: a drawing is in a square of 256, is centred by its largest
+coordinates, and gets a margin; lines are 16 wide with round ends. A pixel's value is how much of it a line
+covers, as far as its distance from the line's middle says. So values differ a little from those bitmaps at
+the edges of lines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""tf.train.Example and tf.train.SequenceExample as they lie in a file, without their library.
+"""tf.train.Example and tf.train.SequenceExample as stored in a file, without their library.
 
-A message is a list of fields; `locate_features` walks through one record and says where the values of each
-feature lie. Records of a file mostly have the same layout and differ in their values alone. So a `Layout` is
-made of one record, compared with all records of its length at once, and the values of those that have it are
-taken by a few calls of NumPy.
+A message is a list of fields; `locate_features` walks through one record and returns the places of each
+feature's values. Records of a file mostly have the same layout and differ in their values alone. So a
+`Layout` is made of one record, compared with all records of its length at once, and the values of those that
+have it are taken by a few calls of NumPy.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where the values of one feature lie in a record."""
+    """Places of the values of one feature in a record."""
 
     #: BYTES, FLOAT or INT64.
     kind: int
-    #: Of BYTES each value's [start, stop); of others ranges of values without anything between them.
+    #: For BYTES each value's [start, stop); for others ranges of values without anything between them.
     ranges: tuple[tuple[int, int], ...]
 
 
 def locate_features(record: bytes) -> dict[str, Located]:
-    """Return where each feature of an Example, or of a SequenceExample's context and lists, lies.
+    """Return the place of each feature of an Example, or of a SequenceExample's context and lists.
 
     Features without values are left out. The steps of a feature list follow each other. Raises Malformed.
     """
@@ -54,7 +54,7 @@ def locate_features(record: bytes) -> dict[str, Located]:
 
 
 def _locate_map(record: bytes, start: int, stop: int, locate: Any) -> Iterator[tuple[str, Located]]:
-    """Yield (key, where its values lie) of a map. Of equal keys the last counts."""
+    """Yield (key, the place of its values) of a map. The last of equal keys counts."""
     for number, wire, first, last in _fields(record, start, stop):
         if number != 1 or wire != _CHUNK:
             continue
@@ -69,7 +69,7 @@ def _locate_map(record: bytes, start: int, stop: int, locate: Any) -> Iterator[t
 
 
 def _locate_list(record: bytes, start: int, stop: int) -> Located | None:
-    """Return where the values of a FeatureList lie, those of all steps in a row."""
+    """Return the places of the values of a FeatureList, those of all steps in a row."""
     kind: int | None = None
     ranges: list[tuple[int, int]] = []
     for number, wire, begin, end in _fields(record, start, stop):
@@ -86,7 +86,7 @@ def _locate_list(record: bytes, start: int, stop: int) -> Located | None:
 
 
 def _locate_feature(record: bytes, start: int, stop: int) -> Located | None:
-    """Return where the values of a Feature lie; None where it has no kind. Of several kinds the last
+    """Return the places of the values of a Feature; None if it has no kind. The last of several kinds
     counts."""
     kind: int | None = None
     ranges: list[tuple[int, int]] = []
@@ -161,7 +161,7 @@ def _check_varints(record: bytes, start: int, stop: int) -> None:
 
 
 class Layout:
-    """What records share that differ in the values of their features alone."""
+    """The layout that records share which differ in the values of their features alone."""
 
     def __init__(self, record: bytes, features: Mapping[str, Located]) -> None:
         self.features = features
@@ -169,7 +169,7 @@ class Layout:
         self._fixed: Bytes = np.full(len(record), 0xFF, np.uint8)
         for located in features.values():
             for start, stop in located.ranges:
-                # Of a number only the bits that say whether it goes on belong to the layout.
+                # Only those bits of a number that say whether it continues belong to the layout.
                 self._fixed[start:stop] = 0x80 if located.kind == INT64 else 0
 
     def matches(self, records: Bytes) -> npt.NDArray[np.bool_]:
@@ -178,7 +178,7 @@ class Layout:
         return ~differing
 
     def count(self, feature: str) -> int:
-        """Return how many values a feature has; 0 where records lack it."""
+        """Return how many values a feature has; 0 if records lack it."""
         located = self.features.get(feature)
         if located is None:
             return 0
@@ -209,6 +209,6 @@ def decode_varints(raw: Bytes) -> npt.NDArray[np.int64]:
     if len(starts) == raw.shape[1]:
         return raw.astype(np.int64)
     shifts = 7 * (np.arange(raw.shape[1]) - np.repeat(starts, ends - starts + 1))
-    # Of ten bytes the last one has a single bit; the others fall out at the top, as in protobuf.
+    # The last of ten bytes has a single bit; the others fall out at the top, as in protobuf.
     parts = (raw & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
     return np.bitwise_or.reduceat(parts, starts, axis=1).view(np.int64)

@@ -94,7 +94,7 @@ def _drop_nothing() -> None:
 def _validated(batch: Any) -> Any:
     """Return `batch` after a look at each of its offsets and indices. Raises ArrowInvalid.
 
-    Arrow itself follows those that point out of the file, which ends the process or copies what lies there.
+    Arrow itself follows those that point out of the file, which ends the process or copies the bytes there.
     """
     batch.validate(full=True)
     return batch

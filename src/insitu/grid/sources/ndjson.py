@@ -2,7 +2,7 @@
 
 Whole numbers, numbers, bools and text are columns, as are lists of numbers or bools of equal length, or of
 any
-length with `--ragged`. Types follow from the first 2 MiB of each file; where files differ, int64 gives way to
+length with `--ragged`. Types follow from the first 2 MiB of each file; if files differ, int64 gives way to
 float64. A number that is missing or null in a float64 column is NaN. With `--render N` a key `drawing`, which
 holds strokes as in the Quick, Draw! data set, becomes an image.
 """
@@ -153,7 +153,7 @@ class NdjsonSource:
         return pa.schema(fields)
 
     def _strokes(self, values: Any) -> Strokes:
-        """Return the strokes of drawings. Raises SourceError where they aren't lists of lists x and y."""
+        """Return the strokes of drawings. Raises SourceError if they aren't lists of lists x and y."""
         if values.null_count or values.flatten().null_count or values.flatten().flatten().null_count:
             raise SourceError(
                 f"{self.path}: each object needs a {DRAWING!r}, a list of strokes. Drop those without"
@@ -289,9 +289,9 @@ def _check_text(text: bytes, path: Path) -> None:
 
 
 def _check_depth(text: bytes, path: Path) -> None:
-    """Raise SourceError where more brackets are open at once, outside of texts, than Arrow may be given.
+    """Raise SourceError if more brackets are open at once, outside of texts, than Arrow may be given.
 
-    Arrow ignores where lines end, so a value that goes on over several of them counts as one.
+    Arrow ignores line ends, so a value that spans several lines counts as one.
     """
     data = np.frombuffer(_TEXT.sub(b"", text), np.uint8)
     steps = np.zeros(256, np.int8)

@@ -37,7 +37,7 @@ class ArrayHeader:
     shape: tuple[int, ...]
     #: The dtype of its values, with their byte order.
     dtype: np.dtype[Any]
-    #: Whether the values lie in column order.
+    #: Whether the values are in column order.
     fortran: bool
     #: The byte at which the values begin.
     start: int
@@ -97,7 +97,7 @@ def _parse_alone(read: Callable[[IO[bytes]], _Header], file: IO[bytes]) -> _Head
 
 
 def refuse_truncated(path: object, header: ArrayHeader, held: int) -> None:
-    """Raise SourceError where a header announces more values than the `held` bytes behind it."""
+    """Raise SourceError if a header announces more values than the `held` bytes behind it."""
     if held < header.value_bytes:
         raise SourceError(
             f"{path} is truncated: its header promises {header.value_bytes} bytes of values (shape "
@@ -155,7 +155,7 @@ def array_blocks(
 ) -> Iterator[npt.NDArray[Any]]:
     """Yield the values of a `.npy` from row `first` on, `rows` rows at a time.
 
-    `file` stands at that row. It is only read forward, except in column order, where it is mapped: zipfile no
+    `file` stands at that row. It is only read forward, except in column order, when it is mapped: zipfile no
     longer compares the checksum of a member in which somebody has sought.
     """
     if header.fortran:

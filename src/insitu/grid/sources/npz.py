@@ -40,7 +40,7 @@ class NpzSource:
             for name in archive.namelist():
                 with archive.open(name) as member:
                     header = read_header(member, f"{path}:{name}")
-                # What the archive announces may be false, too: it is only a first look.
+                # The archive's own sizes may be false, too: it is only a first look.
                 refuse_truncated(f"{path}:{name}", header, archive.getinfo(name).file_size - header.start)
                 headers[name.removesuffix(".npy")] = header
         if not headers:
@@ -99,15 +99,15 @@ def _checked_blocks(
     member: IO[bytes], header: ArrayHeader, rows: int, path: str
 ) -> Iterator[npt.NDArray[Any]]:
     yield from array_blocks(member, header, rows, path)
-    member.read(1)  # meets the end, where zipfile compares the checksum
+    member.read(1)  # meets the end, at which zipfile compares the checksum
 
 
 def _member(
     members: contextlib.ExitStack, archive: zipfile.ZipFile, name: str, header: ArrayHeader
 ) -> IO[bytes]:
     """Open an array's bytes, at its first row. One in column order needs random access: it is unpacked into
-    a temporary file that has no name. Raises SourceError where it is shorter than its header says or
-    there is no room for it.
+    a temporary file that has no name. Raises SourceError if it is shorter than its header says or there is no
+    room for it.
     """
     entry = name if name in archive.namelist() else f"{name}.npy"
     member = members.enter_context(archive.open(entry))
@@ -136,7 +136,7 @@ def _unpack(member: IO[bytes], target: IO[bytes], size: int, path: str) -> None:
             raise SourceError(f"{path} is truncated: it has {size - left} of {size} bytes. Fetch it again")
         target.write(part)
         left -= len(part)
-    # Meets the end, where zipfile compares the checksum.
+    # Meets the end, at which zipfile compares the checksum.
     member.read(1)
     target.flush()
 

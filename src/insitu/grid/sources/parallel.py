@@ -23,7 +23,7 @@ def count_threads() -> int:
 def map_ordered(function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
     """Yield `function` of each item, in their order, while threads compute the next ones.
 
-    Items are taken one more than there are threads ahead. What `function` raises is raised in its turn.
+    Items are taken one more than there are threads ahead. Errors of `function` are raised in its turn.
     """
     waiting: deque[Future[Result]] = deque()
     threads = count_threads()

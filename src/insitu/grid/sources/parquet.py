@@ -22,9 +22,9 @@ from insitu.grid.sources.urls import arrow_input
 _WHOLE_GROUP_BYTES = 16 << 20
 """Bytes of a row group up to which it is decoded as a whole, while others are."""
 _SAMPLE_ROWS, _SAMPLE_BYTES = 64, 1 << 20
-"""Rows, and about how many bytes of them, that tell how large rows are."""
+"""Rows, and about how many bytes of them, that are read to find out how large rows are."""
 _MOST_BUFFER_BYTES, _BUFFERS_BYTES = 1 << 20, 32 << 20
-"""What is read at once from one column, and from all columns of a row group together."""
+"""Bytes that are read at once from one column, and from all columns of a row group together."""
 
 
 class ParquetSource:
@@ -47,7 +47,7 @@ class ParquetSource:
                     f"{path} is damaged: its footer counts {self.expected_rows} rows, and its row groups "
                     f"{sum(self._group_rows)}{'' if first else ', but they hold none'}. Fetch it again"
                 )
-            # What a dictionary packs may be much larger than the file.
+            # The unpacked content of a dictionary may be much larger than the file.
             self._row_bytes = max(self._row_bytes, first.nbytes / max(1, first.num_rows))
             self.columns: tuple[Column, ...] = columns_of_batch(first, path, options.ragged_columns)
 
@@ -77,7 +77,7 @@ class ParquetSource:
 
     @property
     def row_starts(self) -> list[int]:
-        """The first row of each row group: where reading begins without decoding rows before."""
+        """The first row of each row group, at which reading can begin without decoding rows before."""
         return [0, *itertools.accumulate(self._group_rows[:-1])]
 
     def _groups_from(self, start: int) -> tuple[list[int], int]:

@@ -30,7 +30,7 @@ _CHECKSUM = struct.Struct("<I")
 _AROUND = _HEADER.size + _CHECKSUM.size
 _LARGE_BYTES = 64 << 20
 _COPIES = 4
-"""How often a record lies in memory at once: as it comes, as a chunk, while its checksum is computed, and as
+"""How often a record is in memory at once: as it comes, as a chunk, while its checksum is computed, and as
 columns."""
 _PIECE_BYTES = 4 << 20
 """Bytes that are read at once: a false length of a record takes no memory before they have come."""
@@ -38,15 +38,15 @@ _PIECE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecordChunk:
-    """Whole records that lie in a row."""
+    """Whole records in a row."""
 
     #: The records with their frames.
     data: bytes
-    #: Where each record's bytes begin in `data`: int64[records].
+    #: The offset of each record's bytes in `data`: int64[records].
     starts: npt.NDArray[np.int64]
     #: Bytes of each record: int64[records].
     lengths: npt.NDArray[np.int64]
-    #: The number of the first record in the file; None where reading began further on.
+    #: The number of the first record in the file; None if reading began further on.
     first: int | None
     #: The byte of the unpacked file at which `data` begins.
     start: int
@@ -59,7 +59,7 @@ class RecordChunk:
         return self.start + len(self.data)
 
     def place(self, record: int) -> str:
-        """Return where a record of the chunk is in the file, for messages."""
+        """Return the place of a record of the chunk in the file, for messages."""
         byte = self.start + int(self.starts[record]) - _HEADER.size
         return f"record {'' if self.first is None else f'{self.first + record} '}at byte {byte}"
 
@@ -70,7 +70,7 @@ def mask_checksum(crc: int) -> int:
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether a file is packed by gzip. Raises SourceError where it is packed otherwise."""
+    """Return whether a file is packed by gzip. Raises SourceError if it is packed otherwise."""
     with path.open("rb") as file:
         beginning = file.read(_HEADER.size)
     if len(beginning) == _HEADER.size and _length_is_right(beginning, 0):
@@ -119,7 +119,7 @@ def read_chunks(
 def _walk(
     buffer: bytearray, path: Path, packed: bool, first: int | None, start: int
 ) -> tuple[list[int], list[int], int]:
-    """Return (where whole records begin, their lengths, where the last one ends). Raises SourceError."""
+    """Return (starts of whole records, their lengths, the end of the last one). Raises SourceError."""
     starts: list[int] = []
     lengths: list[int] = []
     at, size = 0, len(buffer)
@@ -170,7 +170,7 @@ def _of_unpacked(packed: bool) -> str:
 
 
 def check_records(chunk: RecordChunk, path: Path) -> None:
-    """Raise SourceError where the checksum of a record is not that of its bytes."""
+    """Raise SourceError if the checksum of a record is not that of its bytes."""
     view = memoryview(chunk.data)
     for record, (start, length) in enumerate(zip(chunk.starts.tolist(), chunk.lengths.tolist(), strict=True)):
         (stored,) = _CHECKSUM.unpack_from(view, start + length)

@@ -71,7 +71,7 @@ def columns_of_batch(batch: Any, path: Path, ragged: frozenset[str] = frozenset(
 
 
 def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict[str, Any]:
-    """Return a batch's values as a Block holds them. Raises SourceError where rows differ in shape."""
+    """Return a batch's values as a Block holds them. Raises SourceError if rows differ in shape."""
     found: dict[str, Any] = {}
     for column in columns:
         values = batch.column(batch.schema.get_field_index(column.name))
@@ -184,7 +184,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _flatten_lists(values: Any, name: str, path: Path) -> Any:
-    """Return the values of all lists, end to end. Raises SourceError where they are lists themselves."""
+    """Return the values of all lists, end to end. Raises SourceError if they are lists themselves."""
     _refuse_missing(values, name, path)
     if not _is_tensor(values.type.value_type) or _is_list(values.type.value_type):
         raise SourceError(

@@ -31,7 +31,7 @@ from insitu.grid.sources.record_files import RecordChunk, check_records, is_pack
 _CHUNK_BYTES = 4 << 20
 """Bytes of records that are decoded at once, unless one is longer."""
 _SAMPLE_BYTES = 64 << 10
-"""Bytes of records that tell how large records are."""
+"""Bytes of records that are read to find out how large records are."""
 _MOST_LAYOUTS = 16
 """Layouts that records of one length are compared with, before each of them is walked through."""
 _MOST_LOOKED_AT = 1000

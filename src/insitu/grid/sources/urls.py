@@ -1,7 +1,7 @@
 """Files behind URLs that fsspec knows, such as `s3://bucket/key`, in the place of paths.
 
 A reader of files takes a `UrlFile` as it takes a path: it opens it, and asks for its name and state. Bytes
-are read in pieces, as they are needed; nothing is copied to a disk. What a server of objects fails to give is
+are read in pieces, as they are needed; nothing is copied to a disk. Objects that a server fails to give are
 asked for again. Parts of a URL behind `?`, and a password, may be a secret, so no message shows them.
 """
 
@@ -31,7 +31,7 @@ _PAUSES = (0.2, 1.0, 3.0)
 _TRY_SECONDS = 10.0
 """Seconds after which nothing is asked for again: packages that took longer have tried again themselves."""
 _NO_PARTS = ("range requests", "Cannot seek")
-"""What fsspec says of a server that gives whole files alone."""
+"""The message of fsspec for a server that gives whole files alone."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PACKAGES = {
     "s3": "s3fs",
@@ -48,9 +48,9 @@ _PACKAGES = {
 }
 """The package that fsspec needs for a protocol."""
 _CHANGES = ("mtime", "LastModified", "updated", "modificationTime", "modification_time", "created")
-"""What file systems call the time of the last change."""
+"""File systems' names for the time of the last change."""
 _VERSIONS = ("ETag", "etag", "md5Hash", "blob_id", "ino")
-"""What they call the version of a file."""
+"""Their names for the version of a file."""
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def is_url(source: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UrlState:
-    """What is known of a file behind a URL, under the names of `os.stat_result`."""
+    """Facts about a file behind a URL, under the names of `os.stat_result`."""
 
     #: Bytes.
     st_size: int
@@ -121,7 +121,7 @@ class UrlFile:
 
     def _open(self) -> Any:
         system, path = connect(self.url)
-        # What hdfs-native opens with blocks can't be sought in.
+        # Files that hdfs-native opens with blocks can't be sought in.
         plain = type(system).__module__.startswith("hdfs_native")
         pieces = {} if plain else {"block_size": PIECE_BYTES, "cache_type": "readahead"}
         opened = system.open(path, "rb", **pieces)
@@ -157,7 +157,7 @@ class _UrlReader(io.RawIOBase):
 
     def __init__(self, file: UrlFile, opened: Any) -> None:
         self._file = file
-        #: What fsspec has opened; None after a failure.
+        #: The file that fsspec has opened; None after a failure.
         self._opened: Any = opened
         #: The place of the next byte to read.
         self._place = 0
@@ -317,7 +317,7 @@ def _failures_as_os_errors(file: UrlFile) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.strerror is None:  # some say a path alone
             cause = error.__cause__
-            # fsspec calls it that, too, where a server of HTTP fails.
+            # fsspec calls it that, too, if a server of HTTP fails.
             if type(cause).__module__.startswith("aiohttp") and getattr(cause, "status", 0) not in (404, 410):
                 raise OSError(f"{type(cause).__name__}: {file.clean(str(cause))[:300]}") from None
             raise FileNotFoundError(errno.ENOENT, "it isn't there") from None

@@ -1,4 +1,4 @@
-"""What a store may hold, and how it is set up. Begin reading with `quotas.py`."""
+"""Limits and settings of a store. Begin reading with `quotas.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The bytes that a node's store holds, and those that it may hold.
 
-What counts are the files in the store and in what imports are writing for it. A file that several versions
-share counts once.
+Files in the store and in what imports are writing for it count. A file that several versions share counts
+once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StoreRoom:
 
 
 def measure_store(paths: Paths, node: NodeId) -> StoreRoom:
-    """Return what the store of a node holds. Raises GridError where its settings can't be read."""
+    """Return what the store of a node holds. Raises GridError if its settings can't be read."""
     settings = read_settings(paths, node)
     folders = [paths.node(node)]
     if paths.staging.is_dir():
@@ -47,7 +47,7 @@ def measure_store(paths: Paths, node: NodeId) -> StoreRoom:
 
 
 def check_quota(paths: Paths, node: NodeId, need: int) -> None:
-    """Raise StorageFull where the store of a node may not hold `need` bytes more."""
+    """Raise StorageFull if the store of a node may not hold `need` bytes more."""
     quota = read_settings(paths, node).quota
     if quota is None:
         return
@@ -62,7 +62,7 @@ def check_quota(paths: Paths, node: NodeId, need: int) -> None:
 
 
 def check_quotas(paths: Paths, needs: Mapping[NodeId, int]) -> None:
-    """Raise StorageFull where the store of a node may not hold as many bytes more as `needs` says."""
+    """Raise StorageFull if the store of a node may not hold as many bytes more as `needs` says."""
     for node, need in needs.items():
         check_quota(paths, node, need)
 
@@ -77,7 +77,7 @@ class QuotaWatch:
         self._checked = 0
 
     def check(self, done: int) -> None:
-        """Raise StorageFull where a store holds too much; look now and then. `done` bytes of sources are
+        """Raise StorageFull if a store holds too much; look now and then. `done` bytes of sources are
         read."""
         if self._nodes and done - self._checked >= WATCH_BYTES:
             self._checked = done
@@ -99,7 +99,7 @@ def _measure(*folders: Path) -> int:
 
 
 def _walk(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the state of each file; links, and what goes away meanwhile, are left out."""
+    """Yield the state of each file; links, and files that vanish meanwhile, are left out."""
     waiting = [os.fspath(folder)]
     while waiting:
         try:

@@ -1,6 +1,6 @@
-"""What the owner of a node has set for its store, such as its quota.
+"""Settings of a node's store by its owner, such as its quota.
 
-It lies in a file in the store, so that it goes where its disk goes. Readers don't need it.
+They are in a file in the store, so that they stay with its disk. Readers don't need it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SECOND_PATH = re.compile(r"insitu-[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """What was set for one store. Written by `change_settings`."""
+    """The settings of one store. Written by `change_settings`."""
 
     #: The bytes that the store may hold; None: as many as fit.
     quota: int | None = None
-    #: Where an earlier version has put partitions, see repair.py; None: nowhere.
+    #: The path to which an earlier version has put partitions, see repair.py; None: nowhere.
     second_path: Path | None = None
     #: The bytes of memory that files of `insitu://` may use; None: a share of the host's.
     file_memory: int | None = None
@@ -36,7 +36,7 @@ class StoreSettings:
 def read_settings(paths: Paths, node: NodeId) -> StoreSettings:
     """Return what was set for the store of a node.
 
-    Raises GridError where that can't be read, also where another member of a shared home has written it.
+    Raises GridError if that can't be read, also if another member of a shared home has written it.
     """
     path = paths.store_settings(node)
     try:
