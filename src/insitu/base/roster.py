@@ -143,6 +143,8 @@ class RosterWatch:
             return self._roster
         mark = (found.st_ino, found.st_mtime_ns, found.st_size)
         if mark != self._seen:
-            self._roster = read_roster(self._path) or self._roster
+            # One that is written once more is no other one: who joins by it would join again, for ever.
+            if (newest := read_roster(self._path)) != self._roster:
+                self._roster = newest or self._roster
             self._seen = mark
         return self._roster

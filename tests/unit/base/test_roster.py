@@ -46,6 +46,8 @@ def test_a_watch_sees_each_new_roster(tmp_path: Path) -> None:
     first = watch.newest()
     assert first == ROSTER
     assert watch.newest() is first
+    write_roster(tmp_path / "roster.json", ROSTER)  # as for a task that starts on the same host
+    assert watch.newest() is first
     write_roster(tmp_path / "roster.json", Roster(4, ROSTER.members))
     assert watch.newest() == Roster(4, ROSTER.members)
 
