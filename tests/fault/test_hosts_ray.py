@@ -318,7 +318,7 @@ def test_the_raylet_of_a_host_of_a_job_is_killed_and_the_job_goes_on(ray: RayLab
     jobs.wait_in_the_middle(job, 3)
     (raylet,) = find_processes(third, "raylet/raylet")
     os.kill(raylet, signal.SIGKILL)
-    wait_until(lambda: not find_processes(third, AGENT), "the end of the agent")
+    wait_until_none(third)
     jobs.let_go()
     assert wait_for_end(jobs, job) == 0, jobs.output(job)
     weights = {line.split("RESULT ")[1] for line in jobs.output(job).splitlines() if "] RESULT " in line}
@@ -328,7 +328,6 @@ def test_the_raylet_of_a_host_of_a_job_is_killed_and_the_job_goes_on(ray: RayLab
     said = jobs.output(job)
     assert "host3 has ended the connection: its tasks count as killed" in said
     assert "replacing worker:2" in said and json.loads(report)["task_list"][2]["node"] != "host3"
-    wait_until_none(third)
     ray.start(third)
     wait_until(lambda: states(ray)["host3"] == "alive", "its return")
 
