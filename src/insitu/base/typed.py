@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar, overload
 
 from msgspec import Meta, ValidationError
@@ -49,12 +49,30 @@ def convert(name: str, value: Any, kind: Any, error: type[InsituError]) -> Any:
 
 
 def convert_exactly(name: str, value: Any, kind: type[T], error: type[InsituError]) -> T:
-    """Return a dataclass of which `value` has all fields and no others. Raises as `convert`."""
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    """Return a dataclass of which `value` has all fields and no others, as have the dataclasses in it.
+
+    Raises as `convert`.
+    """
+    _check_fields(name, value, kind, error)
+    found = convert(name, value, kind, error)
+    _check_inner(name, value, found, error)
+    return found
+
+
+def _check_fields(name: str, value: Any, kind: Any, error: type[InsituError]) -> None:
+    names = {field.name for field in fields(kind)}
     if not isinstance(value, dict) or value.keys() != names:
-        received = ", ".join(sorted(value)) if isinstance(value, dict) else reprlib.repr(value)
+        received = repr(sorted(value)) if isinstance(value, dict) else reprlib.repr(value)
         raise error(f"{name} must have the fields {', '.join(sorted(names))}. Received: {received:.200}")
-    return convert(name, value, kind, error)
+
+
+def _check_inner(name: str, value: Any, found: Any, error: type[InsituError]) -> None:
+    for field in fields(found):
+        given, made = value[field.name], getattr(found, field.name)
+        for part, inner in zip(given, made, strict=True) if type(made) is tuple else [(given, made)]:
+            if is_dataclass(inner):
+                _check_fields(f"{name}.{field.name}", part, inner, error)
+                _check_inner(f"{name}.{field.name}", part, inner, error)
 
 
 def _find(value: Any, path: str) -> Any:

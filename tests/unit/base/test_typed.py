@@ -55,7 +55,8 @@ def test_values_come_back_typed() -> None:
         ({"inner": {}}, "outer.inner: object missing required field `sizes`. Received: {}"),
         ({"inner": {"sizes": [1, -7]}}, r"outer.inner.sizes[1]: expected `int` >= 0. Received: -7"),
         ({"port": "\ud800"}, "outer: 'utf-8' codec can't encode"),
-        ({"more": 1}, "outer must have the fields at, inner, is_last, port, text. Received: at, inner"),
+        ({"inner": {"sizes": [], "more": 1}}, "outer.inner must have the fields sizes. Received: ['more', "),
+        ({"more": 1}, "outer must have the fields at, inner, is_last, port, text. Received: ['at', 'inner'"),
     ],
 )
 def test_other_values_are_refused(change: dict[str, Any], message: str) -> None:

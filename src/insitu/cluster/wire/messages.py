@@ -9,7 +9,7 @@ import base64
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
@@ -74,7 +74,10 @@ def parse_seconds(name: str, value: Any) -> float:
 
 def parse_facts(value: Any) -> AgentFacts:
     """Return the facts that an agent sends about itself. Raises ClusterError."""
-    facts = convert_exactly("facts", value, AgentFacts, ClusterError)
+    return _check_facts(convert_exactly("facts", value, AgentFacts, ClusterError))
+
+
+def _check_facts(facts: AgentFacts) -> AgentFacts:
     with _as_cluster_error():
         check_simple_name("A node's name", facts.node)
     if not set(membership.REQUIRED_VERSIONS) <= facts.versions.keys():
@@ -94,7 +97,8 @@ def parse_member(value: Any) -> Member:
     if isinstance(value, dict):  # a list that a head before this version has saved
         value = {"leave_by": None, "is_empty": False, "refused": "", **value}
     member = convert_exactly("member", value, Member, ClusterError)
-    return replace(member, facts=parse_facts(value["facts"]), load=parse_load(value["load"]))
+    _check_facts(member.facts)
+    return member
 
 
 def parse_members(value: Any) -> dict[NodeId, Member]:
