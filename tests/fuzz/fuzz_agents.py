@@ -128,7 +128,7 @@ def fuzz_head() -> Any:
     def fuzz(data: bytes) -> None:
         drawn = atheris.FuzzedDataProvider(data)
         head._membership, head._callers = Membership(VERSIONS), {}
-        head._checks, head._down, head._stopping = [], None, False
+        head._checks, head._down, head._stopping = head_module.ReachChecks(), None, False
         ends = []
         for number in (1, 2, 3):
             here, there = socket.socketpair()
@@ -143,7 +143,7 @@ def fuzz_head() -> Any:
                 head._handle(caller, draw_message(drawn, TO_HEAD))
             except (InsituError, ChannelClosed):
                 head._end(caller)
-        head._answer_checks()
+        list(head._checks.take_answers(head._callers, time.monotonic()))
         # What the head saves is what it reads when it starts again.
         saved = json.loads(json.dumps(messages.encode_members(head._membership)))
         assert messages.parse_members(saved) == head._membership.members
@@ -181,7 +181,7 @@ def fuzz_agent() -> Any:
         agent._paths, agent.node, agent._catalog = paths, NodeId("a"), messages.CatalogParts()
         agent.members, agent._checks = {}, queue.SimpleQueue()
         agent._server, agent._upkeep = None, StoreUpkeep(paths, agent.node)
-        agent._files = SimpleNamespace(note_members=lambda members: None, head=HeadCalls())
+        agent._files = SimpleNamespace(note_members=lambda members: None, head=HeadCalls(lambda: False))
         for _ in range(drawn.ConsumeIntInRange(1, 3)):
             if drawn.ConsumeBool():
                 changed = bytearray(catalog)

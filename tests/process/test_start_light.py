@@ -13,6 +13,7 @@ from job_runs import PATIENCE, Insitu, insitu_at
 WEB = ("fastapi", "starlette", "uvicorn", "jinja2", "pydantic")
 HEAVY = (
     *("keras", "tensorflow", "jax", "torch", "pyarrow", "rich", "psutil", "multiprocessing", "asyncio"),
+    "msgspec",
     *WEB,
 )
 """What `start` and `ps` do without."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from insitu.base.errors import ClusterError, JobSpecError, PlacementError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, NodeId, Placement, Topology
 from insitu.base.wording import format_count, inflect
-from insitu.cluster.decide import describe_state
-from insitu.cluster.nodes import find_separated
-from insitu.cluster.wire import HOSTS_ENGINE, read_head, read_nodes
+from insitu.cluster.wire import HOSTS_ENGINE, read_head
+
+if TYPE_CHECKING:
+    from insitu.cluster.decide import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostN
     """
     if engine == "local":
         return None
-    found, notice = read_nodes(paths) if read_head(paths) is not None else ([], "")
+    found, notice = _read_nodes(paths) if read_head(paths) is not None else ([], "")
     members = [member for member in found if member.state != "left"]
     if not members:
         if engine == HOSTS_ENGINE:
@@ -97,6 +99,8 @@ def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostN
             f"Tasks run on hosts whose agents are alive. Received: none of {', '.join(sorted(known))}. "
             f"{notice} Bring them up by `insitu up --hosts`, or run the job here with --engine local"
         )
+    from insitu.cluster.decide import describe_state
+
     found_members = {m.facts.node: m for m in members}
     away = {m.facts.node: describe_state(m) for m in members if m.facts.node not in alive}
     if cache is not None:
@@ -108,6 +112,13 @@ def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostN
         memory={m.facts.node: m.load.memory_available for m in chosen},
         away=away,
     )
+
+
+def _read_nodes(paths: Paths) -> tuple[list[Member], str]:
+    # Not above: msgspec takes about 30 ms to load, which a start on one machine does without.
+    from insitu.cluster.wire import read_nodes
+
+    return read_nodes(paths)
 
 
 def _check_owners(cache: CacheSpec, alive: Collection[NodeId], away: Mapping[NodeId, str]) -> None:
@@ -200,6 +211,8 @@ def check_reach(paths: Paths, nodes: Collection[NodeId]) -> None:
     """Raise ClusterError if two of these nodes can't talk, which names each such pair."""
     if len(nodes) < 2:
         return
+    from insitu.cluster.nodes import find_separated
+
     pairs = [pair for pair in find_separated(paths) if pair[0] in nodes and pair[1] in {*nodes, "the others"}]
     if pairs:
         listed = "; ".join(f"{source} can't reach {target}: {why}" for source, target, why in pairs)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from insitu.base.spec import NodeId
+from insitu.base.typed import Count, Port, Seconds, Text
 
 SILENT_SECONDS = 5.0
 """Seconds without a word after which an agent counts as silent."""
@@ -25,6 +28,9 @@ REQUIRED_VERSIONS = ("insitu", "python")
 """Packages whose versions each agent must name. Others are compared if both sides have them."""
 
 AgentState = Literal["alive", "silent", "lost", "left"]
+LongText = Annotated[str, Meta(max_length=16 << 10)]
+Texts = Annotated[tuple[Text, ...], Meta(max_length=1024)]
+Versions = Annotated[Mapping[Text, Text], Meta(max_length=1024)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,33 +40,33 @@ class AgentFacts:
     #: The name of the node whose store it owns.
     node: NodeId
     #: The id of the store, which stays on its disk.
-    store: str
+    store: LongText
     #: The folder of the store on its host.
-    folder: str
+    folder: LongText
     #: Drawn when the process was started.
-    process: str
+    process: LongText
     #: The name of the host.
-    host: str
+    host: LongText
     #: The numeric address at which it serves partitions.
-    address: str
+    address: LongText
     #: The port there.
-    port: int
+    port: Port
     #: The certificate by which the server is recognized, as PEM.
-    certificate: str
+    certificate: LongText
     #: Versions by the name of what they are of; those of REQUIRED_VERSIONS are there.
-    versions: Mapping[str, str]
+    versions: Versions
     #: Processors that the agent may use.
-    cores: int
+    cores: Count
     #: The model of each GPU.
-    gpus: tuple[str, ...]
+    gpus: Texts
     #: Bytes of memory.
-    memory: int
+    memory: Count
     #: Bytes of the device of the store.
-    disk: int
+    disk: Count
     #: The model of the processor; empty if it isn't known.
-    processor: str
+    processor: LongText
     #: The host's time since 1970 when the agent joined.
-    clock: float
+    clock: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +74,11 @@ class AgentLoad:
     """Facts that change while an agent lives."""
 
     #: Bytes of memory that processes may still get.
-    memory_available: int
+    memory_available: Count
     #: Bytes that are free on the device of the store.
-    disk_free: int
+    disk_free: Count
     #: Versions in the store that the catalogue doesn't know.
-    unknown_versions: int
+    unknown_versions: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +92,20 @@ class Member:
     #: How it is.
     state: AgentState
     #: Since when it is so, in seconds since 1970; for people.
-    since: float
+    since: Seconds
     #: When its last word came, on the head's monotonic clock.
-    heard: float
+    heard: Seconds
     #: The number of its connection; None: it has none.
-    connection: int | None
+    connection: Count | None
     #: Seconds that its clock is ahead of the head's.
-    clock_skew: float
+    clock_skew: Seconds
     #: Deadline by which it must have left, in seconds since 1970; None: it stays. A node that leaves gets no
     #: data and no tasks, and what it has moves to others.
-    leave_by: float | None = None
+    leave_by: Seconds | None = None
     #: Whether nothing is on it any more that others need; only of a node that leaves.
     is_empty: bool = False
     #: Why its agent, which has no connection, wasn't let in when it asked last; "": it was.
-    refused: str = ""
+    refused: Text = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@ import select
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from insitu.base.errors import ClusterError, InputError
 from insitu.base.paths import JobPaths
 from insitu.base.progress import Progress
 from insitu.base.spec import NodeId, TaskId, TaskSpec
+from insitu.base.typed import Count, Seconds, Text, convert, convert_exactly
 from insitu.cluster.decide import SILENT_SECONDS, Failure, HostSigns
 from insitu.cluster.engines import Channel, Command, Message, NodeState, ProcessState, RemoteEngine
 from insitu.cluster.job_backup import FolderCopy, Mark
@@ -23,8 +26,11 @@ logger = logging.getLogger("insitu")
 BEAT_SECONDS = 0.25
 """Seconds between two beats, which a host's kernel acknowledges; see `cluster/decide/host_loss.py`."""
 _MAX_UNSENT_BYTES = 1 << 22
-_MAX_NUMBER = 1 << 62
-_MAX_SECONDS = 1e15
+_SIGNED = Annotated[int, Meta(ge=-1, lt=1 << 62)]
+_CODE = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
+_PROGRESS = tuple[_SIGNED, _SIGNED, Count, Seconds, Text, bool, _SIGNED, bool]
+_PROCESS = tuple[bool, Count, Seconds]
+"""Fields of the dataclasses of these names."""
 _RETRY_SECONDS = 5.0
 """Seconds after which a file is asked for again that couldn't be written here."""
 _MAX_REPLIES = 4
@@ -217,7 +223,7 @@ class HostLink(RemoteEngine):
         elif "wanted" in message:
             self.wanted.append(_text(message["wanted"]))
         elif "wanted_refresh" in message:
-            self.wanted_refreshes.append(_number(message["wanted_refresh"]))
+            self.wanted_refreshes.append(convert("epoch", message["wanted_refresh"], Count, ClusterError))
         elif "copy_failed" in message:
             self.copy_failed = _text(message["copy_failed"]) or "unknown"
             logger.warning("%s keeps no copy of the job: %s", self.node, self.copy_failed)
@@ -231,7 +237,7 @@ class HostLink(RemoteEngine):
             task = TaskId.parse(message["ended"])
             if task not in self._launched:
                 raise ValueError(f"{task} doesn't run there")
-            _number(message["code"], -_MAX_NUMBER)
+            convert("code", message["code"], _CODE, ClusterError)
             if message.get("failure"):
                 self.failures[task] = _parse_failure(message["failure"])
             self._launched.discard(task)
@@ -248,12 +254,15 @@ class HostLink(RemoteEngine):
     def _take_report(self, report: Message) -> None:
         now = time.monotonic()
         for task, values in report.get("progress", ()):
-            found = _parse_progress(values)
+            found = Progress(*convert("progress", values, _PROGRESS, ClusterError))
+            found.place.encode()  # the file of records can hold it
             self.progress[TaskId.parse(task)] = replace(found, at=now - found.at)
         if "node" in report:
-            self.processes = {TaskId.parse(t): _parse_process(state) for t, state in report["processes"]}
-            available, has_store = report["node"]
-            self.state = NodeState(_number(available), _flag(has_store))
+            self.processes = {
+                TaskId.parse(t): ProcessState(*convert("process", state, _PROCESS, ClusterError))
+                for t, state in report["processes"]
+            }
+            self.state = NodeState(*convert("node", report["node"], tuple[Count, bool], ClusterError))
 
     def _take_file(self, message: Message) -> None:
         try:
@@ -275,48 +284,15 @@ def _is_near(channel: Channel) -> bool:
         return False
 
 
-def _parse_progress(values: Sequence[Any]) -> Progress:
-    """Return a task's record as the file of records can hold it. Raises ValueError, TypeError."""
-    found = Progress(*values)
-    for number in (found.epoch, found.step, found.generation):
-        _number(number, -1)
-    _number(found.rows)
-    _seconds(found.at)
-    _text(found.place)
-    _flag(found.elastic)
-    _flag(found.steps_over)
-    return found
-
-
-def _parse_process(values: Sequence[Any]) -> ProcessState:
-    found = ProcessState(*values)
-    _flag(found.suspended)
-    _number(found.resident_bytes)
-    _seconds(found.cpu_seconds)
-    return found
-
-
 def _parse_failure(values: dict[str, Any]) -> Failure:
-    found = Failure(**values)
+    found = convert_exactly("failure", values, Failure, ClusterError)
     return Failure(
         type=make_writable(found.type),
         message=make_writable(found.message),
         fingerprint=make_writable(found.fingerprint),
-        peer_lost=_flag(found.peer_lost),
-        final=_flag(found.final),
+        peer_lost=found.peer_lost,
+        final=found.final,
     )
-
-
-def _number(value: Any, low: int = 0) -> int:
-    if type(value) is not int or not low <= value < _MAX_NUMBER:
-        raise ValueError(f"no number: {value!r:.100}")
-    return value
-
-
-def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not -_MAX_SECONDS < value < _MAX_SECONDS:
-        raise ValueError(f"no seconds: {value!r:.100}")
-    return float(value)
 
 
 def _text(value: Any) -> str:
@@ -324,10 +300,4 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError(f"no text: {value!r:.100}")
     value.encode()
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise TypeError(f"neither true nor false: {value!r:.100}")
     return value

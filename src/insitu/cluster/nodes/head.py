@@ -14,6 +14,7 @@ from typing import Any
 from insitu.base.errors import ClusterError, GridError, InputError, InsituError
 from insitu.base.paths import Paths
 from insitu.base.spec import NodeId
+from insitu.base.typed import convert
 from insitu.cluster.decide import Member, Membership, membership
 from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
 from insitu.cluster.leases import JobUpkeep, Lead, ReplacementNotices, note_replacement
@@ -26,6 +27,7 @@ from insitu.cluster.wire import (
     HeadRecord,
     Message,
     Relays,
+    TextsByName,
     check_role,
     damage_logged,
     encode_end,
@@ -37,7 +39,6 @@ from insitu.cluster.wire import (
     parse_inventory,
     parse_load,
     parse_seconds,
-    parse_texts,
     read_head,
     read_versions,
     resume_members,
@@ -232,7 +233,7 @@ class Head:
             case "imports":
                 self._end_imports(caller, message)
             case "checked":
-                unreachable = parse_texts("unreachable", message.get("unreachable"))
+                unreachable = convert("unreachable", message.get("unreachable"), TextsByName, ClusterError)
                 self._checks.note(message.get("number"), caller.number, unreachable)
             case "names":
                 self._files.begin(caller.number, message)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         CatalogParts,
         CatalogVersion,
         Message,
+        TextsByName,
         encode_end,
         encode_imports,
         encode_inventory,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
         parse_load,
         parse_members,
         parse_seconds,
-        parse_texts,
         split_catalog,
     )
     from insitu.cluster.wire.node_list import (
@@ -78,7 +78,6 @@ if TYPE_CHECKING:
         AgentOptions,
         choose_copy_rate,
     )
-    from insitu.cluster.wire.own_folders import is_own_folder
     from insitu.cluster.wire.pins import list_jobs_elsewhere, release_pins
     from insitu.cluster.wire.process_log import MAX_LOG_BYTES, damage_logged, keep_log_bounded
     from insitu.cluster.wire.reachability import PROBE_BYTES, find_lost_packets, find_unreachable
@@ -92,6 +91,7 @@ if TYPE_CHECKING:
         find_head_of_agents,
         is_locked,
         is_orphaned,
+        is_own_folder,
         list_agents,
         make_token,
         open_holder,

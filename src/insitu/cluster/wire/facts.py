@@ -10,13 +10,16 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from insitu.base._version import __version__
 from insitu.base.paths import Paths
 from insitu.base.process.processes import memory_bytes, read_available_bytes
 from insitu.base.spec import NodeId
-from insitu.cluster.decide import AgentFacts, AgentLoad
 from insitu.grid import make_store_id
+
+if TYPE_CHECKING:
+    from insitu.cluster.decide import AgentFacts, AgentLoad
 
 PROCESS = secrets.token_hex(16)
 """Tells this process from others, also of other hosts."""
@@ -67,6 +70,10 @@ def read_processor() -> str:
 
 def gather_facts(paths: Paths, node: NodeId, address: str, port: int, certificate: str) -> AgentFacts:
     """Return what the agent of `node`, which serves at `address`, says about itself. Raises GridError."""
+    from insitu.cluster.decide import (
+        AgentFacts,  # not above: `insitu start`, which reads versions, needs no msgspec
+    )
+
     return AgentFacts(
         node=node,
         store=make_store_id(paths, node),
@@ -92,4 +99,6 @@ def measure_load(paths: Paths, node: NodeId, unknown_versions: int) -> AgentLoad
         free = shutil.disk_usage(paths.node(node)).free
     except OSError:
         free = 0
+    from insitu.cluster.decide import AgentLoad
+
     return AgentLoad(max(0, read_available_bytes()), free, unknown_versions)

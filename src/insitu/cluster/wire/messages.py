@@ -6,13 +6,17 @@ A message is a JSON object with `do`. Nothing that comes from a peer is used bef
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
 
 from insitu.base.errors import ClusterError, InputError
 from insitu.base.spec import NodeId, check_cache_name, check_simple_name
+from insitu.base.typed import Count, Seconds, Text, convert, convert_exactly
 from insitu.cluster.decide import AgentFacts, AgentLoad, Member, Membership, membership
 from insitu.exchange import parse_address
 from insitu.grid import StagedImport
@@ -21,139 +25,80 @@ MAX_LINE_BYTES = 4 << 20
 """Bytes of one message at most."""
 MAX_CATALOG_BYTES = 1 << 30
 _PAGE_BYTES, _PART_PAGES = 4096, 256
-_MAX_TEXT, _MAX_NUMBER = 4096, 1 << 62
-_MAX_SECONDS = 1e15
-_MAX_LISTED = 1024
-_MAX_COLUMNS = 10_000
-_MAX_CERTIFICATE = 16 << 10
-_MAX_PARTITIONS = 1 << 16
+_Version = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_CatalogNumber = Annotated[int, Meta(ge=0, lt=MAX_CATALOG_BYTES)]
+_Partition = tuple[Annotated[int, Meta(ge=0, lt=1 << 16)], Count, Annotated[str, Meta(max_length=100)]]
+_Import = tuple[Text, Text, _Version | None]
+TextsByName = Annotated[dict[Text, Text], Meta(max_length=1 << 16)]
 
 Message = dict[str, Any]
 
 
-def _text(name: str, value: Any, longest: int = _MAX_TEXT) -> str:
-    if type(value) is not str or len(value) > longest:
-        raise ClusterError(f"{name} must be a text of {longest} characters at most. Received: {value!r:.100}")
-    return value
+class _Inventory(Struct):
+    """Partitions of one version in a store: number, bytes and checksum of each."""
+
+    cache: Text
+    version: _Version
+    partitions: Annotated[list[_Partition], Meta(max_length=1 << 16)]
 
 
-def _number(name: str, value: Any, limit: int = _MAX_NUMBER) -> int:
-    if type(value) is not int or not 0 <= value < limit:
-        raise ClusterError(f"{name} must be a whole number in [0, {limit}). Received: {value!r:.100}")
-    return value
+class _Imports(Struct):
+    """Cache, token and version of imports."""
+
+    imports: Annotated[list[_Import], Meta(max_length=1024)]
+
+
+class _End(Struct):
+    """Cache, token and version of an import, and whether it was published."""
+
+    import_: _Import = field(name="import")
+    published: bool
+
+
+class _CatalogPart(Struct):
+    """Part of a catalogue."""
+
+    number: _CatalogNumber
+    start: _CatalogNumber
+    bytes: _CatalogNumber
+    count: _CatalogNumber
+    of: Text
+    part: Annotated[str, Meta(max_length=MAX_LINE_BYTES)]
+    digest: Text
 
 
 def parse_seconds(name: str, value: Any) -> float:
     """Return a number of seconds. Raises ClusterError for anything else."""
-    if type(value) not in (int, float) or not -_MAX_SECONDS < value < _MAX_SECONDS:
-        raise ClusterError(f"{name} must be a number of seconds. Received: {value!r:.100}")
-    return float(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if type(value) is not bool:
-        raise ClusterError(f"{name} must be true or false. Received: {value!r:.100}")
-    return value
-
-
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > _MAX_LISTED:
-        raise ClusterError(f"{name} must be a list of texts. Received: {value!r:.100}")
-    return tuple(_text(name, each) for each in value)
-
-
-def parse_texts(name: str, value: Any) -> dict[str, str]:
-    """Return texts by name. Raises ClusterError for anything else."""
-    if not isinstance(value, dict) or len(value) > _MAX_PARTITIONS:
-        raise ClusterError(f"{name} must be an object of texts. Received: {value!r:.100}")
-    return {_text(name, key): _text(name, text) for key, text in value.items()}
-
-
-def parse_arguments(value: Any) -> list[str]:
-    """Return the arguments of a command. Raises ClusterError for what can't be any."""
-    found = list(_texts("arguments", value))
-    if any("\0" in each for each in found):
-        raise ClusterError("arguments must be texts without a zero. Received: one with it")
-    return found
-
-
-def parse_columns(value: Any) -> int:
-    """Return the width of a caller's terminal. Raises ClusterError for anything else."""
-    return _number("columns", value, _MAX_COLUMNS)
-
-
-def parse_versions(value: Any) -> dict[str, str]:
-    """Return versions by name. Raises ClusterError for anything else."""
-    required = set(membership.REQUIRED_VERSIONS)
-    if not isinstance(value, dict) or len(value) > _MAX_LISTED or not required <= value.keys():
-        raise ClusterError(f"versions must be those of insitu, python and others. Received: {value!r:.100}")
-    return {_text("versions", name): _text("versions", version) for name, version in value.items()}
-
-
-def _object(name: str, value: Any, kind: type) -> Mapping[str, Any]:
-    names = {field.name for field in fields(kind)}
-    if not isinstance(value, dict) or value.keys() != names:
-        raise ClusterError(f"{name} must have the fields {', '.join(sorted(names))}. Received: others")
-    return value
+    return float(convert(name, value, Seconds, ClusterError))
 
 
 def parse_facts(value: Any) -> AgentFacts:
-    """Return what an agent says about itself. Raises ClusterError."""
-    data = _object("facts", value, AgentFacts)
+    """Return the facts that an agent sends about itself. Raises ClusterError."""
+    return _check_facts(convert_exactly("facts", value, AgentFacts, ClusterError))
 
-    def text(name: str) -> str:
-        return _text(name, data[name], _MAX_CERTIFICATE)
 
-    try:
-        node = NodeId(check_simple_name("A node's name", text("node")))
-    except InputError as error:
-        raise ClusterError(error.message) from None
-    return AgentFacts(
-        node=node,
-        store=text("store"),
-        folder=text("folder"),
-        process=text("process"),
-        host=text("host"),
-        address=text("address"),
-        port=_number("port", data["port"], 1 << 16),
-        certificate=text("certificate"),
-        versions=parse_versions(data["versions"]),
-        cores=_number("cores", data["cores"]),
-        gpus=_texts("gpus", data["gpus"]),
-        memory=_number("memory", data["memory"]),
-        disk=_number("disk", data["disk"]),
-        processor=text("processor"),
-        clock=parse_seconds("clock", data["clock"]),
-    )
+def _check_facts(facts: AgentFacts) -> AgentFacts:
+    with _as_cluster_error():
+        check_simple_name("A node's name", facts.node)
+    if not set(membership.REQUIRED_VERSIONS) <= facts.versions.keys():
+        raise ClusterError(
+            f"versions must be those of insitu, python and others. Received: {facts.versions!r:.100}"
+        )
+    return facts
 
 
 def parse_load(value: Any) -> AgentLoad:
-    """Return what an agent reports. Raises ClusterError."""
-    data = _object("load", value, AgentLoad)
-    return AgentLoad(**{name: _number(name, data[name]) for name in data})
+    """Return the load that an agent reports. Raises ClusterError."""
+    return convert_exactly("load", value, AgentLoad, ClusterError)
 
 
 def parse_member(value: Any) -> Member:
     """Return a member out of a list that the head has sent or saved. Raises ClusterError."""
     if isinstance(value, dict):  # a list that a head before this version has saved
         value = {"leave_by": None, "is_empty": False, "refused": "", **value}
-    data = _object("member", value, Member)
-    state = _text("state", data["state"])
-    if state not in ("alive", "silent", "lost", "left"):
-        raise ClusterError(f"state must be one that agents have. Received: {state!r}")
-    connection = data["connection"]
-    return Member(
-        parse_facts(data["facts"]),
-        parse_load(data["load"]),
-        state,  # type: ignore[arg-type]
-        parse_seconds("since", data["since"]),
-        parse_seconds("heard", data["heard"]),
-        None if connection is None else _number("connection", connection),
-        parse_seconds("clock_skew", data["clock_skew"]),
-        None if data["leave_by"] is None else parse_seconds("leave_by", data["leave_by"]),
-        _flag("is_empty", data["is_empty"]),
-        _text("refused", data["refused"]),
-    )
+    member = convert_exactly("member", value, Member, ClusterError)
+    _check_facts(member.facts)
+    return member
 
 
 def parse_members(value: Any) -> dict[NodeId, Member]:
@@ -170,12 +115,10 @@ def encode_members(members: Membership) -> list[Message]:
 
 def parse_job_order(message: Message) -> tuple[str, str]:
     """Return (job, address of its supervisor). Raises ClusterError."""
-    try:
-        job = check_simple_name("A job's id", _text("job", message.get("job")))
-        address = _text("address", message.get("address"))
+    job, address = (convert(name, message.get(name), Text, ClusterError) for name in ("job", "address"))
+    with _as_cluster_error():
+        check_simple_name("A job's id", job)
         parse_address(address)
-    except InputError as error:
-        raise ClusterError(error.message) from None
     return job, address
 
 
@@ -187,20 +130,11 @@ def encode_inventory(cache: str, version: int, partitions: Mapping[int, tuple[in
 
 def parse_inventory(message: Message) -> tuple[str, int, dict[int, tuple[int, str]]]:
     """Return (cache, version, {partition: (bytes, checksum)}). Raises ClusterError."""
-    try:
-        cache = check_cache_name(_text("cache", message.get("cache")))
-    except InputError as error:
-        raise ClusterError(error.message) from None
-    listed = message.get("partitions")
-    if not isinstance(listed, list) or len(listed) > _MAX_PARTITIONS:
-        raise ClusterError(f"partitions must be a list. Received: {listed!r:.100}")
-    found = {}
-    for each in listed:
-        if not isinstance(each, list) or len(each) != 3:
-            raise ClusterError(f"a partition must be number, bytes and checksum. Received: {each!r:.100}")
-        index = _number("partition", each[0], _MAX_PARTITIONS)
-        found[index] = (_number("bytes", each[1]), _text("checksum", each[2], 100))
-    return cache, _number("version", message.get("version"), 1 << 31), found
+    found = convert("inventory", message, _Inventory, ClusterError)
+    with _as_cluster_error():
+        check_cache_name(found.cache)
+    partitions = {index: (size, checksum) for index, size, checksum in found.partitions}
+    return found.cache, found.version, partitions
 
 
 def encode_imports(staged: Sequence[StagedImport]) -> Message:
@@ -209,23 +143,8 @@ def encode_imports(staged: Sequence[StagedImport]) -> Message:
 
 
 def parse_imports(message: Message) -> list[StagedImport]:
-    """Return what `encode_imports` was given. Raises ClusterError."""
-    listed = message.get("imports")
-    if not isinstance(listed, list) or len(listed) > _MAX_LISTED:
-        raise ClusterError(f"imports must be a list. Received: {listed!r:.100}")
-    return [_parse_import(each) for each in listed]
-
-
-def _parse_import(value: Any) -> StagedImport:
-    if not isinstance(value, list) or len(value) != 3:
-        raise ClusterError(f"an import must be cache, token and version. Received: {value!r:.100}")
-    cache, token, version = value
-    try:
-        check_cache_name(_text("cache", cache))
-        check_simple_name("An import's token", _text("token", token))
-    except InputError as error:
-        raise ClusterError(error.message) from None
-    return StagedImport(cache, token, None if version is None else _number("version", version, 1 << 31))
+    """Return the imports that `encode_imports` was given. Raises ClusterError."""
+    return [_check_import(*each) for each in convert("imports", message, _Imports, ClusterError).imports]
 
 
 def encode_end(staged: StagedImport, published: bool) -> Message:
@@ -234,11 +153,24 @@ def encode_end(staged: StagedImport, published: bool) -> Message:
 
 
 def parse_end(message: Message) -> tuple[StagedImport, bool]:
-    """Return what `encode_end` was given. Raises ClusterError."""
-    published = message.get("published")
-    if type(published) is not bool:
-        raise ClusterError(f"published must be true or false. Received: {published!r:.100}")
-    return _parse_import(message.get("import")), published
+    """Return the import and the flag that `encode_end` was given. Raises ClusterError."""
+    found = convert("end", message, _End, ClusterError)
+    return _check_import(*found.import_), found.published
+
+
+def _check_import(cache: str, token: str, version: int | None) -> StagedImport:
+    with _as_cluster_error():
+        check_cache_name(cache)
+        check_simple_name("An import's token", token)
+    return StagedImport(cache, token, version)
+
+
+@contextlib.contextmanager
+def _as_cluster_error() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise ClusterError(error.message) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,25 +220,23 @@ class CatalogParts:
 
     def add(self, message: Message) -> bytes | None:
         """Return the catalogue once it is whole. Raises ClusterError for parts that don't fit."""
-        number = _number("number", message.get("number"), MAX_CATALOG_BYTES)
-        start = _number("start", message.get("start"), MAX_CATALOG_BYTES)
-        size = _number("bytes", message.get("bytes"), MAX_CATALOG_BYTES)
-        count = _number("count", message.get("count"), MAX_CATALOG_BYTES)
-        if number == 0:
-            self._begin(_text("of", message.get("of")), size)
+        found = convert("catalog", message, _CatalogPart, ClusterError)
+        start, size = found.start, found.bytes
+        if found.number == 0:
+            self._begin(found.of, size)
         try:
-            part = base64.b64decode(_text("part", message.get("part"), MAX_LINE_BYTES), validate=True)
+            part = base64.b64decode(found.part, validate=True)
         except ValueError:
             raise ClusterError("A part of the catalogue must be base64. Received: something else") from None
-        if number != self._next or len(self._data) != size or start + len(part) > size:
+        if found.number != self._next or len(self._data) != size or start + len(part) > size:
             raise ClusterError("The parts of the catalogue must come in order. Received: another one")
         self._next += 1
         self._data[start : start + len(part)] = part
-        if self._next < count:
+        if self._next < found.count:
             return None
         data, self._data, self._next = bytes(self._data), bytearray(), 0
         digest = hashlib.sha256(data).hexdigest()
-        if digest != message.get("digest"):
+        if digest != found.digest:
             raise ClusterError("The catalogue must have the digest that was announced. Received: another one")
         self._whole, self._digest = data, digest
         return data

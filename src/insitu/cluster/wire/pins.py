@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from insitu.base.errors import GridError
 from insitu.base.paths import Paths
-from insitu.cluster.wire.connection import ask_head
-from insitu.cluster.wire.node_list import find_head
-from insitu.cluster.wire.records import read_token
 from insitu.grid import Catalog, is_in_etcd
 
 _ASK_SECONDS = 10.0
@@ -20,6 +17,9 @@ def release_pins(paths: Paths, job_id: str) -> None:
     except GridError:
         if not is_in_etcd(paths):
             raise
+        # Not above: a job of one machine needs no messages.
+        from insitu.cluster.wire import ask_head, find_head, read_token
+
         ask_head(find_head(paths), read_token(paths), {"do": "unpin", "job": job_id}, _ASK_SECONDS)
 
 

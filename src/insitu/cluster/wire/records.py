@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from insitu.base.disk.access import PRIVATE_FILE, make_folder, owner_file_mode
 from insitu.base.disk.durable import replace_file
-from insitu.base.disk.guarded_paths import check_written_by, read_guarded
+from insitu.base.disk.guarded_paths import WRITABLE_BY_OTHERS, check_written_by, read_guarded
 from insitu.base.errors import ClusterError, InputError
 from insitu.base.paths import Paths
 from insitu.base.process.processes import (
@@ -395,6 +395,20 @@ def _read_token(path: Path, home: Path | None) -> str:
 def _open_itself(name: str, flags: int) -> int:
     """Open a file, not what a link in its place leads to, and don't wait for a writer of a pipe."""
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Return whether a folder is this user's, who alone may write there: code in it is run. In a shared home
+    others can make one, or a link, before this process does."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and not found.st_mode & WRITABLE_BY_OTHERS
+    )
 
 
 def _owner(home: Path) -> int:

@@ -10,12 +10,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from insitu.base.errors import ClusterError
 from insitu.base.paths import HOME_ENV, Paths
-from insitu.cluster.wire.messages import Message, parse_arguments, parse_columns
+from insitu.base.typed import convert
+from insitu.cluster.wire.messages import Message
 
+_Argument = Annotated[str, Meta(max_length=4096, pattern=r"^[^\0]*\Z")]
+_Arguments = Annotated[list[_Argument], Meta(max_length=1024)]
+_Columns = Annotated[int, Meta(ge=0, lt=10_000)]
 _PREFIX = ("--prefix", "--no-prefix")
 RELAYED: Mapping[str, frozenset[str]] = {
     "nodes": frozenset({"--json", "--check"}),
@@ -73,14 +79,15 @@ class Relay:
 
     def __init__(self, paths: Paths, message: Message) -> None:
         """Start it. Raises ClusterError for what isn't relayed, and where no process can be started."""
-        arguments = parse_arguments(message.get("arguments"))
+        arguments = convert("arguments", message.get("arguments"), _Arguments, ClusterError)
+        columns = convert("columns", message.get("columns"), _Columns, ClusterError)
         check_relayed(arguments)
         environment = {
             name: value for name, value in os.environ.items() if name not in (CLUSTER_ENV, TOKEN_FILE_ENV)
         }
         given = json.dumps(_parse_given(message.get("given"))).encode() if arguments[0] == "resume" else b""
         command = [arguments[0], *([ENV_ON_STDIN] if given else []), *arguments[1:]]
-        environment |= {HOME_ENV: str(paths.home), "COLUMNS": str(parse_columns(message.get("columns")))}
+        environment |= {HOME_ENV: str(paths.home), "COLUMNS": str(columns)}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "insitu", *command],

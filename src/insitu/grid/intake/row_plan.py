@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from insitu.base.errors import InputError
 from insitu.base.spec import CODECS, Column, NodeId, check_cache_name, check_simple_name
+from insitu.base.typed import convert_exactly
 from insitu.grid.intake.import_plan import MAX_PARTITIONS, ImportPlan
 
 _MOST_NAMES = 64
@@ -90,10 +90,9 @@ class RowPlan:
     @classmethod
     def from_json(cls, data: Any) -> RowPlan:
         """Return what `to_json` was called on. Raises InputError for anything else."""
-        try:
-            plan = cls(**{**data, **_parse(data)})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"A plan of an import has other fields. Received: {error!r:.200}") from None
+        plan = convert_exactly("A plan of an import", data, cls, InputError)
+        for column in plan.columns:
+            _check_column(column)
         check_simple_name("An import's token", plan.token)
         for name in plan.names:
             check_cache_name(name)
@@ -111,28 +110,10 @@ class RowPlan:
         return plan
 
 
-def _parse(data: Mapping[str, Any]) -> dict[str, Any]:
-    columns = tuple(_parse_column(each) for each in data["columns"])
-    destinations = tuple(
-        Destination(str(each["cache"]), int(each["partition"]), tuple(map(NodeId, map(str, each["owners"]))))
-        for each in data["destinations"]
-    )
-    return {
-        "token": str(data["token"]),
-        "names": tuple(map(str, data["names"])),
-        "fractions": tuple(map(float, data["fractions"])),
-        "partitions": int(data["partitions"]),
-        "columns": columns,
-        "labels": tuple(map(str, data["labels"])),
-        "block_rows": int(data["block_rows"]),
-        "primaries": tuple(map(NodeId, map(str, data["primaries"]))),
-        "destinations": destinations,
-    }
-
-
-def _parse_column(data: Mapping[str, Any]) -> Column:
-    column = Column(str(data["name"]), str(data["dtype"]), tuple(int(length) for length in data["shape"]))
-    dtype = np.dtype(column.dtype.removesuffix("[*]")) if column.dtype != "str" else None
+def _check_column(column: Column) -> None:
+    try:
+        dtype = np.dtype(column.dtype.removesuffix("[*]")) if column.dtype != "str" else None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"A column has a dtype of NumPy. Received: {error!r:.200}") from None
     if (dtype is not None and dtype.hasobject) or any(length < 1 for length in column.shape):
-        raise ValueError(f"column {column}")
-    return column
+        raise InputError(f"A column has numbers or texts of a shape. Received: {column!r:.200}")

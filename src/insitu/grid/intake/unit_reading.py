@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.base.errors import InputError, SourceError
+from insitu.base.typed import Count, convert_exactly
 from insitu.grid.intake.import_plan import LABEL
 from insitu.grid.intake.import_rows import add_labels, find_destinations, refuse_nan_labels
 from insitu.grid.intake.row_plan import RowPlan
@@ -30,7 +31,7 @@ class Unit:
     """Consecutive rows of one source."""
 
     #: Its number: units follow each other as their rows do.
-    number: int
+    number: Count
     #: The path or URL of the source.
     path: str
     #: The source's format.
@@ -38,7 +39,7 @@ class Unit:
     #: The state of the source's file when its header was read.
     state: FileState
     #: The first row, in the source.
-    start: int
+    start: Count
     #: The row behind the last one; None: all that follow.
     stop: int | None
     #: The index of its first row among those of all sources, for the hash that chooses its partition.
@@ -50,20 +51,8 @@ class Unit:
     @classmethod
     def from_json(cls, data: Any) -> Unit:
         """Return what `to_json` was called on. Raises InputError for anything else."""
-        try:
-            stop = None if data["stop"] is None else int(data["stop"])
-            unit = cls(
-                number=int(data["number"]),
-                path=str(data["path"]),
-                format=str(data["format"]),
-                state=FileState(**{name: int(value) for name, value in data["state"].items()}),
-                start=int(data["start"]),
-                stop=stop,
-                first_row=int(data["first_row"]),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"A unit has other fields. Received: {error!r:.200}") from None
-        if unit.format not in FORMATS or unit.number < 0 or unit.start < 0 or not unit.path.strip():
+        unit = convert_exactly("A unit", data, cls, InputError)
+        if unit.format not in FORMATS or not unit.path.strip():
             raise InputError(f"A unit is a part of a file. Received: {unit.path!r:.200}, {unit.format!r:.20}")
         return unit
 
@@ -76,11 +65,7 @@ def encode_options(options: SourceOptions) -> dict[str, Any]:
 
 def decode_options(data: Any) -> SourceOptions:
     """Return what `encode_options` was given. Raises InputError for anything else."""
-    try:
-        sets = {name: frozenset(map(str, data[name])) for name in ("float_columns", "ragged_columns")}
-        return SourceOptions(**{**data, **sets})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"Options of sources have other fields. Received: {error!r:.200}") from None
+    return convert_exactly("Options of sources", data, SourceOptions, InputError)
 
 
 def open_unit(unit: Unit, options: SourceOptions) -> Source:

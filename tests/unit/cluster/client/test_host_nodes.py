@@ -19,6 +19,7 @@ from insitu.base.spec import (
     TaskSpec,
     Topology,
 )
+from insitu.cluster import nodes, wire
 from insitu.cluster.client import host_nodes
 from insitu.cluster.client.host_nodes import (
     HostNodes,
@@ -54,7 +55,7 @@ def paths(tmp_path: Path) -> Paths:
 
 def let_be(monkeypatch: pytest.MonkeyPatch, *members: Member) -> None:
     monkeypatch.setattr(host_nodes, "read_head", lambda paths: HeadRecord("cluster"))
-    monkeypatch.setattr(host_nodes, "read_nodes", lambda paths: (list(members), ""))
+    monkeypatch.setattr(wire, "read_nodes", lambda paths: (list(members), ""))
 
 
 def test_a_home_without_agents_runs_tasks_itself(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ def test_pairs_that_cannot_talk_are_named_where_the_job_needs_them(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = [("a", "b", "refused"), ("c", "a", "no route"), ("this machine", "a", "timed out")]
-    monkeypatch.setattr(host_nodes, "find_separated", lambda paths: pairs)
+    monkeypatch.setattr(nodes, "find_separated", lambda paths: pairs)
     check_reach(paths, {A})
     check_reach(paths, {B, C})
     with pytest.raises(ClusterError, match="a can't reach b: refused") as caught:

@@ -63,6 +63,7 @@ def test_the_reason_of_an_end_comes_with_it(ends: tuple[HostLink, Channel]) -> N
         "fingerprint": "f",
         "peer_lost": False,
         "final": False,
+        "mistake": False,
     }
     server.send({"ended": "worker:0", "code": 1, "failure": failure})
     assert link.wait(1.0) == [Ended(W0, 1)]

@@ -10,7 +10,7 @@ import pytest
 from insitu.base.errors import GridError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, Column, NodeId, PartitionInfo
-from insitu.cluster.wire import pins
+from insitu.cluster import wire
 from insitu.cluster.wire.pins import list_jobs_elsewhere, release_pins
 from insitu.grid import Catalog, disown_catalog
 
@@ -40,9 +40,9 @@ def test_a_job_of_a_head_of_before_has_the_one_that_leads_let_go(
     disown_catalog(paths)
     paths.metadata_settings.write_text("{}")
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(pins, "find_head", lambda paths: "h:2")
-    monkeypatch.setattr(pins, "read_token", lambda paths: "token")
-    monkeypatch.setattr(pins, "ask_head", lambda *arguments: asked.append(arguments[:3]))
+    monkeypatch.setattr(wire, "find_head", lambda paths: "h:2")
+    monkeypatch.setattr(wire, "read_token", lambda paths: "token")
+    monkeypatch.setattr(wire, "ask_head", lambda *arguments: asked.append(arguments[:3]))
     release_pins(paths, "job")
     assert asked == [("h:2", "token", {"do": "unpin", "job": "job"})]
 

@@ -29,7 +29,7 @@ from insitu.grid.importing.node_reading import cut_units, run_in_turn
 from insitu.grid.intake.partition_builder import PartitionBuilders
 from insitu.grid.intake.row_plan import Destination, RowPlan
 from insitu.grid.intake.source_blocks import FileState
-from insitu.grid.intake.unit_reading import Unit, count_rows, read_unit
+from insitu.grid.intake.unit_reading import Unit, count_rows, encode_options, read_unit
 from insitu.grid.partitions import make_batch
 from insitu.grid.serving import import_actions
 from insitu.grid.sources import SourceOptions, UrlFile, open_sources
@@ -377,7 +377,7 @@ def test_a_node_without_the_import_refuses_to_read(hosts: StoreHosts, tmp_path: 
     fields = {"unit": unit.to_json(), "token": "t", "owners": {}, "silence": 1, "options": {}}
     with pytest.raises(TransferError, match="Options of sources"):
         remote.ask(NodeId("a"), "read_rows", fields)
-    fields["options"] = {"float_columns": [], "ragged_columns": []}
+    fields["options"] = encode_options(SourceOptions())
     with pytest.raises(TransferError, match="was started again in the middle of the import"):
         remote.ask(NodeId("a"), "read_rows", fields)
 
