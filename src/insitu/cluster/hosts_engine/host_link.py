@@ -286,12 +286,11 @@ def _is_near(channel: Channel) -> bool:
 
 def _parse_failure(values: dict[str, Any]) -> Failure:
     found = convert_exactly("failure", values, Failure, ClusterError)
-    return Failure(
+    return replace(
+        found,
         type=make_writable(found.type),
         message=make_writable(found.message),
         fingerprint=make_writable(found.fingerprint),
-        peer_lost=found.peer_lost,
-        final=found.final,
     )
 
 

@@ -63,11 +63,12 @@ def test_the_reason_of_an_end_comes_with_it(ends: tuple[HostLink, Channel]) -> N
         "fingerprint": "f",
         "peer_lost": False,
         "final": False,
-        "mistake": False,
+        "mistake": True,
     }
     server.send({"ended": "worker:0", "code": 1, "failure": failure})
     assert link.wait(1.0) == [Ended(W0, 1)]
     assert link.failures[W0].type == "ValueError" and link.failures[W0].message == "no \\udcff"
+    assert link.failures[W0].mistake and not link.failures[W0].final
 
 
 def test_files_are_written_and_known_to_be_there(ends: tuple[HostLink, Channel], tmp_path: Path) -> None:
