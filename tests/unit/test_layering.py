@@ -72,10 +72,10 @@ INNER = {
         {"chaos"},
     ],
     "train": [
-        {"devices", "features", "files"},
+        {"devices", "files"},
         {"collectives"},
         {"replica"},
-        {"elastic"},
+        {"elastic", "features"},
         {"fit"},
         {"checkpoint", "replicated", "spmd", "placement"},
         {"custom_loop"},

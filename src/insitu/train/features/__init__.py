@@ -10,4 +10,3 @@ from insitu.train.features.column_layer import find_transform
 from insitu.train.features.numeric import NumericColumn
 from insitu.train.features.tf_columns import convert_column
 from insitu.train.features.transform import FeatureTransform, check_dense
-from insitu.train.features.vocabulary_files import list_vocabulary_files

@@ -1,30 +1,14 @@
-"""Vocabularies that are read as files, and which of them this process has read."""
+"""Vocabularies that are read as files."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from insitu.base.errors import InputError
 from insitu.train.features.categorical import VocabularyColumn
 from insitu.train.features.checks import check_count, check_dtype, check_unknown, refuse_duplicates
-
-_read: dict[str, str] = {}
-"""A digest of the values by the path as it was given. Written by `note_vocabulary_file`."""
-
-
-def note_vocabulary_file(path: str, values: Iterable[str]) -> None:
-    """Note what was read from a file last."""
-    _read[path] = xxhash.xxh3_64_hexdigest(json.dumps(list(values)).encode())
-
-
-def list_vocabulary_files() -> Mapping[str, str]:
-    """Return a digest of each file's values, by its path."""
-    return dict(_read)
+from insitu.train.replica import note_vocabulary_file
 
 
 def read_vocabulary_column(
