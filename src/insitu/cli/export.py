@@ -12,6 +12,7 @@ import typer
 from insitu.base.errors import InputError, UnknownJob
 from insitu.base.export_formats import KERAS, SUFFIXES
 from insitu.base.paths import Paths
+from insitu.base.plugins import EXTENSIONS, load_plugin
 from insitu.cli.console import format_time, print_notice
 from insitu.cli.describe import complete_either
 from insitu.cli.ignite import ConfigOption, find_address
@@ -151,11 +152,10 @@ def _convert(model: ExportedModel, target: Path, format: str) -> Path:
             f"A .keras file is converted. Received: {model.path}, the newest export, for --format {format}. "
             f"Add an exporter with format={format!r} to the script, or one of .keras files"
         )
-    import insitu.train.estimator  # noqa: F401  # registers the layers of estimators
-    from insitu.train.exports import convert_export
-
+    load_plugin(EXTENSIONS, "estimator")  # registers its layers
+    convert = load_plugin(EXTENSIONS, "exports").convert_export
     with tempfile.TemporaryDirectory(prefix="insitu-") as folder:
-        made = convert_export(model.path, Path(folder), model.step, format)
+        made = convert(model.path, Path(folder), model.step, format)
         return copy_export(ExportedModel(made, model.step, model.exporter), target)
 
 

@@ -141,23 +141,12 @@ def copy_export(model: ExportedModel, target: Path) -> Path:
                 f"An exporter keeps its newest models. Received: {model.path}, which it removed while it was "
                 "copied. Give the command again"
             ) from error
-        _sync(staged)
+        sync_tree(staged)
         staged.rename(final)
         sync_folder(final.parent)
     finally:
         shutil.rmtree(staged, ignore_errors=True) if staged.is_dir() else staged.unlink(missing_ok=True)
     return final
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir():
-        sync_tree(path)
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # What a job's script has written: models, event files of TensorBoard, predictions and other files

@@ -8,7 +8,7 @@ import pytest
 from parameter_servers import clients, servers
 
 from insitu.base.errors import TrainingError
-from insitu.train.features import feature_column
+from insitu.extensions.features import feature_column
 from insitu.train.parameter_server.server_marks import ServerMarks, check_vocabularies
 
 

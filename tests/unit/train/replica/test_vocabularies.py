@@ -12,9 +12,9 @@ from exchange_ranks import in_threads
 
 import insitu.exchange
 from insitu.base.errors import CheckpointError, TrainingError
+from insitu.extensions.features import feature_column
 from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
 from insitu.train.evaluation.checkpoints import BackupCheckpoints
-from insitu.train.features import feature_column
 from insitu.train.replica.state import check_same_vocabularies, find_vocabularies
 
 
