@@ -1,8 +1,5 @@
-"""Plug-ins: what installed packages register by entry points, insitu's own extensions among them.
-
-Groups are `insitu.sources`, `insitu.engines`, `insitu.exporters` and `insitu.extensions`. They are read when
-one is needed first; `import insitu` and commands that need none don't.
-"""
+"""Plug-ins: what installed packages register by entry points of `insitu.sources` and so on, also insitu's
+extensions. They are found when one is needed first: `import insitu` and most commands look for none."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ def load_plugin(kind: str, name: str) -> Any:
     Raises InputError if no package registers it, if several do, or if it can't be imported.
     """
     found = {each.value: each for each in _find_entry_points(kind) if each.name == name}
-    packages = ", ".join(_name_package(each) for each in found.values())
+    packages = ", ".join(f"{each.dist.name} {each.dist.version}" for each in found.values() if each.dist)
     if not found:
         known = ", ".join(list_plugins(kind)) or "none"
         raise InputError(
@@ -57,7 +54,3 @@ def load_plugin(kind: str, name: str) -> Any:
             f"{value} of {packages}, and {type(error).__name__}: {error}. Install {needed}, or "
             "uninstall the package"
         ) from error
-
-
-def _name_package(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unnamed package"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from insitu.base.errors import InputError, UnknownJob
-from insitu.base.export_formats import KERAS, SUFFIXES
+from insitu.base.export_formats import KERAS, list_suffixes
 from insitu.base.paths import Paths
 from insitu.base.plugins import EXTENSIONS, load_plugin
 from insitu.cli.console import format_time, print_notice
@@ -45,7 +45,7 @@ def export(
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="Of a job: keras, tf_saved_model, onnx or stablehlo. A .keras file is converted.",
+            help="Of a job: keras, tf_saved_model, onnx, stablehlo or a plug-in. A .keras file is converted.",
         ),
     ] = None,
     key: Annotated[
@@ -128,11 +128,12 @@ def _export_model(name: str, target: str, best: bool, exporter: str | None, form
         ) from None
     if best and exporter is not None:
         raise InputError(f"--best names an exporter too. Received: --exporter {exporter}. Leave one out")
-    if format is not None and format not in SUFFIXES:
-        raise InputError(f"--format is one of {', '.join(SUFFIXES)}. Received: {format}")
+    suffixes = list_suffixes()
+    if format is not None and format not in suffixes:
+        raise InputError(f"--format is one of {', '.join(suffixes)}. Received: {format}")
     if format is None and not Path(target).is_dir():
         # The end of a name tells the format; a SavedModel's has none, and any is taken then.
-        format = {suffix: each for each, suffix in SUFFIXES.items() if suffix}.get(Path(target).suffix)
+        format = {suffix: each for each, suffix in suffixes.items() if suffix}.get(Path(target).suffix)
     model = find_export(job, best=best, exporter=exporter, format=format)
     if format is None or model.format == format:
         copy = copy_export(model, Path(target))

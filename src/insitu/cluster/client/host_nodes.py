@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from insitu.base.errors import ClusterError, JobSpecError, PlacementError
 from insitu.base.paths import Paths
+from insitu.base.plugins import ENGINES, load_plugin
 from insitu.base.spec import CacheSpec, NodeId, Placement, Topology
 from insitu.base.wording import format_count, inflect
 from insitu.cluster.decide import describe_state
@@ -68,11 +69,13 @@ def choose_nodes(topology: Topology, names: Collection[str], cache: CacheSpec | 
 def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostNodes | None:
     """Return the nodes that a job runs on, or None where its tasks run on this machine.
 
-    They run on hosts where this home has a head with agents, unless `engine` is local, or the cache lies in
-    stores of this machine. Raises ClusterError where no agent is alive, PlacementError where the partitions
-    of the cache lie on nodes that are away.
+    They run on hosts where this home has a head with agents, unless `engine` is local or a plug-in, or the
+    cache lies in stores of this machine. Raises InputError for a plug-in that can't be loaded, ClusterError
+    where no agent is alive, PlacementError where the partitions of the cache lie on nodes that are away.
     """
-    if engine == "local":
+    if engine not in ("", HOSTS_ENGINE):
+        if engine != "local":
+            load_plugin(ENGINES, engine)  # refused now, not by the supervisor
         return None
     found, notice = read_nodes(paths) if read_head(paths) is not None else ([], "")
     members = [member for member in found if member.state != "left"]

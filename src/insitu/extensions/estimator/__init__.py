@@ -39,6 +39,8 @@ from insitu.extensions.estimator.model_function import EstimatorSpec, ModeKeys, 
 from insitu.extensions.estimator.specs import EvalSpec, RunConfig, TrainSpec
 from insitu.extensions.estimator.training import train_and_evaluate
 
+__all__ = [name for name, each in globals().items() if getattr(each, "__module__", "").startswith(__name__)]
+
 
 def __getattr__(name: str) -> Any:
     raise missing_name("insitu.estimator", name)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.extensions.exports.formats import check_format
-    from insitu.extensions.exports.loading import ServedModel, Value, load_export
+    from insitu.extensions.exports.formats import Exporter, ServedModel, Value, check_format, load_export
     from insitu.extensions.exports.model_server import ModelHolder, Served, serve_model
     from insitu.extensions.exports.publishing import convert_export, find_exports, make_example, publish
 

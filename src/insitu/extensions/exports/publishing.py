@@ -15,9 +15,8 @@ import numpy as np
 
 from insitu.base.disk.durable import sync_tree
 from insitu.base.errors import InputError, TrainingError
-from insitu.base.export_formats import KERAS, ONNX, SAVED_MODEL, SUFFIXES
-from insitu.extensions.exports.formats import check_format, read_structure, write_model
-from insitu.extensions.exports.loading import load_onnx, load_stablehlo
+from insitu.base.export_formats import KERAS, SAVED_MODEL, list_suffixes
+from insitu.extensions.exports.formats import check_format, find_loader, read_structure, write_model
 
 TOLERANCE = 1e-5
 """What predictions of an export may differ by from the model's: relative, and of the largest value."""
@@ -32,7 +31,7 @@ def publish(model: Any, folder: Path, step: int, example: Any, format: str = KER
     """
     check_format(format)
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"{step:08d}{SUFFIXES[format]}"
+    final = folder / f"{step:08d}{list_suffixes()[format]}"
     staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
     try:
         saved = staging / final.name
@@ -69,7 +68,7 @@ def _save(model: Any, path: Path, format: str) -> Callable[[Any], Any]:
         return lambda example: loaded(example, training=False)
     if format == SAVED_MODEL:
         return _load_endpoint(model, path)
-    served = load_onnx(path) if format == ONNX else load_stablehlo(path)
+    served = find_loader(format)(path)
     return lambda example: served.call([_to_numpy(leaf) for leaf in keras.tree.flatten(example)])
 
 
@@ -142,5 +141,5 @@ def _compare_predictions(expected: Any, found: Any) -> float:
 
 def find_exports(folder: Path, format: str) -> list[Path]:
     """Return the exports of a format, oldest first."""
-    pattern = re.compile(r"\d{8}" + re.escape(SUFFIXES[format]))
+    pattern = re.compile(r"\d{8}" + re.escape(list_suffixes()[format]))
     return sorted(path for path in folder.glob("*") if pattern.fullmatch(path.name))

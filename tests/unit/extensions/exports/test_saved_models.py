@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from insitu.base.errors import InputError
-from insitu.extensions.exports import load_export, loading
+from insitu.extensions.exports import formats, load_export
 
 tf = pytest.importorskip("tensorflow")
 
@@ -124,7 +124,7 @@ def test_each_operation_that_names_files_or_other_graphs_is_refused() -> None:
     left = {
         operation.name
         for operation in known.op
-        if not loading._REFUSED.fullmatch(operation.name) and not operation.name.startswith("_")
+        if not formats._REFUSED.fullmatch(operation.name) and not operation.name.startswith("_")
         for name in (operation.name, *(each.name for each in (*operation.input_arg, *operation.attr)))
         if telling.search(name)
     }
