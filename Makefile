@@ -119,7 +119,7 @@ ready-formats: kernels
 
 test-formats: ready-formats ## Test exports as ONNX and StableHLO, on TensorFlow and JAX (installs their libraries)
 	for backend in tensorflow jax; do KERAS_BACKEND=$$backend timeout 900 $(FORMATS)/bin/python -m pytest \
-	  --timeout 600 tests/unit/train/exports || exit 1; done
+	  --timeout 600 tests/unit/extensions/exports || exit 1; done
 
 # In an environment of its own: what reads stores of objects, and servers for them. HDFS is left out without Maven.
 STORES := build/stores

@@ -27,6 +27,7 @@ ROOMS = (
     "parameters",
     "cluster",
     "train",
+    "extensions",
     "service",
     "ui",
     "cli",

@@ -20,6 +20,9 @@ from insitu.base.process.import_hooks import call_after_import
 if TYPE_CHECKING:
     from insitu import exchange, parameters
     from insitu.base import errors
+    from insitu.extensions import estimator
+    from insitu.extensions.features import feature_column
+    from insitu.extensions.features.adaptation import adapt
     from insitu.grid import Dataset, dataset
     from insitu.parameters import ParameterServer
     from insitu.train import (
@@ -48,7 +51,6 @@ if TYPE_CHECKING:
         Strategy,
         TensorBoard,
         TPUStrategy,
-        estimator,
         get_replica_context,
         get_strategy,
         has_strategy,
@@ -56,8 +58,6 @@ if TYPE_CHECKING:
         over_batch,
         predict_into,
     )
-    from insitu.train.features import feature_column
-    from insitu.train.features.adaptation import adapt
     from insitu.train.parameter_server import coordinator, layers
     from insitu.train.parameter_server.script_server import Server
     from insitu.train.strategies import cluster_resolver, experimental

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from insitu.base.errors import InputError, UnknownJob
-from insitu.base.export_formats import KERAS, SUFFIXES
+from insitu.base.export_formats import KERAS, list_suffixes
 from insitu.base.paths import Paths
+from insitu.base.plugins import EXTENSIONS, load_plugin
 from insitu.cli.console import format_time, print_notice
 from insitu.cli.describe import complete_either
 from insitu.cli.ignite import ConfigOption, find_address
@@ -44,7 +45,7 @@ def export(
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="Of a job: keras, tf_saved_model, onnx or stablehlo. A .keras file is converted.",
+            help="Of a job: keras, tf_saved_model, onnx, stablehlo or a plug-in. A .keras file is converted.",
         ),
     ] = None,
     key: Annotated[
@@ -127,11 +128,12 @@ def _export_model(name: str, target: str, best: bool, exporter: str | None, form
         ) from None
     if best and exporter is not None:
         raise InputError(f"--best names an exporter too. Received: --exporter {exporter}. Leave one out")
-    if format is not None and format not in SUFFIXES:
-        raise InputError(f"--format is one of {', '.join(SUFFIXES)}. Received: {format}")
+    suffixes = list_suffixes()
+    if format is not None and format not in suffixes:
+        raise InputError(f"--format is one of {', '.join(suffixes)}. Received: {format}")
     if format is None and not Path(target).is_dir():
         # The end of a name says the format; a SavedModel's has none, and any is taken then.
-        format = {suffix: each for each, suffix in SUFFIXES.items() if suffix}.get(Path(target).suffix)
+        format = {suffix: each for each, suffix in suffixes.items() if suffix}.get(Path(target).suffix)
     model = find_export(job, best=best, exporter=exporter, format=format)
     if format is None or model.format == format:
         copy = copy_export(model, Path(target))
@@ -151,11 +153,10 @@ def _convert(model: ExportedModel, target: Path, format: str) -> Path:
             f"A .keras file is converted. Received: {model.path}, the newest export, for --format {format}. "
             f"Add an exporter with format={format!r} to the script, or one of .keras files"
         )
-    import insitu.train.estimator  # noqa: F401  # registers the layers of estimators
-    from insitu.train.exports import convert_export
-
+    load_plugin(EXTENSIONS, "estimator")  # registers its layers
+    convert = load_plugin(EXTENSIONS, "exports").convert_export
     with tempfile.TemporaryDirectory(prefix="insitu-") as folder:
-        made = convert_export(model.path, Path(folder), model.step, format)
+        made = convert(model.path, Path(folder), model.step, format)
         return copy_export(ExportedModel(made, model.step, model.exporter), target)
 
 

@@ -8,18 +8,16 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from insitu.base.errors import InputError
 from insitu.base.net.unauthenticated import is_loopback
 from insitu.base.paths import Paths
+from insitu.base.plugins import EXTENSIONS, load_plugin
 from insitu.cli.console import print_notice
 from insitu.cli.describe import complete_either
-
-if TYPE_CHECKING:
-    from insitu.ui import Served
 
 _MODULES = ("fastapi", "uvicorn")
 _MIN_TOKEN = 16
@@ -97,7 +95,9 @@ def serve(
             f"The server needs libraries that come with `pip install 'insitu[ui]'`. Received: no "
             f"{', '.join(missing)}"
         )
-    from insitu.ui import ModelHolder, UIOptions, check_options, serve_model
+    from insitu.ui import UIOptions, check_options
+
+    exports = load_plugin(EXTENSIONS, "exports")
 
     options = UIOptions(host, port, certificate, key, self_signed)
     check_options(options)
@@ -108,7 +108,7 @@ def serve(
         if not path.exists():
             raise InputError(f"A model is a file or a folder that is there. Received: {model}, which isn't")
         chosen, first = path.stem if path.suffix else path.name, _load(path, 1, trust)
-        holder = ModelHolder(first, None, _WATCH_SECONDS)
+        holder = exports.ModelHolder(first, None, _WATCH_SECONDS)
     else:
         find = _find_in_job(model, best, exporter, trust)
         found = find(-1)
@@ -117,11 +117,13 @@ def serve(
                 f"A job's model comes from its exporters or its script. Received: {model}, with none"
             )
         chosen = model
-        holder = ModelHolder(found, find if reload else None, _WATCH_SECONDS)
-    serve_model(_check_name(name or chosen), holder, options, print_notice, token=secret, max_bytes=max_bytes)
+        holder = exports.ModelHolder(found, find if reload else None, _WATCH_SECONDS)
+    exports.serve_model(
+        _check_name(name or chosen), holder, options, print_notice, token=secret, max_bytes=max_bytes
+    )
 
 
-def _find_in_job(name: str, best: bool, exporter: str | None, trust: bool) -> Callable[[int], Served | None]:
+def _find_in_job(name: str, best: bool, exporter: str | None, trust: bool) -> Callable[[int], Any]:
     """Return a function that loads the newest export of a job, None if its step is the one given."""
     from insitu.cluster import find_export, find_job
 
@@ -129,20 +131,19 @@ def _find_in_job(name: str, best: bool, exporter: str | None, trust: bool) -> Ca
     if best and exporter is not None:
         raise InputError(f"--best names an exporter too. Received: --exporter {exporter}. Leave one out")
 
-    def find(step: int) -> Served | None:
+    def find(step: int) -> Any:
         model = find_export(job, best=best, exporter=exporter)
         return None if model.step == step else _load(model.path, model.step, trust)
 
     return find
 
 
-def _load(path: Path, version: int, trust: bool) -> Served:
+def _load(path: Path, version: int, trust: bool) -> Any:
+    """Return the model as the server takes it: a Served of the extension `exports`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # as in the tasks of jobs: warnings, and no news
-    import insitu.train.estimator  # noqa: F401  # registers the layers of estimators
-    from insitu.train.exports import load_export
-    from insitu.ui import Served
-
-    return Served(version, load_export(path, trust=trust))
+    load_plugin(EXTENSIONS, "estimator")  # registers its layers
+    exports = load_plugin(EXTENSIONS, "exports")
+    return exports.Served(version, exports.load_export(path, trust=trust))
 
 
 def _check_name(name: str) -> str:

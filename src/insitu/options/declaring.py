@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from insitu.base.errors import InputError
+from insitu.base.plugins import list_plugins
 
 Door = Literal["url", "rest", "form"]
 """Interfaces that take options, beside the command line, which takes all of them."""
@@ -55,6 +56,8 @@ class Option:
     many: bool = False
     #: The texts that it may be; empty: all.
     choices: tuple[str, ...] = ()
+    #: The kind of plug-ins whose names it may be too, such as SOURCES; empty: none.
+    plugins: str = ""
 
     def read(self, given: Any) -> Any:
         """Return the value for what a door was given. Raises InputError."""
@@ -98,8 +101,10 @@ class Option:
             return
         rule = ""
         if self.choices and value not in self.choices:
-            *others, last = filter(None, self.choices)
-            rule = f"{', '.join(others)} or {last}"
+            registered = list_plugins(self.plugins) if self.plugins else ()
+            if value not in registered:
+                *others, last = filter(None, (*self.choices, *registered))
+                rule = f"{', '.join(others)} or {last}"
         elif isinstance(value, int | float):
             rule = self._find_broken_bound(value)
         if rule:

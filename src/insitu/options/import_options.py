@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from insitu.base.plugins import SOURCES
 from insitu.options.declaring import Declared, command_line_only, option
 
 _MOST = 100_000
@@ -28,8 +29,8 @@ class ImportOptions(Declared):
         0, "Copies of each partition on further nodes.", least=0, most=100, label="Backups", common=True
     )
     format: Literal["npy", "npz", "parquet", "csv", "arrow", "tfrecord", "ndjson"] | None = option(
-        None, "npy, npz, parquet, csv, arrow, tfrecord or ndjson.", metavar="TEXT",
-        default_text="by the files' suffixes", label="Format of the files"
+        None, "npy, npz, parquet, csv, arrow, tfrecord, ndjson, or a plug-in.", metavar="TEXT",
+        default_text="by the files' suffixes", label="Format of the files", plugins=SOURCES
     )
     column: str | None = option(None, "The column that the values of .npy files make.", default_text="x")
     key: str | None = option(None, "Column whose hash chooses the partition.", default_text="the row's index")

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from insitu.base.config import DeviceSettings, parse_virtual_devices
 from insitu.base.errors import InputError, JobSpecError
+from insitu.base.plugins import ENGINES
 from insitu.options.declaring import Declared, Door, command_line_only, format_options, option
 
 _MOST = 100_000
@@ -52,7 +53,8 @@ class JobOptions(Declared):
         label="Seconds that the evaluator may score on"
     )
     engine: Literal["", "local", "hosts"] = option(
-        "", "local, or hosts.", metavar="TEXT", default_text="hosts, if up", label="What runs the tasks"
+        "", "local, hosts, or a plug-in.", metavar="TEXT", default_text="hosts, if up",
+        label="What runs the tasks", plugins=ENGINES
     )
     name: str | None = option(None, "Beginning of the job's id.", default_text="CACHE's last part")
     detach: bool = option(

@@ -9,10 +9,10 @@ import pytest
 from command_line import CliRunner
 from published_models import publish_models
 
-import insitu.ui
 from insitu.base.errors import InputError
 from insitu.cli import serve as command
-from insitu.ui import Served
+from insitu.extensions import exports
+from insitu.extensions.exports import Served
 
 
 def run(*arguments: str) -> Any:
@@ -37,7 +37,7 @@ def served(monkeypatch: pytest.MonkeyPatch, trusted: list[bool]) -> list[Any]:
     def note(name: str, holder: Any, options: Any, notify: Any, **more: Any) -> None:
         found.append((name, holder, options, more))
 
-    monkeypatch.setattr(insitu.ui, "serve_model", note, raising=False)
+    monkeypatch.setattr(exports, "serve_model", note, raising=False)
 
     def load(path: Path, version: int, trust: bool) -> Served:
         trusted.append(trust)

@@ -69,8 +69,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Make `folder` and everything in it survive a power cut. Raises OSError."""
-    files, folders = [], []
+    """Make `folder` and everything in it, or one file, survive a power cut. Raises OSError."""
+    files, folders = [folder] if folder.is_file() else [], []
     for parent, _, names in os.walk(folder):
         folders.append(Path(parent))
         files += [Path(parent, name) for name in names]

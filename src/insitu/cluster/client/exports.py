@@ -16,12 +16,11 @@ from typing import Literal
 
 from insitu.base.disk.durable import sync_folder, sync_tree
 from insitu.base.errors import InputError
-from insitu.base.export_formats import KERAS, SAVED_MODEL, SUFFIXES, find_format
+from insitu.base.export_formats import KERAS, SAVED_MODEL, find_format, list_suffixes
 from insitu.base.paths import EVENT_FILE, JobPaths
 from insitu.cluster.job_files import Journal
 
 _EXPORT = re.compile(r"(\d{8,})(\.\w+)?")
-_FORMATS = {suffix: format for format, suffix in SUFFIXES.items()}
 _SCORES = "best.json"
 """Stored beside the exports of a BestExporter."""
 
@@ -41,12 +40,7 @@ class ExportedModel:
     @property
     def format(self) -> str:
         """Its format, as `insitu.base.export_formats` names them."""
-        return _FORMATS[self.path.suffix]
-
-    @property
-    def is_saved_model(self) -> bool:
-        """Whether it is a SavedModel, a folder; else it is a file."""
-        return self.format == SAVED_MODEL
+        return find_format(self.path) or SAVED_MODEL
 
 
 def find_export(
@@ -91,10 +85,10 @@ def find_export(
 
 
 def _list_exports(job: JobPaths) -> list[ExportedModel]:
-    found = []
+    found, suffixes = [], list_suffixes().values()
     for path in job.exports.glob("*/*"):
         name = _EXPORT.fullmatch(path.name)
-        if name is not None and (name[2] or "") in _FORMATS and path.is_dir() == (name[2] is None):
+        if name is not None and (name[2] or "") in suffixes and path.is_dir() == (name[2] is None):
             found.append(ExportedModel(path, int(name[1]), path.parent.name))
     return found
 
@@ -111,10 +105,11 @@ def copy_export(model: ExportedModel, target: Path) -> Path:
     Raises InputError if something has that name, or the model was removed meanwhile; OSError.
     """
     final = target / model.path.name if target.is_dir() else target
-    if (final.suffix if final.suffix in _FORMATS else "") != model.path.suffix:
+    suffixes = list_suffixes().values()
+    if (final.suffix if final.suffix in suffixes else "") != model.path.suffix:
         what = f"ends with {model.path.suffix}" if model.path.suffix else "has no such end, as a folder"
         raise InputError(
-            f"The end of a name tells the format of a model: {', '.join(filter(None, _FORMATS))}. Received: "
+            f"The end of a name tells the format of a model: {', '.join(filter(None, suffixes))}. Received: "
             f"{final} for a model whose name {what}. Give another name, or a folder that is there, where the "
             f"model is called {model.path.name}"
         )
@@ -130,7 +125,7 @@ def copy_export(model: ExportedModel, target: Path) -> Path:
     staged = final.with_name(f".{final.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         try:
-            if model.is_saved_model:
+            if model.path.is_dir():
                 shutil.copytree(model.path, staged)
             else:
                 shutil.copyfile(model.path, staged)
@@ -141,23 +136,12 @@ def copy_export(model: ExportedModel, target: Path) -> Path:
                 f"An exporter keeps its newest models. Received: {model.path}, which it removed while it was "
                 "copied. Give the command again"
             ) from error
-        _sync(staged)
+        sync_tree(staged)
         staged.rename(final)
         sync_folder(final.parent)
     finally:
         shutil.rmtree(staged, ignore_errors=True) if staged.is_dir() else staged.unlink(missing_ok=True)
     return final
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir():
-        sync_tree(path)
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # Output of a job's script: models, event files of TensorBoard, predictions and other files

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from insitu.base.errors import ClusterError, JobSpecError, PlacementError
 from insitu.base.paths import Paths
+from insitu.base.plugins import ENGINES, load_plugin
 from insitu.base.spec import CacheSpec, NodeId, Placement, Topology
 from insitu.base.wording import format_count, inflect
 from insitu.cluster.wire import HOSTS_ENGINE, read_head
@@ -70,11 +71,13 @@ def choose_nodes(topology: Topology, names: Collection[str], cache: CacheSpec | 
 def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostNodes | None:
     """Return the nodes that a job runs on, or None if its tasks run on this machine.
 
-    They run on hosts if this home has a head with agents, unless `engine` is local, or the cache is in stores
-    of this machine. Raises ClusterError if no agent is alive, PlacementError if the partitions of the cache
-    are on unreachable nodes.
+    They run on hosts if this home has a head with agents, unless `engine` is local or a plug-in, or the cache
+    is in stores of this machine. Raises InputError for a plug-in that can't be loaded, ClusterError if no
+    agent is alive, PlacementError if the partitions of the cache are on unreachable nodes.
     """
-    if engine == "local":
+    if engine not in ("", HOSTS_ENGINE):
+        if engine != "local":
+            load_plugin(ENGINES, engine)  # refused now, not by the supervisor
         return None
     found, notice = _read_nodes(paths) if read_head(paths) is not None else ([], "")
     members = [member for member in found if member.state != "left"]

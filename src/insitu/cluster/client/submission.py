@@ -259,7 +259,7 @@ def _spec(
             "workers": workers,
             "shards": workers if options.shards is None else options.shards,
             "ps": len(topology.nodes) if options.ps is None else options.ps,
-            "engine": "local" if hosts is None else HOSTS_ENGINE,
+            "engine": (options.engine or "local") if hosts is None else HOSTS_ENGINE,
             "threads": threads if options.given_threads is None else options.given_threads,
             "created": time.time(),
             "settings": find_inherited_settings(options.settings) | _list_settings(options),

@@ -17,7 +17,7 @@ from insitu.grid.intake.import_rows import add_labels, find_destinations, refuse
 from insitu.grid.intake.row_plan import RowPlan
 from insitu.grid.intake.source_blocks import FileState, read_blocks, refuse_changed
 from insitu.grid.partitions import is_variable
-from insitu.grid.sources import FORMATS, Block, Source, SourceOptions, open_sources, parse_source_file
+from insitu.grid.sources import Block, Source, SourceOptions, list_formats, open_sources, parse_source_file
 
 UNIT_BLOCK_BYTES = 8 << 20
 """Bytes of a source that are read at once."""
@@ -52,8 +52,10 @@ class Unit:
     def from_json(cls, data: Any) -> Unit:
         """Return what `to_json` was called on. Raises InputError for anything else."""
         unit = convert_exactly("A unit", data, cls, InputError)
-        if unit.format not in FORMATS or not unit.path.strip():
-            raise InputError(f"A unit is a part of a file. Received: {unit.path!r:.200}, {unit.format!r:.20}")
+        known = list_formats()
+        if unit.format not in known or not unit.path.strip():
+            rule = f"A unit is a part of a file in one of the formats {', '.join(known)}"
+            raise InputError(f"{rule}. Received: {unit.path!r:.200}, {unit.format!r:.20}")
         return unit
 
 

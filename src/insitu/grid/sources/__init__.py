@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from insitu.base.errors import InputError, SourceError
+from insitu.base.plugins import SOURCES, list_plugins, load_plugin
 from insitu.base.wording import format_count
 from insitu.grid.partitions import is_ragged
 from insitu.grid.sources.base import (
@@ -55,21 +56,27 @@ _CONVERT = (
 )
 
 
+def list_formats() -> Suffixes:
+    """Return the suffixes of files by format. That of a plug-in is a dot and its name."""
+    return {**{name: (f".{name}",) for name in list_plugins(SOURCES)}, **_SUFFIXES}
+
+
 def parse_source_file(text: str) -> SourceFile:
     """Return the file that a path or URL names."""
     return UrlFile(text) if is_url(text) else Path(text)
 
 
 def find_sources(
-    sources: Sequence[str], format: str | None, known: Suffixes = _SUFFIXES
+    sources: Sequence[str], format: str | None, known: Suffixes | None = None
 ) -> list[tuple[SourceFile, str]]:
     """Return (file, format) of all files that `sources` name, each once, ordered by their absolute paths.
 
     A source is a file, a folder (all its files of a known format, at any depth, but those whose name or
     folder starts with `.` or `_`) or a glob, or a URL of one of these. `format` overrules the suffixes;
     in a folder it chooses by them, but takes files whose name has none before a number of shards.
-    `known`: format -> the suffixes of its files. Raises SourceError.
+    `known`: format -> the suffixes of its files; None: all, those of plug-ins too. Raises SourceError.
     """
+    known = known or list_formats()
     if format is not None and format not in known:
         raise InputError(f"--format must be one of {', '.join(known)}. Received: {format!r}")
     if not sources:
@@ -200,7 +207,7 @@ def _is_hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _format_of(path: SourceFile, known: Suffixes = _SUFFIXES) -> str | None:
+def _format_of(path: SourceFile, known: Suffixes) -> str | None:
     name = _NUMBER_OF_SHARDS.sub("", path.name.lower())
     return next((kind for kind, suffixes in known.items() if name.endswith(suffixes)), None)
 
@@ -220,8 +227,9 @@ def _join(known: Suffixes, format: str | None) -> str:
 
 def stem(path: SourceFile) -> str:
     """Return a file's name without the suffix of its format."""
-    kind = _format_of(path)
-    suffixes = FORMATS[kind][2] if kind else (path.suffix,)
+    known = list_formats()
+    kind = _format_of(path, known)
+    suffixes = known[kind] if kind else (path.suffix,)
     ends = [s for s in suffixes if path.name.lower().endswith(s)]
     return path.name[: len(path.name) - max(map(len, ends), default=0)]
 
@@ -245,9 +253,12 @@ def open_sources(files: Sequence[tuple[SourceFile, str]], options: SourceOptions
 
 
 def _open(file: SourceFile, kind: str, options: SourceOptions) -> Source:
-    module, name, _ = FORMATS[kind]
     path = cast("Path", file)
-    make = cast("type[Source]", getattr(import_module(f"insitu.grid.sources.{module}"), name))
+    if kind in FORMATS:
+        module, name, _ = FORMATS[kind]
+        make = cast("type[Source]", getattr(import_module(f"insitu.grid.sources.{module}"), name))
+    else:
+        make = cast("type[Source]", load_plugin(SOURCES, kind))
     try:
         if path.stat().st_size == 0:
             raise SourceError(f"{path} is empty (0 bytes). Leave it out, or fetch it again")

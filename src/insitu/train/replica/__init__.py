@@ -35,6 +35,7 @@ from insitu.train.replica.state import (
     is_floating,
     load_snapshot,
     load_weights,
+    note_vocabulary_file,
     read_state,
     refuse_vocabularies,
     to_numpy,

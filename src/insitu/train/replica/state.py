@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -16,7 +16,6 @@ from insitu.base.errors import CheckpointError, TrainingError
 from insitu.base.wording import inflect
 from insitu.exchange import Group
 from insitu.train.collectives import all_gather_json, broadcast_value, gather_sizes
-from insitu.train.features import list_vocabulary_files
 from insitu.train.replica.combination import Operation
 
 _MIN_BORROWED_BYTES = 1 << 16
@@ -292,12 +291,19 @@ def broadcast_state(state: ModelState, group: Group, model: Any = None) -> None:
 _MOST = 24
 """Vocabularies that are compared one by one, as many as a message has room for; the others count as one."""
 _OTHERS = "other vocabularies"
+_read_files: dict[str, str] = {}
+"""A digest of a vocabulary's values by its file's path as it was given. Written by `note_vocabulary_file`."""
+
+
+def note_vocabulary_file(path: str, values: Iterable[str]) -> None:
+    """Note that this process has read these values of a vocabulary, the last time, from a file."""
+    _read_files[path] = xxhash.xxh3_64_hexdigest(json.dumps(list(values)).encode())
 
 
 def find_vocabularies(model: Any) -> dict[str, str]:
     """Return a digest of each vocabulary that a model looks values up in, or that this task has read as a
     file, by a name. `model` may be None."""
-    found = {f"the file {path}": digest for path, digest in list_vocabulary_files().items()}
+    found = {f"the file {path}": digest for path, digest in _read_files.items()}
     kinds = (keras.layers.StringLookup, keras.layers.IntegerLookup, keras.layers.TextVectorization)
     layers = model._flatten_layers(include_self=False) if isinstance(model, keras.Model) else ()
     for number, layer in enumerate(each for each in layers if isinstance(each, kinds)):

@@ -48,7 +48,7 @@ def test_a_model_that_its_exporter_removes_meanwhile_leaves_nothing(
     if is_folder:
         publish_saved_model(job)
     model = find_export(job)
-    assert model.is_saved_model == is_folder
+    assert (model.format == "tf_saved_model") == is_folder
     shutil.rmtree(job.exports)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(InputError, match="removed while it was copied"):

@@ -8,7 +8,7 @@ import pytest
 from parameter_servers import clients, servers
 
 from insitu.base.errors import TrainingError
-from insitu.train.features import feature_column
+from insitu.extensions.features import feature_column
 from insitu.train.parameter_server.server_marks import ServerMarks, check_vocabularies
 
 
@@ -19,7 +19,7 @@ def read(file: Path, words: str) -> None:
 
 
 def test_the_worker_that_comes_later_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("insitu.train.features.vocabulary_files._read", {})
+    monkeypatch.setattr("insitu.train.replica.state._read_files", {})
     file, same = tmp_path / "words.txt", tmp_path / "same.txt"
     with servers(total_replicas=3) as addresses, clients(addresses, 3) as made:
         marks = [ServerMarks(client, 3, 30.0) for client in made]

@@ -12,9 +12,9 @@ from exchange_ranks import in_threads
 
 import insitu.exchange
 from insitu.base.errors import CheckpointError, TrainingError
+from insitu.extensions.features import feature_column
 from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
 from insitu.train.evaluation.checkpoints import BackupCheckpoints
-from insitu.train.features import feature_column, list_vocabulary_files
 from insitu.train.replica.state import check_same_vocabularies, find_vocabularies
 
 
@@ -55,7 +55,7 @@ def test_files_of_columns_and_lookup_layers_are_found(tmp_path: Path) -> None:
     file = tmp_path / "words.txt"
     file.write_text("one\ntwo\n")
     feature_column.categorical_column_with_vocabulary_file("word", file)
-    before = list_vocabulary_files()[str(file)]
+    before = find_vocabularies(None)[f"the file {file}"]
     file.write_text("two\none\n")
     feature_column.categorical_column_with_vocabulary_file("word", file)
     assert find_vocabularies(None)[f"the file {file}"] not in ("", before)
@@ -97,4 +97,4 @@ def test_a_checkpoint_isnt_read_with_another_vocabulary(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that tests before have read don't count."""
-    monkeypatch.setattr("insitu.train.features.vocabulary_files._read", {})
+    monkeypatch.setattr("insitu.train.replica.state._read_files", {})
