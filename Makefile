@@ -9,8 +9,8 @@ STAMP := $(VENV)/.ready
 DATA ?=
 HOSTS ?=
 KERAS_OPTIONS ?=
-# Two processes share the files of tests. PARALLEL= runs them one after another.
-PARALLEL ?= --numprocesses 2 --dist loadfile
+# Three processes share the files of tests, also on two cores: each waits for something a third of its time. PARALLEL= runs them one after another.
+PARALLEL ?= --numprocesses 3 --dist loadfile
 
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3

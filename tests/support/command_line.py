@@ -31,3 +31,11 @@ class CliRunner(click.testing.CliRunner):
     def run(self, arguments: Any, **options: Any) -> Result:
         """Return what a command has printed, and the exception that it ended with."""
         return self.invoke(make_command(), arguments, **options)
+
+
+def run(*arguments: str, **options: Any) -> Any:
+    """Return what a command of `insitu` has printed. Raises what it raises, other than an exit."""
+    result = CliRunner().run(arguments, **options)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result

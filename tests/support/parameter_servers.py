@@ -3,15 +3,63 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import pytest
 from exchange_ranks import DEADLINE, SECRET, Rank, without_main
 from free_ports import free_addresses
 
-from insitu.parameters import Client, ParameterServer, connect
+from insitu.parameters import Client, ParameterServer, checkpoints, connect
 
-__all__ = ["DEADLINE", "Servers", "clients", "servers"]
+__all__ = [
+    "DEADLINE",
+    "MODEL",
+    "ONES",
+    "PLAIN",
+    "SHAPES",
+    "TRANSPORTS",
+    "Gate",
+    "Servers",
+    "clients",
+    "definitions",
+    "gradients",
+    "servers",
+]
+
+TRANSPORTS = ["shm", "tcp"]
+SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
+ONES = np.ones(4, np.float32)
+MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
+PLAIN = {"name": "sgd", "learning_rate": 1.0}
+
+
+def definitions(seed: int = 0, dtype: str = "float32") -> dict[str, Any]:
+    """Return a model of three variables, by name: (shape, dtype, first values)."""
+    rng = np.random.default_rng(seed)
+    return {name: (shape, dtype, rng.normal(size=shape).astype(dtype)) for name, shape in SHAPES.items()}
+
+
+def gradients(seed: int, dtype: str = "float32") -> dict[str, Any]:
+    """Return a gradient of each variable of `definitions`."""
+    return {name: values for name, (_, _, values) in definitions(seed + 100, dtype).items()}
+
+
+class Gate:
+    """Blocks the thread that writes arrays of a checkpoint until `open`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        pieces = checkpoints._iterate_blocks
+
+        def held_up(array: Any) -> Any:
+            self.reached.set()
+            assert self.open.wait(DEADLINE)
+            return pieces(array)
+
+        monkeypatch.setattr(checkpoints, "_iterate_blocks", held_up)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,12 @@
-"""The glossary of ARCHITECTURE.md is kept: words that the field doesn't use must not come back as names. And
-each field of a dataclass says what it is."""
+"""The glossary of ARCHITECTURE.md is kept: words that the field doesn't use must not come back as names."""
 
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeGuard
 
 import pytest
 
@@ -74,74 +71,3 @@ def test_a_name_is_split_into_its_words():
 def test_texts_are_free_of_the_old_dialect(path: Path):
     found = [match.group() for match in BANNED_IN_PROSE.finditer(path.read_text())]
     assert not found
-
-
-def is_dataclass(node: ast.AST) -> TypeGuard[ast.ClassDef]:
-    """Return True for the definition of a dataclass."""
-    return isinstance(node, ast.ClassDef) and any(
-        ast.unparse(decorator).partition("(")[0] in ("dataclass", "dataclasses.dataclass")
-        for decorator in node.decorator_list
-    )
-
-
-def find_undocumented_fields(source: str) -> list[str]:
-    """Return `Class.field` for each field of a dataclass without a `#:` line above it or a docstring below.
-
-    A class with one field is exempt: its own docstring says what the field is. So is an option, which has a
-    help text.
-    """
-    lines, found = source.splitlines(), []
-    for node in filter(is_dataclass, ast.walk(ast.parse(source))):
-        fields = [
-            (statement, below)
-            for statement, below in itertools.zip_longest(node.body, node.body[1:])
-            if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(statement.annotation)
-            if not ast.unparse(statement.value or statement.target).startswith("option(")
-        ]
-        for field, below in fields if len(fields) > 1 else ():
-            before = (line.strip() for line in lines[field.lineno - 2 :: -1])
-            comment = itertools.takewhile(lambda line: line.startswith("#"), before)
-            has_docstring = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            if not has_docstring and not any(line.startswith("#:") for line in comment):
-                found.append(f"{node.name}.{ast.unparse(field.target)}")
-    return found
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_each_field_of_a_dataclass_is_documented(path: Path):
-    assert not find_undocumented_fields(path.read_text())
-
-
-def test_fields_without_documentation_are_found():
-    source = """
-@dataclass(frozen=True)
-class Pair:
-    #: Documented above,
-    #: in two lines.
-    a: int
-    b: int
-    c: int = 0
-    "Documented below."
-
-@dataclass
-class Single:
-    field: int
-
-class Plain:
-    a: int
-    b: int
-"""
-    assert find_undocumented_fields(source) == ["Pair.b"]
-
-
-def test_the_glossary_defines_each_word_once():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    table = text.partition("## Glossary")[2].partition("\n## ")[0]
-    words = [
-        word.strip()
-        for line in table.splitlines()[4:]
-        if line.startswith("| ")
-        for word in line.split("|")[1].split(",")
-    ]
-    assert len(words) > 30
-    assert len(words) == len(set(words))

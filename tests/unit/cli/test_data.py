@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from command_line import CliRunner
+from command_line import run
 from record_writer import image_records, write_records
 
 from insitu.base.errors import InputError
@@ -16,14 +15,6 @@ from insitu.base.paths import Paths
 from insitu.cli import data
 from insitu.cli.import_progress import ProgressLines, format_seconds
 from insitu.grid import Catalog, import_cache
-
-
-def run(*arguments: str) -> Any:
-    """Runs a command in this process; errors of insitu are raised."""
-    result = CliRunner().run(arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture

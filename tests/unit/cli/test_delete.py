@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from pathlib import Path
-from typing import Any
 
+import command_line
 import pytest
-from command_line import CliRunner
 from job_runs import Insitu
 
 from insitu.base.errors import InputError, JobRunning, UnknownJob
 from insitu.base.paths import JobPaths
 from insitu.cli import console, delete
 from insitu.cluster import list_job_ids, submit
-from insitu.cluster.client import deletion, submission
+from insitu.cluster.client import deletion
 from insitu.cluster.job_files import take_lock
 from insitu.grid import Catalog
 from insitu.options import JobOptions
-
-
-@pytest.fixture
-def insitu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Insitu:
-    insitu = Insitu(tmp_path)
-    insitu.script("print('greeting')")
-    monkeypatch.setenv("INSITU_HOME", str(insitu.paths.home))
-    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    return insitu
 
 
 @pytest.fixture
@@ -35,11 +25,7 @@ def job(insitu: Insitu) -> JobPaths:
     return insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",))))
 
 
-def run(*arguments: str) -> Any:
-    result = CliRunner().run(["delete", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+run = functools.partial(command_line.run, "delete")
 
 
 def test_a_job_and_its_cache_go_together(insitu: Insitu, job: JobPaths):

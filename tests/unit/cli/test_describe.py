@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 from job_runs import Insitu
@@ -16,7 +15,6 @@ from insitu.base.paths import JobPaths
 from insitu.base.spec import TaskId
 from insitu.cli.describe import describe
 from insitu.cluster import Journal, submit
-from insitu.cluster.client import submission
 from insitu.cluster.decide.events import SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
 from insitu.options import JobOptions
@@ -24,15 +22,6 @@ from insitu.service import format_staleness
 from insitu.service.jobs import _read_servers
 
 W0 = TaskId("worker", 0)
-
-
-@pytest.fixture
-def insitu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Insitu:
-    insitu = Insitu(tmp_path)
-    insitu.script("print('greeting')")
-    monkeypatch.setenv("INSITU_HOME", str(insitu.paths.home))
-    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    return insitu
 
 
 def make_job(insitu: Insitu) -> JobPaths:

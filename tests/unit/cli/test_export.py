@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
 
+import command_line
 import pytest
-from command_line import CliRunner
 from published_models import publish_models, publish_saved_model
 
 from insitu.base.errors import InputError, UnknownJob
 from insitu.base.paths import JobPaths, Paths
 
-
-def run(*arguments: str) -> Any:
-    """Runs a command in this process; errors of insitu are raised."""
-    result = CliRunner().run(["export", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+run = functools.partial(command_line.run, "export")
 
 
 @pytest.fixture

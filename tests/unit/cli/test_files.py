@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
-from command_line import CliRunner
 
 from insitu.base.errors import InputError
 from insitu.base.paths import Paths
@@ -24,9 +24,7 @@ from insitu.grid.shared_files import Entry
 
 
 def run(*arguments: str, given: bytes | None = None, code: int = 0) -> Any:
-    result = CliRunner().run(("fs", *arguments), input=given)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = command_line.run("fs", *arguments, input=given)
     assert result.exit_code == code
     return result
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import CliRunner
+from command_line import run
 from ignite_wire import FakeCache, FakeCluster, number
 
 from insitu.base.errors import InputError, JobSpecError
@@ -18,14 +18,6 @@ from insitu.grid import Catalog
 from insitu.grid.caches.ignite_snapshots import read_snapshot
 from insitu.grid.ignite import FieldOptions
 from insitu.service import report_snapshot
-
-
-def run(*arguments: str) -> Any:
-    """Runs a command in this process; errors of insitu are raised."""
-    result = CliRunner().run(arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,21 +18,11 @@ from insitu.base.spec import TaskId
 from insitu.cli import jobs, logs
 from insitu.cli.describe import describe
 from insitu.cluster import Journal, submit
-from insitu.cluster.client import submission
 from insitu.cluster.decide.events import ControllerLostEvent, Event, SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
 from insitu.options import JobOptions
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
-
-
-@pytest.fixture
-def insitu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Insitu:
-    insitu = Insitu(tmp_path)
-    insitu.script("print('greeting')")
-    monkeypatch.setenv("INSITU_HOME", str(insitu.paths.home))
-    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    return insitu
 
 
 def make_job(insitu: Insitu, *events: Event) -> JobPaths:

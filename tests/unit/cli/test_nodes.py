@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import CliRunner
+from command_line import run
 from foreign_user import name_own_group
 
 from insitu.base.disk.access import is_shared
@@ -17,14 +16,6 @@ from insitu.cli import nodes
 from insitu.cli.hosts import parse_times
 from insitu.grid import load_topology
 from insitu.service.nodes import _AGENT_FIELDS
-
-
-def run(*arguments: str) -> Any:
-    """Runs a command in this process; errors of insitu are raised."""
-    result = CliRunner().run(arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def test_nodes_stay_when_a_home_is_shared(home: Path) -> None:

@@ -10,19 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import CliRunner
+from command_line import run
 
 from insitu.base.errors import ClusterError
 from insitu.base.paths import Paths
 from insitu.base.spec import NO_CACHE, CacheSpec
 from insitu.grid import Catalog, bring_up, import_cache
-
-
-def run(*arguments: str) -> Any:
-    result = CliRunner().run(arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture

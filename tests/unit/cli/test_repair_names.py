@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
-from command_line import CliRunner
 
 from insitu.base.paths import Paths
 from insitu.base.spec import NodeId
@@ -59,10 +59,7 @@ class Cluster:
         return note
 
     def run(self, *arguments: str, given: str | None = None) -> Any:
-        result = CliRunner().run(("repair", *arguments), input=given)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+        return command_line.run("repair", *arguments, input=given)
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
-from command_line import CliRunner
 from published_models import publish_models
 
 from insitu.base.errors import InputError
@@ -14,13 +15,7 @@ from insitu.cli import serve as command
 from insitu.extensions import exports
 from insitu.extensions.exports import Served
 
-
-def run(*arguments: str) -> Any:
-    """Runs the command in this process; errors of insitu are raised."""
-    result = CliRunner().run(["serve", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+run = functools.partial(command_line.run, "serve")
 
 
 @pytest.fixture

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from command_line import CliRunner
+from command_line import run
 from old_second_path import move_there, set_second_path
 
 from insitu.base.errors import InputError
 from insitu.base.paths import Paths
 from insitu.cli.storage import parse_size
 from insitu.grid import Catalog, bring_up, import_cache
-
-
-def run(*arguments: str) -> Any:
-    result = CliRunner().run(arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture

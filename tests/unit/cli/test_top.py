@@ -31,12 +31,8 @@ W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
+def job(insitu: Insitu) -> JobPaths:
     """A job of two workers that has ended, of which the first has trained."""
-    insitu = Insitu(tmp_path)
-    insitu.script("print('greeting')")
-    monkeypatch.setenv("INSITU_HOME", str(insitu.paths.home))
-    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
     made = insitu.job(submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=2)))
     journal = Journal(made.journal)
     state = journal.state()

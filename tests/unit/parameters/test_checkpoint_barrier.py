@@ -9,33 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parameter_servers import DEADLINE, clients, servers
+from parameter_servers import DEADLINE, MODEL, ONES, Gate, clients, servers
 
 from insitu.base.errors import (
     ParameterError,
 )
 from insitu.parameters import ParameterServer, Table, checkpoints, connect
-
-
-class Gate:
-    """Blocks the thread that writes arrays of a checkpoint until `open`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self.open = threading.Event(), threading.Event()
-        pieces = checkpoints._iterate_blocks
-
-        def held_up(array: Any) -> Any:
-            self.reached.set()
-            assert self.open.wait(DEADLINE)
-            return pieces(array)
-
-        monkeypatch.setattr(checkpoints, "_iterate_blocks", held_up)
-
-
-ONES = np.ones(4, np.float32)
-
-
-MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
 
 
 def finished(folder: Path) -> set[int]:

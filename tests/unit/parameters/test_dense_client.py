@@ -6,33 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parameter_servers import clients, servers
+from parameter_servers import MODEL, ONES, TRANSPORTS, clients, definitions, gradients, servers
 
 from insitu.base.errors import (
     InputError,
 )
 from insitu.exchange.plan.arithmetic import Reducer, compute_factors
 from insitu.parameters import Table
-
-TRANSPORTS = ["shm", "tcp"]
-
-
-SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
-
-
-def definitions(seed: int = 0, dtype: str = "float32") -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {name: (shape, dtype, rng.normal(size=shape).astype(dtype)) for name, shape in SHAPES.items()}
-
-
-def gradients(seed: int, dtype: str = "float32") -> dict[str, Any]:
-    return {name: values for name, (_, _, values) in definitions(seed + 100, dtype).items()}
-
-
-ONES = np.ones(4, np.float32)
-
-
-MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from parameter_servers import clients, servers
+from parameter_servers import clients, definitions, gradients, servers
 
 from insitu.parameters.request_handler import DenseTransfer
-
-SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
-
-
-def definitions(seed: int = 0, dtype: str = "float32") -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {name: (shape, dtype, rng.normal(size=shape).astype(dtype)) for name, shape in SHAPES.items()}
-
-
-def gradients(seed: int, dtype: str = "float32") -> dict[str, Any]:
-    return {name: values for name, (_, _, values) in definitions(seed + 100, dtype).items()}
 
 
 @pytest.mark.parametrize("updater", ["sgd", "adam"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from ipv6 import needs_ipv6
-from parameter_servers import DEADLINE, clients, servers
+from parameter_servers import DEADLINE, MODEL, Gate, clients, servers
 
 from insitu.parameters import ParameterServer, checkpoints, connect, event_loop
 from insitu.parameters.event_loop import TimeBudget
-
-
-class Gate:
-    """Blocks the thread that writes arrays of a checkpoint until `open`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self.open = threading.Event(), threading.Event()
-        pieces = checkpoints._iterate_blocks
-
-        def held_up(array: Any) -> Any:
-            self.reached.set()
-            assert self.open.wait(DEADLINE)
-            return pieces(array)
-
-        monkeypatch.setattr(checkpoints, "_iterate_blocks", held_up)
-
-
-MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
 
 
 def test_a_server_that_ends_cancels_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from parameter_servers import clients, servers
+from parameter_servers import MODEL, ONES, clients, definitions, gradients, servers
 
 from insitu.base.errors import InputError, ParameterError, SequenceError, ServerStalled
-
-SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
-
-
-def definitions(seed: int = 0, dtype: str = "float32") -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {name: (shape, dtype, rng.normal(size=shape).astype(dtype)) for name, shape in SHAPES.items()}
-
-
-def gradients(seed: int, dtype: str = "float32") -> dict[str, Any]:
-    return {name: values for name, (_, _, values) in definitions(seed + 100, dtype).items()}
-
-
-ONES = np.ones(4, np.float32)
-
-
-MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
 
 
 def test_a_stalled_push_names_the_awaited_shards():

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from parameter_servers import DEADLINE, clients, servers
+from parameter_servers import DEADLINE, MODEL, ONES, PLAIN, clients, servers
 
 from insitu.base.errors import (
     NotFinite,
@@ -15,14 +15,6 @@ from insitu.base.errors import (
     ServerLost,
 )
 from insitu.parameters import ParameterServer, Table, connect
-
-ONES = np.ones(4, np.float32)
-
-
-MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
-
-
-PLAIN = {"name": "sgd", "learning_rate": 1.0}
 
 
 def test_several_threads_may_wait_at_once():

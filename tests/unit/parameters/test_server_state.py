@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parameter_servers import clients, servers
+from parameter_servers import MODEL, ONES, PLAIN, SHAPES, TRANSPORTS, clients, definitions, gradients, servers
 
 from insitu.base.errors import (
     DefinitionMismatch,
@@ -14,29 +14,6 @@ from insitu.base.errors import (
     NotFinite,
 )
 from insitu.parameters import server_state
-
-TRANSPORTS = ["shm", "tcp"]
-
-
-SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
-
-
-def definitions(seed: int = 0, dtype: str = "float32") -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {name: (shape, dtype, rng.normal(size=shape).astype(dtype)) for name, shape in SHAPES.items()}
-
-
-def gradients(seed: int, dtype: str = "float32") -> dict[str, Any]:
-    return {name: values for name, (_, _, values) in definitions(seed + 100, dtype).items()}
-
-
-ONES = np.ones(4, np.float32)
-
-
-MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
-
-
-PLAIN = {"name": "sgd", "learning_rate": 1.0}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from parameter_servers import clients, servers
+from parameter_servers import MODEL, ONES, PLAIN, TRANSPORTS, clients, servers
 
 from insitu.base.errors import (
     DefinitionMismatch,
@@ -12,17 +12,6 @@ from insitu.base.errors import (
     NotFinite,
 )
 from insitu.parameters import Table
-
-TRANSPORTS = ["shm", "tcp"]
-
-
-ONES = np.ones(4, np.float32)
-
-
-MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
-
-
-PLAIN = {"name": "sgd", "learning_rate": 1.0}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

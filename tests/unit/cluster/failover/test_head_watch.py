@@ -22,6 +22,7 @@ from insitu.grid import Catalog, is_catalog_copy
 from insitu.metadata import (
     HEAD_KEY,
     MetadataSettings,
+    embedded,
     encode_settings,
     read_leader,
     read_settings,
@@ -81,6 +82,8 @@ class Watched:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     made = Watched(tmp_path)
     monkeypatch.setattr(head_watch, "open_etcd", made.open)
+    monkeypatch.setattr(head_watch, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(embedded, "IDLE_SECONDS", 0.1)
     monkeypatch.setattr(head_watch, "start_elected_head", made.start)
     yield made
     made.watch.close()
@@ -161,7 +164,7 @@ def test_nobody_is_elected_after_down(agent: Watched) -> None:
     lead = agent.lead_elsewhere("10.0.0.2:7")
     lead.resign(down=True)
     agent.watch.take_settings(WELCOME)
-    agent.watch._closing.wait(1.0)
+    agent.watch._closing.wait(0.5)
     assert not agent.started
     leader = read_leader(agent.store.get([HEAD_KEY])[0][HEAD_KEY])
     assert leader is not None and leader.is_down
@@ -170,7 +173,7 @@ def test_nobody_is_elected_after_down(agent: Watched) -> None:
 def test_an_agent_of_another_cluster_takes_no_part(agent: Watched) -> None:
     agent.followed.note_joined({"cluster": "d", "epoch": 4, "instance": "x"}, "h:1")
     agent.watch.take_settings(WELCOME)
-    agent.watch._closing.wait(1.0)
+    agent.watch._closing.wait(0.5)
     assert not agent.started and agent.read_head() == "h:1"
 
 

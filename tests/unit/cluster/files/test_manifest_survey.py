@@ -19,7 +19,7 @@ from insitu.cluster.files import NamesReport, names_guard, upkeep
 from insitu.cluster.files import client as client_module
 from insitu.grid.shared_files import split_key
 
-SEEDS = range(25)
+SEEDS = range(12)
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from models import image_model, image_rows, in_shards, same_bits, weights
+from models import Batches, image_model, image_rows, in_shards, same_bits, weights
 
 from insitu import estimator as est
 from insitu.base.errors import InputError
@@ -18,16 +17,6 @@ from insitu.train import MultiWorkerMirroredStrategy, OneDeviceStrategy
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X, Y = image_rows()
-
-
-class Batches(keras.utils.PyDataset):
-    """7 batches of 29 rows."""
-
-    def __len__(self) -> int:
-        return 7
-
-    def __getitem__(self, index: int) -> Any:
-        return X[29 * index : 29 * index + 29], Y[29 * index : 29 * index + 29]
 
 
 def test_a_copy_is_trained_as_the_model_would_be(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from models import image_model, image_rows, in_shards, same_bits, weights
+from models import Batches, image_model, image_rows, in_shards, same_bits, weights
 
 from insitu.base.errors import TrainingError
 from insitu.base.paths import Paths
@@ -37,16 +37,6 @@ from insitu.train import MultiWorkerMirroredStrategy, OneDeviceStrategy
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X, Y = image_rows()
-
-
-class Batches(keras.utils.PyDataset):
-    """7 batches of 29 rows."""
-
-    def __len__(self) -> int:
-        return 7
-
-    def __getitem__(self, index: int) -> Any:
-        return X[29 * index : 29 * index + 29], Y[29 * index : 29 * index + 29]
 
 
 def model_in(strategy: Any) -> Any:

@@ -40,10 +40,10 @@ def test_large_ones_stay_within_their_size(size: int, key: int, data: st.DataObj
 
 
 def test_each_number_comes_at_each_place_equally_often() -> None:
-    places = np.array([Permutation(8, seed).apply(np.arange(8)) for seed in range(4000)])
+    places = np.array([Permutation(8, seed).apply(np.arange(8)) for seed in range(1000)])
     for place in range(8):
         counts = np.bincount(places[:, place], minlength=8)
-        assert counts.min() > 400 and counts.max() < 600
+        assert counts.min() > 80 and counts.max() < 170
 
 
 def test_neighbours_are_strangers_and_keys_matter() -> None:

@@ -35,14 +35,14 @@ def test_names_answer_as_a_plain_tree_does(seed: int, tmp_path: Path) -> None:
     assert len(kinds) > 15
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(4))
 def test_clients_at_the_same_time_are_answered_as_if_one_came_after_the_other(part: int) -> None:
     lost = 0
-    for seed in range(part * 150, part * 150 + 150):
+    for seed in range(part * 100, part * 100 + 100):
         history, losses = play(seed, clients=3, calls=5, losses=0.2)
         assert explain(history), (seed, history)
         lost += losses
-    assert lost > 100
+    assert lost > 60
 
 
 @pytest.mark.parametrize("where", ["embedded", pytest.param("etcd", marks=needs_etcd)])

@@ -87,6 +87,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_a_package_raises_is_an_error_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "_PAUSES", (0.0, 0.0, 0.0))
     url = put("/failing", "a.npy", np.arange(3))
 
     class Refuses:

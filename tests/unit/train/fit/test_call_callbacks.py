@@ -138,7 +138,7 @@ class Process:
 
 @pytest.mark.parametrize("kind", [TEST, PREDICT])
 @pytest.mark.parametrize("stop", [-1, 2])
-@pytest.mark.parametrize("last", range(6))
+@pytest.mark.parametrize("last", [0, 2, 5])
 def test_a_replacement_goes_on_with_the_callbacks_of_the_others(
     tmp_path: Path, kind: Kind, stop: int, last: int
 ) -> None:

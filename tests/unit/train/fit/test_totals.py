@@ -22,14 +22,31 @@ pytestmark = pytest.mark.timeout(450)
 ROUNDING = 1e-5
 FEW = ("mask", "ignored class", "one number with weights", "sum with mask")
 GLOBAL = ("global", "global towers", "global with mask and weights", "one of several outputs global")
+COMBINED = (
+    "mask",
+    "mask and weights of steps",
+    "ignored class",
+    "mean by weights",
+    "sum",
+    "one number",
+    "global",
+    "several outputs",
+)
+"""Each of their parts is in another case too."""
+EACH_PART = [each for each in loss_runs.CASES if each not in COMBINED]
 
 
-@pytest.mark.parametrize("case", loss_runs.CASES)
+@pytest.mark.parametrize(
+    "case", [*EACH_PART, *(pytest.param(each, marks=pytest.mark.slow) for each in COMBINED)]
+)
 def test_two_shards(case: str) -> None:
     assert loss_runs.compare(case, 2) < ROUNDING
 
 
-@pytest.mark.parametrize("case", (*FEW, *GLOBAL))
+@pytest.mark.parametrize(
+    "case",
+    ["mask", "ignored class", "sum with mask", "global", "global towers", "global with mask and weights"],
+)
 def test_three_shards_without_a_graph(case: str) -> None:
     assert loss_runs.compare(case, 3, run_eagerly=True) < ROUNDING
 

@@ -17,6 +17,7 @@ from models import in_shards
 
 from insitu.base.errors import ParameterError, ServerStalled, TrainingError
 from insitu.parameters import ConsistencyPolicy
+from insitu.train.parameter_server import session as session_module
 from insitu.train.parameter_server.server_task import ServerConfig
 from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
 from insitu.train.replica import Span
@@ -193,7 +194,10 @@ def test_a_process_that_ends_lets_the_others_go_on(make: Any, monkeypatch: pytes
         assert finished == expected and bool(limits) == leaves
 
 
-def test_a_process_does_not_wait_at_its_end_for_servers_that_have_ended(make: Any) -> None:
+def test_a_process_does_not_wait_at_its_end_for_servers_that_have_ended(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_EXIT_TIMEOUT", 0.2)
     session = make()
     define(session, Replica())
     session.leave_at_exit()
