@@ -9,8 +9,9 @@ STAMP := $(VENV)/.ready
 DATA ?=
 HOSTS ?=
 KERAS_OPTIONS ?=
-# Three processes share the files of tests, also on two cores: each waits for something a third of its time. PARALLEL= runs them one after another.
-PARALLEL ?= --numprocesses 3 --dist loadfile
+# Processes share the files of tests. PARALLEL= runs them one after another.
+PROCESSES := 2
+PARALLEL ?= --numprocesses $(PROCESSES) --dist loadfile
 
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -37,6 +38,7 @@ demo: $(if $(HOSTS),ready-lab,$(STAMP)) ## Import, train on three nodes, kill a 
 # The laws of the structure: `make check` holds them.
 LAWS := tests/unit/test_layering.py tests/unit/test_words.py
 
+test: PROCESSES := 3  # each waits for something a third of its time, so three suit two cores
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
 	$(BIN)/python -m pytest -m "not slow and not long and not torch and not ignite and not hosts and not ui" $(PARALLEL) \
 	  $(addprefix --ignore ,$(LAWS))
