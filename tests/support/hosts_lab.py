@@ -162,7 +162,7 @@ class HostsLab:
         own = os.getpid()
         #: The beginnings of addresses, drawn by the process so that two of them don't meet.
         self.prefix = f"10.{64 + own % 64}.{own // 64 % 250}"
-        self.prefix6 = f"fd00:{own & 0xFFFF | 1:x}:{(own >> 16) + 1:x}"
+        self.prefix6 = f"fd00:{own & 0xFFFF:x}:{(own >> 16) + 1:x}"
         self.gateway, self.gateway6 = f"{self.prefix}.254", f"{self.prefix6}::fe"
         self._bridge = f"il{own}"
         self.hosts = [Host(self, number) for number in range(1, count + 1)]
