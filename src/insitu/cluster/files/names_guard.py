@@ -41,22 +41,26 @@ class NamesGuard:
     def check(self, view: View) -> None:
         """Raise GridError if the store has no names, and nodes hold files of another store."""
         with self._lock:
-            # Names that `insitu repair` has put back count at once.
-            if not self._is_sure and (found := self._look(read_state(self._store), view)):
-                raise GridError(found)
+            is_due = time.monotonic() >= self._until
+            # That something is wrong is looked at each time: names that were put back count at once.
+            if not self._is_sure and (is_due or self._found):
+                self._found = self._look(read_state(self._store), view, is_due)
+            if self._found:
+                raise GridError(self._found)
 
-    def _look(self, state: NamesState, view: View) -> str:
-        """Return what is wrong; "": nothing."""
+    def _look(self, state: NamesState, view: View, is_due: bool) -> str:
+        """Return what is wrong; "": nothing. Nodes are asked if that `is_due`."""
         if state.is_rebuilding:
             return (
                 "The names of insitu:// are being put back. If no `insitu repair` runs on the head's "
                 "machine, it was interrupted: run it again"
             )
         self._is_sure = state.has_names or (state.origin is not None and state.origin.forgets)
-        if not self._is_sure and time.monotonic() >= self._until:
-            self._found = self._ask(state, view)
-            self._until = time.monotonic() + _AGAIN_SECONDS
-        return "" if self._is_sure else self._found
+        if self._is_sure or not is_due:
+            return "" if self._is_sure else self._found
+        found = self._ask(state, view)
+        self._until = time.monotonic() + _AGAIN_SECONDS
+        return found
 
     def _ask(self, state: NamesState, view: View) -> str:
         """Return what nodes say that is wrong."""
