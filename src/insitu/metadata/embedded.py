@@ -37,6 +37,7 @@ from insitu.metadata.interface import (
     check_transaction,
     encode_key,
     encode_text,
+    find_deadline,
     find_end,
 )
 
@@ -204,6 +205,8 @@ class EmbeddedStore:
         with translate_errors(self._path):
             database = self._borrow()
             try:
+                left = max(0.0, find_deadline(BUSY_SECONDS) - time.monotonic())
+                database.execute(f"PRAGMA busy_timeout={left * 1000:.0f}")
                 database.execute(begin)
                 yield database
                 database.execute("COMMIT")

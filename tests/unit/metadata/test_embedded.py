@@ -29,7 +29,7 @@ from insitu.base.errors import (
     StorageFull,
     StoreUnavailable,
 )
-from insitu.metadata import Change, Compare, Delete, Put, embedded
+from insitu.metadata import Change, Compare, Delete, Put, embedded, end_calls_by
 from insitu.metadata.embedded import EmbeddedStore
 
 KEYS = ["a", "b", "c", "d/\u00e9"]
@@ -418,6 +418,14 @@ def test_another_process_that_holds_the_file_is_waited_for_until_the_deadline(
         with pytest.raises(StoreUnavailable, match="try again"):
             put(store, "a", b"1")
         assert store.get(["a"])[0] == {}  # reads don't wait
+        # Who is waited for itself gives it less time.
+        monkeypatch.setattr("insitu.metadata.embedded.BUSY_SECONDS", 1e5)
+        with (
+            contextlib.closing(EmbeddedStore(path, "c")) as patient,
+            end_calls_by(time.monotonic() + 0.1),
+            pytest.raises(StoreUnavailable, match="try again"),
+        ):
+            put(patient, "a", b"1")
         other.execute("ROLLBACK")
     put(store, "a", b"1")
     store.close()
