@@ -107,8 +107,8 @@ if TYPE_CHECKING:
         find_successors,
     )
     from insitu.cluster.decide.leadership import (
+        HEAD_LEASE_SECONDS,
         KEEP_SECONDS,
-        LEASE_SECONDS,
         Candidacy,
         Hold,
         Kept,
@@ -159,6 +159,7 @@ if TYPE_CHECKING:
         find_stragglers,
     )
     from insitu.cluster.decide.supervision import (
+        JOB_LEASE_SECONDS,
         Starts,
         SupervisedJob,
         choose_starts,

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-LEASE_SECONDS = 8.0
-"""After how long without a word of a head, or of a supervisor, its key goes."""
+HEAD_LEASE_SECONDS = 5.0
+"""After how long without a word of a head its key goes. A head that is replaced too early costs no task, so
+this is shorter than the lease of a supervisor."""
 KEEP_SECONDS = 1.0
-"""How often they keep their leases."""
+"""How often heads and supervisors keep their leases."""
 _AGAIN_SECONDS = 10.0
 """How long an agent that couldn't start a head leaves it to others."""
 
@@ -29,7 +30,7 @@ class Hold:
 
     def may_lead(self, now: float) -> bool:
         """Return whether no other head can have the key at this time."""
-        return now < self.kept_at + LEASE_SECONDS
+        return now < self.kept_at + HEAD_LEASE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

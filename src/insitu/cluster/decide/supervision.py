@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from insitu.base.spec import NodeId
 from insitu.cluster.decide.holders import Failure, note_failure
-from insitu.cluster.decide.leadership import LEASE_SECONDS
 
+JOB_LEASE_SECONDS = 8.0
+"""After how long without a word of a supervisor its key goes. Its tasks end with it."""
 EARLIER_SECONDS = 1.0
 """How long before its lease can end a supervisor ends."""
 SETTLED_SECONDS = 1.0
@@ -25,7 +26,7 @@ _MOST_AT_ONCE = 4
 def count_seconds_left(asked_at: float, now: float) -> float:
     """Return how long a supervisor may continue whose lease was kept last by what it has asked for at
     `asked_at`. The clock keeps running while the machine is suspended."""
-    return max(0.0, asked_at + LEASE_SECONDS - EARLIER_SECONDS - now)
+    return max(0.0, asked_at + JOB_LEASE_SECONDS - EARLIER_SECONDS - now)
 
 
 @dataclass(frozen=True, slots=True)

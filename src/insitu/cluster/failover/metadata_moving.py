@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from insitu.base.errors import ClusterError, CorruptMetadata, InputError
 from insitu.base.paths import Paths
 from insitu.base.process.processes import read_host
-from insitu.cluster.decide import LEASE_SECONDS, find_cluster_number
+from insitu.cluster.decide import HEAD_LEASE_SECONDS, find_cluster_number
 from insitu.cluster.failover.etcd_members import OWN_ETCD, HostCommands, Report, make_members, start_members
 from insitu.cluster.leases import NUMBER_KEY, OPTIONS_KEY, Lead, Won, win
 from insitu.cluster.wire import HeadRecord, change_head, check_record_owner, read_head, take_process_lock
@@ -251,7 +251,7 @@ def _forget_etcd(paths: Paths) -> None:
 
 def _win(source: MetadataStore, record: HeadRecord) -> Won:
     """Win the key of the head. That of a command like this one which was killed goes with its lease."""
-    deadline = time.monotonic() + LEASE_SECONDS + _LOOK_SECONDS
+    deadline = time.monotonic() + HEAD_LEASE_SECONDS + _LOOK_SECONDS
     while True:
         try:
             return win(source, record.epoch, own=record.instance, after_down=True)

@@ -22,8 +22,8 @@ from insitu.base.errors import ClusterError, CorruptMetadata, InputError, Insitu
 from insitu.base.paths import JobPaths, Paths
 from insitu.base.process.processes import read_host
 from insitu.cluster.decide import (
+    JOB_LEASE_SECONDS,
     KEEP_SECONDS,
-    LEASE_SECONDS,
     Claim,
     SupervisedJob,
     count_seconds_left,
@@ -138,7 +138,7 @@ def _claim(store: MetadataStore, job: JobPaths, revision: int | None) -> None:
         _require_unchanged(found.get(keys[0]), job_id, revision)
     term = draw_term(max(own.number, 0 if known is None else known.term.number) + 1)
     begin_term(job, term)
-    asked_at, value, lease = read_clock(), _Holder(term, read_host()).encode(), store.grant(LEASE_SECONDS)
+    asked_at, value, lease = read_clock(), _Holder(term, read_host()).encode(), store.grant(JOB_LEASE_SECONDS)
     compare = compare_found(keys, found)
     outcome = store.transact(
         compare, [Put(keys[0], value), Put(keys[1], value, lease)], secrets.token_hex(16)

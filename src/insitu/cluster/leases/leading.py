@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from insitu.base.errors import ClusterError, HeadReplaced, InsituError
 from insitu.cluster.decide import (
     EPOCHS_OF_A_NUMBER,
+    HEAD_LEASE_SECONDS,
     KEEP_SECONDS,
-    LEASE_SECONDS,
     Hold,
     Kept,
     Lost,
@@ -73,7 +73,7 @@ def win(store: MetadataStore, epoch: int, *, own: str = "", after_down: bool = F
     if leader is not None and leader.instance != own and not (leader.is_down and after_down):
         raise _make_refusal(leader)
     highest = max(find_cluster_number(epoch), 0 if number is None else int(number.value))
-    lease = store.grant(LEASE_SECONDS)
+    lease = store.grant(HEAD_LEASE_SECONDS)
     won = Won(lease, (highest + 1) * EPOCHS_OF_A_NUMBER, secrets.token_hex(16))
     compare = compare_found((HEAD_KEY, NUMBER_KEY), found)
     changes = [Put(HEAD_KEY, won.fence, lease), Put(NUMBER_KEY, b"%d" % (highest + 1))]
@@ -192,7 +192,7 @@ class Lead:
         if action == "say_silent":
             logger.warning(
                 "etcd hasn't answered for %g s. Nothing is changed until it does: another head may lead. %s",
-                LEASE_SECONDS,
+                HEAD_LEASE_SECONDS,
                 why,
             )
         elif action == "say_heard":

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from insitu.cluster.decide import (
-    LEASE_SECONDS,
+    HEAD_LEASE_SECONDS,
     Candidacy,
     Hold,
     Kept,
@@ -18,15 +18,15 @@ from insitu.cluster.decide import (
 def test_a_head_may_lead_for_as_long_as_its_lease_lasts_from_when_it_asked() -> None:
     hold, action = advance_hold(Hold(0.0), Kept(5.0), 7.0)
     assert (hold, action) == (Hold(5.0), None)
-    assert hold.may_lead(5.0 + LEASE_SECONDS - 0.1) and not hold.may_lead(5.0 + LEASE_SECONDS)
+    assert hold.may_lead(5.0 + HEAD_LEASE_SECONDS - 0.1) and not hold.may_lead(5.0 + HEAD_LEASE_SECONDS)
 
 
 def test_a_head_whose_etcd_is_silent_says_so_once_when_its_lease_may_be_over() -> None:
-    hold, action = advance_hold(Hold(0.0), Unanswered(), LEASE_SECONDS - 0.1)
+    hold, action = advance_hold(Hold(0.0), Unanswered(), HEAD_LEASE_SECONDS - 0.1)
     assert action is None
-    hold, action = advance_hold(hold, Unanswered(), LEASE_SECONDS)
+    hold, action = advance_hold(hold, Unanswered(), HEAD_LEASE_SECONDS)
     assert action == "say_silent"
-    hold, action = advance_hold(hold, Unanswered(), LEASE_SECONDS + 1)
+    hold, action = advance_hold(hold, Unanswered(), HEAD_LEASE_SECONDS + 1)
     assert action is None
     hold, action = advance_hold(hold, Kept(30.0), 31.0)
     assert (hold, action) == (Hold(30.0), "say_heard")

@@ -198,7 +198,7 @@ def test_who_is_killed_at_any_step_on_the_way_to_etcd_loses_nothing(etcd: Etcd, 
 def test_who_is_killed_at_any_step_on_the_way_back_loses_nothing(
     etcd: Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leading, "LEASE_SECONDS", 2.0)  # of the key that a killed one has won
+    monkeypatch.setattr(leading, "HEAD_LEASE_SECONDS", 2.0)  # of the key that a killed one has won
     step, seen = 0, set()
     while True:
         clear(etcd)

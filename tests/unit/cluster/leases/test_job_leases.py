@@ -15,7 +15,7 @@ import pytest
 
 from insitu.base.errors import CorruptMetadata, JobEnded, JobRunning
 from insitu.base.paths import JobPaths, Paths
-from insitu.cluster.decide import LEASE_SECONDS, SupervisedJob
+from insitu.cluster.decide import JOB_LEASE_SECONDS, SupervisedJob
 from insitu.cluster.leases import job_leases
 from insitu.cluster.leases.job_leases import (
     check_lost,
@@ -78,7 +78,7 @@ def test_a_job_has_one_supervisor_and_each_has_a_higher_term_and_another_secret(
         with pytest.raises(JobRunning, match="A job has one supervisor"):
             refused()
     assert not second.term.exists() and not is_outdated(first)
-    clock.now += LEASE_SECONDS
+    clock.now += JOB_LEASE_SECONDS
     lost = find_job(store)
     check_lost(Paths(tmp_path), "images-1", lost.revision)
     assert not lost.is_held and is_outdated(second)
@@ -89,7 +89,7 @@ def test_a_job_has_one_supervisor_and_each_has_a_higher_term_and_another_secret(
         check_lost(Paths(tmp_path), "images-1", find_job(store).revision)
     assert read_term(second.term).number == 2 and first.secret.read_bytes() != second.secret.read_bytes()
     assert second.secret.stat().st_mode & 0o777 == 0o600 and len(second.secret.read_bytes()) == 32
-    clock.now += LEASE_SECONDS
+    clock.now += JOB_LEASE_SECONDS
     assert is_outdated(first) and not is_outdated(second)
 
 
@@ -102,7 +102,7 @@ def test_who_holds_the_lock_of_a_supervisor_need_not_wait_for_its_lease(
     claim_job(job)
     assert read_term(job.term).number == 2
     assert job.signing_secret.read_bytes() == b"first"  # of checkpoints
-    clock.now += LEASE_SECONDS
+    clock.now += JOB_LEASE_SECONDS
     assert not find_job(store).is_held
 
 
@@ -112,9 +112,9 @@ def test_a_job_that_was_stopped_or_claimed_meanwhile_is_left_alone(
     job, other = make_job(tmp_path / "one"), make_job(tmp_path / "two")
     claim_job(job)
     before = find_job(store)
-    clock.now += LEASE_SECONDS
+    clock.now += JOB_LEASE_SECONDS
     claim_job(other)
-    clock.now += LEASE_SECONDS
+    clock.now += JOB_LEASE_SECONDS
     with pytest.raises(JobEnded, match="another supervisor was started"):
         claim_job(job, before.revision)
     seen = find_job(store)
@@ -151,7 +151,7 @@ def test_a_job_that_is_claimed_while_another_home_stops_it_is_still_supervised(
 ) -> None:
     job = make_job(tmp_path / "one")
     claim_job(job)
-    clock.now += LEASE_SECONDS
+    clock.now += JOB_LEASE_SECONDS
     get = store.get
 
     def get_and_claim(keys: Sequence[str]) -> tuple[dict[str, Record], int]:
@@ -225,7 +225,7 @@ def test_a_supervisor_goes_on_as_long_as_its_lease(tmp_path: Path, kind: str, ag
     job = make_job(tmp_path)
     path = tmp_path / "x.sqlite"
     with contextlib.closing(EmbeddedStore(path, "c", create=True)) as store:
-        lease = store.grant(LEASE_SECONDS)
+        lease = store.grant(JOB_LEASE_SECONDS)
         keys = [Put(f"supervision/images-1/{name}", b"{}", lease) for name in ("job", "supervisor")]
         store.transact([], keys, "1" * 32)
         given = [str(each) for each in (path, job.root, lease, "[]" if kind == "lost" else "{}", age, kind)]

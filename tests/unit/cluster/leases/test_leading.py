@@ -10,7 +10,7 @@ import pytest
 from agent_hosts import wait_until
 
 from insitu.base.errors import ClusterError, HeadReplaced, StoreUnavailable
-from insitu.cluster.decide import EPOCHS_OF_A_NUMBER, LEASE_SECONDS, find_cluster_number
+from insitu.cluster.decide import EPOCHS_OF_A_NUMBER, HEAD_LEASE_SECONDS, find_cluster_number
 from insitu.cluster.leases import leading
 from insitu.cluster.leases.leading import Lead, Won, parse_won, win
 from insitu.metadata import HEAD_KEY, Delete, Put, read_leader
@@ -65,9 +65,9 @@ def test_one_wins_and_each_number_is_higher(store: EmbeddedStore, clock: Clock) 
     # What this home has left, which has ended, doesn't count.
     again = win(store, 7, own=first.instance)
     assert again.epoch == 2 * EPOCHS_OF_A_NUMBER
-    clock.now += LEASE_SECONDS
+    clock.now += HEAD_LEASE_SECONDS
     assert win(store, 7).epoch == 3 * EPOCHS_OF_A_NUMBER
-    clock.now += LEASE_SECONDS
+    clock.now += HEAD_LEASE_SECONDS
     # Nodes have seen more than an etcd that was restored.
     assert win(store, 9 * EPOCHS_OF_A_NUMBER + 3).epoch == 10 * EPOCHS_OF_A_NUMBER
 
@@ -93,7 +93,7 @@ def test_a_head_says_where_it_is_and_the_one_before_changes_nothing(
     old = first.make_store()
     old.transact([], [Put("a", b"1")], secrets.token_hex(16))
     first.close()  # as if it were suspended
-    clock.now += LEASE_SECONDS
+    clock.now += HEAD_LEASE_SECONDS
     second = lead(win(store, 0))
     second.announce("h:2")
     for change in (lambda: old.transact([], [Put("a", b"2")], "1" * 32), lambda: first.announce("h:1")):
@@ -110,7 +110,7 @@ def test_a_head_keeps_its_lease_until_it_resigns(
     held.announce("h:1")
     for _ in range(5):
         kept = held._hold
-        clock.now += LEASE_SECONDS - 1
+        clock.now += HEAD_LEASE_SECONDS - 1
         wait_until(lambda kept=kept: held._hold != kept, "the lease to be kept")
     assert held.may_lead()
     held.resign()
@@ -121,7 +121,7 @@ def test_a_head_that_has_lost_its_key_says_who_leads(
     store: EmbeddedStore, clock: Clock, lead: Callable[[Won], Lead]
 ) -> None:
     won = win(store, 0)
-    clock.now += LEASE_SECONDS
+    clock.now += HEAD_LEASE_SECONDS
     lead(win(store, 0)).announce("h:2")
     suspended = lead(won)
     wait_until(lambda: suspended.ended, "the end")
@@ -153,7 +153,7 @@ def test_a_head_whose_etcd_is_silent_changes_nothing_and_says_so(
 
     monkeypatch.setattr(store, "keep", be_silent)
     assert held.may_lead()
-    clock.now += LEASE_SECONDS - 1
+    clock.now += HEAD_LEASE_SECONDS - 1
     assert held.may_lead()
     monkeypatch.setattr(store, "_clock", lambda: 1000.0)  # etcd gives its leases more time then
     clock.now += 1
@@ -186,5 +186,5 @@ def test_the_next_head_goes_on_with_the_options_of_the_one_before(
     first.options = {"copy_lost_after": None}
     wait_until(lambda: "head/options" in store.get(["head/options"])[0], "the options")
     first.close()
-    clock.now += LEASE_SECONDS
+    clock.now += HEAD_LEASE_SECONDS
     assert lead(win(store, 0)).read_options() == {"copy_lost_after": None}
