@@ -20,7 +20,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 GROUND = {"base"}
 BELOW = {
     "options": GROUND,
-    "grid": GROUND | {"metadata"},
+    "grid": GROUND | {"options", "metadata"},
     "exchange": GROUND,
     # Of the exchange it takes the proof of the secret, shared memory, and the order of summation.
     "parameters": GROUND | {"exchange"},

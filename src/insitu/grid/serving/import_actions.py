@@ -101,7 +101,7 @@ class ImportActions:
             if plan.held_by(self._node):
                 intake = RowIntake(self._paths, self._node, plan)
                 try:
-                    task.results.append(_list_counts(intake, adopt))
+                    task.results.append(intake.open(adopt=adopt).tolist())
                 except BaseException:
                     intake.stop()
                     raise
@@ -257,12 +257,6 @@ class ImportActions:
                 return self._readings[token]  # the answer to the first request was lost
             self._readings[token] = answer = self._start(0, read)
         return answer
-
-
-def _list_counts(intake: RowIntake, adopt: bool) -> list[int]:
-    if not adopt:
-        intake.remove_staged()
-    return [int(count) for count in intake.adopt()]
 
 
 def _look_at(name: str) -> Any:

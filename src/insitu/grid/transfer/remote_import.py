@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from insitu.base.errors import SourceError, TransferError
 from insitu.base.spec import NodeId
 from insitu.grid.ignite import normalize_address
 from insitu.grid.intake import Finished, RowPlan, TextsTooLong, Unit, encode_options
-from insitu.grid.sources import SourceOptions
+from insitu.grid.sources import Block, SourceOptions
 from insitu.grid.transfer.client import ServerAddress
 from insitu.grid.transfer.row_sending import SOURCE_FAILED, TEXTS_TOO_LONG, RowSender
 
@@ -26,6 +27,9 @@ Progress = Callable[[NodeId, int, int], None]
 
 class Agents(Protocol):
     """How agents are called: `RemoteStores`. All raise TransferError."""
+
+    #: Bytes of rows that were sent to each node from here.
+    sent: Counter[NodeId]
 
     def ask(self, node: NodeId, kind: str, fields: Mapping[str, Any], attempts: int = ...) -> Any: ...
 
@@ -58,42 +62,16 @@ class RemoteImport:
         #: Set where the results of what nodes count and read aren't needed any more.
         self.stopped = threading.Event()
 
-    def open(self, nodes: Collection[NodeId], plan: RowPlan, *, adopt: bool) -> dict[NodeId, list[int]]:
-        """Have nodes make ready. Returns the rows that each has of the destinations that it holds.
+    def take_rows(
+        self, plan: RowPlan, nodes: Collection[NodeId], readers: Sequence[NodeId] = ()
+    ) -> StoresElsewhere:
+        """Return the stores that take the rows of an import, of those of `nodes` that hold some.
 
-        Without `adopt` they remove what is there; nodes that hold none are left out of the answer.
+        `readers` are nodes that read the sources and send the rows; none: they are sent from here.
         """
-        fields = {"plan": plan.to_json(), "adopt": adopt}
-        answers = self._agents.run_tasks(dict.fromkeys(nodes, fields), "open_rows")
-        return {node: list(map(int, a["results"][0])) for node, a in answers.items() if a["results"]}
-
-    def begin(self, node: NodeId, token: str, unit: int, counts: Sequence[int]) -> None:
-        """Have a node take rows from a unit on, before which its destinations have `counts` rows."""
-        self._agents.ask(node, "begin_rows", {"token": token, "unit": unit, "counts": list(counts)})
-
-    def finish(self, nodes: Collection[NodeId], token: str, units: int) -> dict[NodeId, list[Finished]]:
-        """Have nodes complete what they hold. Returns what each says of its destinations."""
-        fields = {"token": token, "units": units}
-        answers = self._agents.run_tasks(dict.fromkeys(nodes, fields), "finish_rows")
-        return {node: list(map(Finished.from_json, _results(node, a))) for node, a in answers.items()}
-
-    def close(self, nodes: Iterable[NodeId], token: str) -> None:
-        """Have nodes take no more rows. What is staged stays. One that doesn't answer is left alone."""
-
-        def close(node: NodeId) -> None:
-            with contextlib.suppress(TransferError):
-                self._agents.ask(node, "close_rows", {"token": token}, 1)
-
-        threads = [threading.Thread(target=close, args=(node,), daemon=True) for node in nodes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def make_sender(self, plan: RowPlan, nodes: Collection[NodeId]) -> RowSender:
-        """Return what sends rows from here to some nodes."""
-        owners = {node: self._addresses[node] for node in nodes}
-        return RowSender(plan, owners, self._secret, silence=self._silence)
+        owners = {node: self._addresses[node] for node in nodes if plan.held_by(node)}
+        sender = None if readers else RowSender(plan, owners, self._secret, silence=self._silence)
+        return StoresElsewhere(self._agents, plan, owners, readers, sender)
 
     def see_files(self, node: NodeId, files: Sequence[str]) -> list[Any]:
         """Return [bytes, time of the last change] of files that a node sees, or why it can't read them."""
@@ -152,6 +130,72 @@ class RemoteImport:
             before = done
 
         return _results(node, self._agents.run_task(node, kind, fields, count, self.stopped))
+
+
+class StoresElsewhere:
+    """Stores on other hosts that take the rows of one import: `RowStores` of `importing/row_routing.py`."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        plan: RowPlan,
+        owners: Collection[NodeId],
+        readers: Sequence[NodeId],
+        sender: RowSender | None,
+    ) -> None:
+        """`sender` sends rows to the `owners`; None: the `readers` do."""
+        self._agents, self._plan = agents, plan
+        self._held = {node: plan.held_by(node) for node in owners}
+        self._readers, self._sender = readers, sender
+
+    def open(self, *, adopt: bool) -> Iterable[tuple[int, int]]:
+        fields = {"plan": self._plan.to_json(), "adopt": adopt}
+        nodes = sorted({*self._held, *self._readers})
+        answers = self._agents.run_tasks(dict.fromkeys(nodes, fields), "open_rows")
+        return [
+            pair
+            for node, held in self._held.items()
+            for pair in zip(held, map(int, answers[node]["results"][0]), strict=True)
+        ]
+
+    def begin(self, unit: int, counts: Counts) -> None:
+        for node, held in self._held.items():
+            fields = {"token": self._plan.token, "unit": unit, "counts": counts[held].tolist()}
+            self._agents.ask(node, "begin_rows", fields)
+        if self._sender is not None:
+            self._sender.begin_unit(unit)
+
+    def append(self, block: Block, destinations: Counts | None) -> None:
+        if self._sender is not None:
+            self._sender.append(block, destinations)
+
+    def finish(self, units: int) -> Iterable[tuple[int, NodeId, Finished]]:
+        if self._sender is not None:
+            self._sender.end_unit()
+            self._sender.flush()
+            self._agents.sent.update(self._sender.sent)
+        fields = {"token": self._plan.token, "units": units}
+        answers = self._agents.run_tasks(dict.fromkeys(self._held, fields), "finish_rows")
+        return [
+            (number, node, Finished.from_json(each))
+            for node, answer in answers.items()
+            for number, each in zip(self._held[node], _results(node, answer), strict=True)
+        ]
+
+    def stop(self, *, close: bool) -> None:
+        if self._sender is not None:
+            self._sender.__exit__()
+        if close:  # a node that doesn't answer is left alone
+            nodes = {*self._held, *self._readers}
+            threads = [threading.Thread(target=self._close, args=(node,), daemon=True) for node in nodes]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def _close(self, node: NodeId) -> None:
+        with contextlib.suppress(TransferError):
+            self._agents.ask(node, "close_rows", {"token": self._plan.token}, 1)
 
 
 def _results(node: NodeId, answer: Mapping[str, Any]) -> list[Any]:
