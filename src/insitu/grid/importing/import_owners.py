@@ -183,13 +183,15 @@ class ClusterOwners(ImportOwners):
         return max([super().choose_version(catalog, name), *elsewhere])
 
     def take_rows(self, plan: RowPlan, *, by_nodes: bool) -> list[RowStores]:
-        imports, owners = self.remote.imports, {owner for each in plan.destinations for owner in each.owners}
+        from insitu.grid.transfer import StoresElsewhere
+
         if by_nodes:
-            return [imports.take_rows(plan, self.remote.all_nodes, self.remote.all_nodes)]
+            return [StoresElsewhere(self.remote, plan, self.remote.all_nodes, self.remote.all_nodes)]
+        owners = {owner for each in plan.destinations for owner in each.owners}
         here = self.keep_here(owners)
         stores: list[RowStores] = [StoresHere(self._paths, plan, here)] if here else []
-        elsewhere = owners - set(here)
-        return [*stores, imports.take_rows(plan, sorted(elsewhere))] if elsewhere else stores
+        elsewhere = sorted(owners - set(here))
+        return [*stores, StoresElsewhere(self.remote, plan, elsewhere)] if elsewhere else stores
 
     def put_in_place(self, token: str, cache: CacheSpec, base: CacheSpec | None) -> None:
         owners = owners_of(cache)

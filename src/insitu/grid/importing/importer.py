@@ -226,8 +226,10 @@ def inspect_sources(job: ImportJob) -> Inspected:
     options, owners = job.options, job.owners
     refuse_conflicts(options, job.fields, None if job.reader is None else job.reader.request)
     names, _ = _names_and_fractions(options)
-    base = _find_base(job.catalog, options)
-    if base is None:
+    base = job.catalog.get(options.cache) if options.append else None
+    if base is not None:
+        check_base(base, options)
+    else:
         _refuse_existing(job.catalog, names, options.overwrite)
     opened, states = open_sources_of(job, base)
     on_nodes = reads_on_nodes(opened, options, in_cluster=owners.remote is not None)
@@ -248,23 +250,6 @@ def inspect_sources(job: ImportJob) -> Inspected:
         base=base,
         node_options=options_for_nodes(opened, options, base) if on_nodes else None,
     )
-
-
-def _find_base(catalog: Catalog, options: ImportOptions) -> CacheSpec | None:
-    """Return the version that rows are appended to, if any. Raises InputError and UnknownCache."""
-    if not options.append:
-        return None
-    base = catalog.get(options.cache)
-    given = {
-        "--overwrite": options.overwrite,
-        "--split": options.split is not None,
-        "--key": options.key is not None,
-        "--backups": options.backups not in (0, base.backups),
-        "--label-from-filename": options.label_from_filename and not base.labels,
-        "--compress": options.compress not in (None, base.codec),
-    }
-    check_base(base, given)
-    return base
 
 
 def _names_and_fractions(options: ImportOptions) -> tuple[tuple[str, ...], tuple[float, ...]]:
@@ -566,43 +551,45 @@ _MEANINGS = {
 
 def open_sources_of(job: ImportJob, base: CacheSpec | None) -> tuple[Sequence[Source], tuple[FileState, ...]]:
     """Return the opened sources, and the state of the file of each before. Raises InputError, SourceError."""
-    sources, options = job.options.sources, job.options
-    if any(map(is_ignite_address, sources)):
-        _read_options([(source, "ignite") for source in sources], options, ("features", "render"))
-        reading = SourceOptions(ragged_columns=frozenset(options.ragged))
-        source = open_ignite(sources, job.fields, reading)
+    given, options, fields = job.options.sources, job.options, job.fields
+    reading = _choose_reading(options, base)
+    if any(map(is_ignite_address, given)):
+        _refuse_for_format(options, [(source, "ignite") for source in given])
+        source = open_ignite(given, fields, reading)
         return [source], (FileState(source.expected_bytes, 0, 0),)
     if job.reader is not None:
-        return _open_by_ray(job, job.reader, base)
-    files = find_sources(sources, options.format)
+        opened = open_ray_sources(job.reader, given, options.read_on, reading, fields.tensors, fields.without)
+        return opened, tuple(FileState.of(source.path) for source in opened)
+    files = find_sources(given, options.format)
     states = tuple(FileState.of(path) for path, _ in files)
-    read_by = _read_options(files, options, tuple(_MEANINGS))
-    return open_sources(files, read_by if base is None else options_of_base(base, read_by)), states
+    _refuse_for_format(options, files)
+    return open_sources(files, reading), states
 
 
-def _open_by_ray(
-    job: ImportJob, reader: RayReader, base: CacheSpec | None
-) -> tuple[Sequence[Source], tuple[FileState, ...]]:
-    options, fields = job.options, job.fields
-    reading = SourceOptions(ragged_columns=frozenset(options.ragged))
-    if base is not None:
-        reading = options_of_base(base, reading)
-    opened = open_ray_sources(
-        reader, options.sources, options.read_on, reading, fields.tensors, fields.without
-    )
-    return opened, tuple(FileState.of(source.path) for source in opened)
+def _choose_reading(options: ImportOptions, base: CacheSpec | None) -> SourceOptions:
+    """Return what the user adds to what is in the sources, and what the version says that is appended to."""
+    given = {name: getattr(options, name) for name in _MEANINGS if getattr(options, name) is not None}
+    reading = SourceOptions(ragged_columns=frozenset(options.ragged), **given)
+    return reading if base is None else options_of_base(base, reading)
+
+
+def _refuse_for_format(options: ImportOptions, files: Sequence[tuple[str | SourceFile, str]]) -> None:
+    """Raise InputError if the format of the files doesn't take one of the options that are given."""
+    for name, (format, meaning) in _MEANINGS.items():
+        value = getattr(options, name)
+        other = next((f"{path} of format {kind}" for path, kind in files if kind != format), None)
+        if value is not None and other is not None:
+            raise InputError(f"--{name} {meaning}. Received: --{name} {value} for {other}. Leave it out")
+    check_reading(options.features, options.render)
 
 
 def options_for_nodes(
     opened: Sequence[Source], options: ImportOptions, base: CacheSpec | None
 ) -> SourceOptions:
     """Return how other hosts read one source each, so that all have the columns found in all of them."""
-    given = {name: getattr(options, name) for name in _MEANINGS if getattr(options, name) is not None}
-    read_by = SourceOptions(ragged_columns=frozenset(options.ragged), **given)
-    if base is not None:
-        read_by = options_of_base(base, read_by)
+    reading = _choose_reading(options, base)
     floats = frozenset(column.name for column in opened[0].columns if column.dtype == "float64")
-    return replace(read_by, float_columns=read_by.float_columns | floats)
+    return replace(reading, float_columns=reading.float_columns | floats)
 
 
 def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_cluster: bool) -> bool:
@@ -616,18 +603,3 @@ def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_clust
         )
     wanted = options.read_on == "nodes" or (options.read_on is None and isinstance(opened[0].path, UrlFile))
     return in_cluster and wanted
-
-
-def _read_options(
-    files: Sequence[tuple[str | SourceFile, str]], options: ImportOptions, names: Sequence[str]
-) -> SourceOptions:
-    """Return what the user adds to what is in the files. Raises InputError if their format doesn't take one
-    of the named options."""
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    for name, value in given.items():
-        format, meaning = _MEANINGS[name]
-        other = next((f"{path} of format {kind}" for path, kind in files if kind != format), None)
-        if other is not None:
-            raise InputError(f"--{name} {meaning}. Received: --{name} {value} for {other}. Leave it out")
-    check_reading(options.features, options.render)
-    return SourceOptions(ragged_columns=frozenset(options.ragged), **given)

@@ -1,7 +1,7 @@
 """Routes the rows of an import to all stores that hold their partitions, by one interface.
 
 Stores whose files this process writes are `StoresHere`; those of other hosts are `StoresElsewhere`
-(`transfer/remote_import.py`).
+(`transfer/row_sending.py`).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from insitu.grid.ignite import (
 )
 from insitu.grid.importing.appending import check_columns
 from insitu.grid.importing.import_owners import ImportOwners, failures_explained
-from insitu.grid.intake import ImportPlan, RowPlan, find_primaries
+from insitu.grid.intake import ImportPlan, ImportRows, RowPlan, find_primaries
 from insitu.grid.sources import Block, Source, SourceOptions, describe_columns
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ def read_servers(
     file_of = np.full(plan.partitions, len(held), np.int64)
     file_of[numbers] = np.arange(len(held))
     counts, account, before = np.zeros(len(held), np.int64), ReadAccount(), 0
+    import_rows = ImportRows(plan)
     with take_settings(request.settings) as settings:
         given = {name: request.options.get(name, []) for name in ("tensor", "fill", "arrow", "without")}
         fields = parse_field_options(given["tensor"], given["fill"], given["arrow"], given["without"])
@@ -212,7 +213,7 @@ def read_servers(
             if block.partitions is None:  # those of Ignite have them
                 continue
             files = file_of[block.partitions]
-            append(block, files)
+            append(import_rows.prepare(source, block, int(counts.sum())), files)
             counts += np.bincount(files, minlength=len(held))
             on_read(block.source_bytes - before)
             before = block.source_bytes

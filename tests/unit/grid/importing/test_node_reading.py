@@ -33,7 +33,7 @@ from insitu.grid.intake.unit_reading import Unit, count_rows, encode_options, re
 from insitu.grid.partitions import make_batch
 from insitu.grid.serving import import_actions
 from insitu.grid.sources import SourceOptions, UrlFile, open_sources
-from insitu.grid.transfer import RemoteStores, row_sending
+from insitu.grid.transfer import RemoteStores, StoresElsewhere, row_sending
 from insitu.grid.transfer.client import PartitionClient
 from insitu.grid.transfer.requests import RowsRequest
 
@@ -386,7 +386,7 @@ def test_rows_of_other_forms_are_refused(hosts: StoreHosts) -> None:
     """What comes with the secret may still be wrong: nothing of it enters a partition."""
     remote, node = hosts.remote(), NodeId("a")
     plan = replace(PLAN, destinations=(Destination("d", 0, (node,)),), partitions=1)
-    stores = remote.imports.take_rows(plan, [node], [node])
+    stores = StoresElsewhere(remote, plan, [node], [node])
     assert list(stores.open(adopt=False)) == [(0, 0)]
     stores.begin(0, np.zeros(1, np.int64))
     good = make_batch(plan.columns, 2, {"x": np.arange(2)})
@@ -413,7 +413,7 @@ def test_rows_of_other_forms_are_refused(hosts: StoreHosts) -> None:
 def test_rows_count_for_the_quota_of_the_store(hosts: StoreHosts) -> None:
     remote, node = hosts.remote(), NodeId("a")
     plan = replace(PLAN, destinations=(Destination("d", 0, (node,)),), partitions=1)
-    stores = remote.imports.take_rows(plan, [node], [node])
+    stores = StoresElsewhere(remote, plan, [node], [node])
     assert list(stores.open(adopt=False)) == [(0, 0)]
     stores.begin(0, np.zeros(1, np.int64))
     rows, counts = make_batch(plan.columns, 2, {"x": np.arange(2)}), np.array([2]).tobytes()
