@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("insitu")
 
 
-def find_owners(paths: Paths, remote: RemoteStores | None) -> ImportOwners:
+def choose_owners(paths: Paths, remote: RemoteStores | None) -> ImportOwners:
     """Return the owners of an import's partitions. `remote` are the agents of the cluster whose head has this
     home; None: there is none. Raises GridError if no agent is alive that may get something."""
     return ImportOwners(paths, load_topology(paths)) if remote is None else ClusterOwners(paths, remote)

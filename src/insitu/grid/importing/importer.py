@@ -56,8 +56,8 @@ from insitu.grid.importing.appending import (
 from insitu.grid.importing.import_journal import ImportJournal, Place, find_resumable
 from insitu.grid.importing.import_owners import (
     ImportOwners,
+    choose_owners,
     failures_explained,
-    find_owners,
     record_as_verified,
     remove_unpublished,
 )
@@ -201,7 +201,7 @@ def run_import(
     report = progress or (lambda rows, done, total: None)
     refuse_copy(paths)
     with home_errors(paths.home), reader or contextlib.nullcontext():
-        catalog, owners = Catalog(paths, of_one_head=True), find_owners(paths, remote)
+        catalog, owners = Catalog(paths, of_one_head=True), choose_owners(paths, remote)
         job = ImportJob(
             paths=paths,
             options=options,
