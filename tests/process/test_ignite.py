@@ -112,8 +112,7 @@ def test_caches_of_other_modes_are_read(servers: IgniteServers, paths: Paths):
 
 
 def test_objects_of_several_schemas_are_one_table(servers: IgniteServers, paths: Paths):
-    options = FieldOptions(fills={"city": "?"})
-    (cache,) = import_cache(paths, "people", [servers.address("grid16_people")], fields=options)
+    (cache,) = import_cache(paths, "people", [servers.address("grid16_people")], fill=["city=?"])
     found = rows_of(paths, cache)
     np.testing.assert_array_equal(found["height"], [np.nan] * 50 + [i / 2 for i in range(50, 100)])
     assert found["city"].tolist() == ["?"] * 80 + [f"city {i}" for i in range(80, 100)]
@@ -125,8 +124,8 @@ def test_what_cant_be_a_column_is_named(servers: IgniteServers, paths: Paths):
     with pytest.raises(SourceError, match=r"map is Map.*names is String.*numbers is Collection") as caught:
         import_cache(paths, "unusable", [servers.address("grid16_unusable")])
     assert "--without map" in str(caught.value)
-    options = FieldOptions(without=frozenset(["numbers", "names", "map"]))
-    (cache,) = import_cache(paths, "usable", [servers.address("grid16_unusable")], fields=options)
+    without = ["numbers", "names", "map"]
+    (cache,) = import_cache(paths, "usable", [servers.address("grid16_unusable")], without=without)
     assert rows_of(paths, cache)["good"].tolist() == list(range(10))
     with pytest.raises(SourceError, match=r"example\.\w+ and of example\.\w+"):
         import_cache(paths, "two", [servers.address("grid16_two_classes")])

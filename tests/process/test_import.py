@@ -24,8 +24,8 @@ from insitu.grid.partitions import file_checksum
 DEADLINE = 60
 
 POINTS = {
-    "before the first partition is complete": "row_routing.PartitionBuilders, 'finish', 0",
-    "after half of the partitions": "row_routing.PartitionBuilders, 'finish', 4",
+    "before the first partition is complete": "row_routing.PartitionBuilders, '_close', 0",
+    "after half of the partitions": "row_routing.PartitionBuilders, '_close', 4",
     "before the second block is written": "insitu.grid.partitions.writer, '_write_all', 1",
     "before the stores are renamed": "import_owners.ImportOwners, 'put_in_place', 0",
     "after one store is renamed": "import_owners, 'sync_folder', 2",

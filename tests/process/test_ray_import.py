@@ -24,7 +24,6 @@ from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec
 from insitu.grid import bring_up, import_cache
 from insitu.grid.partitions import Partition
-from insitu.grid.ray_data import RayReader, parse_reader
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
@@ -54,8 +53,7 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def run(paths: Paths, name: str, source: Path, reader: str | None, *options: str, **more: Any) -> CacheSpec:
-    request = parse_reader(reader, options)
-    given = {"reader": RayReader(request), "overwrite": True} if request else {"overwrite": True}
+    given = {"reader": reader, "reader_options": options, "overwrite": True}
     (found,) = import_cache(paths, name, [str(source)], **given, **more)
     return found
 

@@ -20,7 +20,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 GROUND = {"base"}
 BELOW = {
     "options": GROUND,
-    "grid": GROUND | {"metadata"},
+    "grid": GROUND | {"options", "metadata"},
     "exchange": GROUND,
     # Of the exchange it takes the proof of the secret, shared memory, and the order of summation.
     "parameters": GROUND | {"exchange"},
@@ -310,7 +310,7 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
                 yield alias.asname or alias.name, absolute_name(defines) if defines else whole
 
 
-LINES, FILES = 130_000, 709
+LINES, FILES = 129_850, 707
 """Of Python in src/insitu, at most: what is added replaces something, or its commit says why not."""
 
 

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from inspect import signature
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.base.errors import ClusterError, GridError, InputError
+from insitu.base.errors import ClusterError, GridError
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count
 from insitu.cli.command_group import take_options
 from insitu.cli.console import JsonOption, format_cell, format_size, print_json, print_notice, print_table
 from insitu.cli.ignite import find_address, find_agents, format_origin
 from insitu.cli.import_progress import shown_progress
-from insitu.options import ImportOptions, options_of
+from insitu.options import ImportOptions
 from insitu.service import build_cache_report, describe_columns, summarize_cache
 
 if TYPE_CHECKING:
     from insitu.base.spec import CacheSpec, NodeId
-    from insitu.grid.ray_data import RayReader
     from insitu.grid.transfer import RemoteStores
-
-
-def find_reader(name: str | None, options: Sequence[str]) -> RayReader | None:
-    """Return the reader that the options name, or None. Raises InputError."""
-    if name is None and not options:
-        return None
-    from insitu.grid.ray_data import RayReader, parse_reader
-
-    request = parse_reader(name, options)
-    return None if request is None else RayReader(request)
 
 
 # Describes compressed columns, for `insitu describe`
@@ -94,27 +83,15 @@ ARGUMENTS = {
 
 
 def import_command(options: ImportOptions) -> None:
-    from insitu.grid import import_cache
-    from insitu.grid.ignite import parse_field_options
+    from insitu.grid import run_import
 
     paths = Paths.default()
     started = time.monotonic()
     remote = find_agents(paths)
-    taken = signature(import_cache).parameters
-    given = {each.name: getattr(options, each.name) for each in options_of(ImportOptions)}
     with _interruption_explained(paths, options.resume), shown_progress(options.cache) as progress:
-        published = import_cache(
-            paths,
-            options.cache,
-            [find_address(source, options.config) for source in options.sources],
-            progress=progress.report,
-            remote=remote,
-            **{name: value for name, value in given.items() if name in taken}
-            | {
-                "split": None if options.split is None else parse_split(options.split),
-                "fields": parse_field_options(options.tensor, options.fill, options.arrow, options.without),
-                "reader": find_reader(options.reader, options.reader_options),
-            },
+        sources = tuple(find_address(source, options.config) for source in options.sources)
+        published = run_import(
+            paths, replace(options, sources=sources), progress=progress.report, remote=remote
         )
     seconds = max(1e-9, time.monotonic() - started)
     speed = format_size(round(progress.bytes_read / seconds))
@@ -147,23 +124,6 @@ def _interruption_explained(paths: Paths, resume: bool = False) -> Iterator[None
             + (" The same command goes on where it was." if resume else "")
         )
         raise
-
-
-def parse_split(text: str) -> dict[str, float]:
-    """Return `train=0.9,test=0.1` as a dict. Raises InputError."""
-    split: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, fraction = part.partition("=")
-        try:
-            if not equals or name.strip() in split:
-                raise ValueError
-            split[name.strip()] = float(fraction)
-        except ValueError:
-            raise InputError(
-                f"--split lists parts, each once, with their fractions, such as train=0.9,test=0.1. "
-                f"Received: {text!r}"
-            ) from None
-    return split
 
 
 def caches(as_json: JsonOption = False) -> None:

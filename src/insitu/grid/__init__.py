@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         sweep,
         tidy_store,
     )
-    from insitu.grid.importing import import_cache
+    from insitu.grid.importing import import_cache, run_import
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.maintenance import (
         RebalanceReport,

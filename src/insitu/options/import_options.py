@@ -1,14 +1,37 @@
 """The options of `insitu import`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from insitu.base.errors import InputError
 from insitu.base.plugins import SOURCES
 from insitu.options.declaring import Declared, command_line_only, option
 
 _MOST = 100_000
 """Partitions that a cache may have."""
+
+
+def parse_split(text: str) -> dict[str, float]:
+    """Return `train=0.9,test=0.1` as a dict. Raises InputError."""
+    split: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, fraction = part.partition("=")
+        try:
+            if not equals or name.strip() in split:
+                raise ValueError
+            split[name.strip()] = float(fraction)
+        except ValueError:
+            raise InputError(
+                f"--split lists parts, each once, with their fractions, such as train=0.9,test=0.1. "
+                f"Received: {text!r}"
+            ) from None
+    return split
+
+
+def _show_split(split: Mapping[str, float]) -> str:
+    return ",".join(f"{name}={fraction}" for name, fraction in split.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +58,9 @@ class ImportOptions(Declared):
     column: str | None = option(None, "The column that the values of .npy files make.", default_text="x")
     key: str | None = option(None, "Column whose hash chooses the partition.", default_text="the row's index")
     label_from_filename: bool = option(False, "One file per class: add a column label.", common=True)
-    split: str | None = option(
+    split: Mapping[str, float] | None = option(
         None, "Make CACHE/train and CACHE/test instead, by train=0.9,test=0.1.", metavar="PARTS",
-        label="Split into parts, such as train=0.9,test=0.1", common=True
+        label="Split into parts, such as train=0.9,test=0.1", common=True, parse=parse_split, show=_show_split
     )
     ragged: tuple[str, ...] = option(
         (), "A column of lists of different lengths, such as token ids.", metavar="COLUMN"

@@ -120,13 +120,6 @@ def test_lines_tell_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> No
     assert format_seconds(3725) == "1:02:05"
 
 
-@pytest.mark.parametrize("text", ["train", "train=x", "a=0.5,a=0.5", ""])
-def test_a_split_lists_parts_with_fractions(text: str) -> None:
-    with pytest.raises(InputError, match="--split lists parts"):
-        data.parse_split(text)
-    assert data.parse_split("train=0.9, test=0.1") == {"train": 0.9, "test": 0.1}
-
-
 def test_a_job_has_no_partitions_to_verify(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("insitu.cluster.find_job", lambda paths, name: paths.job("train-1"))
     with pytest.raises(

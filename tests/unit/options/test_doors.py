@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,8 +13,6 @@ from job_runs import Insitu
 
 pytest.importorskip("pydantic")
 
-import insitu.cluster
-import insitu.grid
 from insitu.base.errors import InsituError
 from insitu.cli import by_url, data, jobs
 from insitu.cluster import read_spec, submit
@@ -126,27 +123,17 @@ def test_an_option_makes_another_job(option: Option, tmp_path: Path, monkeypatch
     assert start(change(plain, option)) != start(plain) == start(plain)
 
 
-def call_import(monkeypatch: pytest.MonkeyPatch, options: ImportOptions) -> tuple[Any, ...]:
-    """Return what `insitu import` passes on, and prints."""
-    calls: list[Any] = []
-    monkeypatch.setattr(data, "find_address", lambda source, config: f"{config}/{source}")
-    monkeypatch.setattr(data, "find_reader", lambda name, options: (name, options))
-
-    @functools.wraps(insitu.grid.import_cache)
-    def import_cache(paths: Any, *arguments: Any, progress: Any, **named: Any) -> list[Any]:
-        calls.append((arguments, named))
-        return []
-
-    monkeypatch.setattr(insitu.grid, "import_cache", import_cache, raising=False)
-    done = CliRunner().run(["import", *format_options(options), "digits", "a.npy"])
-    assert done.exit_code == 0, (done.stdout, done.exception)
-    return calls[0], done.stdout
-
-
 @by_name(options_of(ImportOptions))
-def test_an_option_makes_another_import(option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("insitu.grid.ignite.parse_field_options", lambda *given: given, raising=False)
-    assert call_import(monkeypatch, change(IMPORT, option)) != call_import(monkeypatch, IMPORT)
+def test_the_command_line_gives_options_to_an_import(option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ImportOptions] = []
+    monkeypatch.setattr(data, "find_address", lambda source, config: source)
+    monkeypatch.setattr(
+        "insitu.grid.run_import", lambda paths, options, **_: given.append(options) or [], raising=False
+    )
+    expected = change(IMPORT, option)
+    done = CliRunner().run(["import", *format_options(expected), "digits", "a.npy"])
+    assert done.exit_code == 0, (done.stdout, done.exception)
+    assert given == [expected]
 
 
 @by_name(options_at(ImportOptions, "rest"))

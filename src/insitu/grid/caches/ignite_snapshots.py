@@ -26,8 +26,9 @@ from insitu.grid.ignite import (
     parse_field_options,
     wait_until_stable,
 )
-from insitu.grid.importing import import_cache
+from insitu.grid.importing import run_import
 from insitu.grid.reading import resolve
+from insitu.options import ImportOptions
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
@@ -45,30 +46,22 @@ def read_snapshot(
     after: CacheSpec | None = None,
     remote: RemoteStores | None = None,
 ) -> CacheSpec:
-    """Read a cache of Ignite into a new version of its snapshots. Raises what `import_cache` does.
+    """Read a cache of Ignite into a new version of its snapshots. Raises what `run_import` does.
 
     `after`: the version whose columns, partitions and nodes it keeps, for a job that trains on that. `remote`
     are the agents of the cluster whose head has this home, if it has one: each reads from the servers on its
     host into its own store.
     """
-    (cache,) = import_cache(
-        paths,
-        cache_name_of(parse_address(address)) if after is None else after.name,
-        [address],
-        overwrite=True,
-        ragged=ragged,
-        fields=fields,
-        beside_servers=True,
-        after=after,
-        progress=progress,
-        remote=remote,
-    )
+    name = cache_name_of(parse_address(address)) if after is None else after.name
+    columns: dict[str, Any] = {option: tuple(values) for option, values in fields.to_json().items()}
+    options = ImportOptions(name, (address,), overwrite=True, ragged=tuple(ragged), **columns)
+    (cache,) = run_import(paths, options, beside_servers=True, after=after, progress=progress, remote=remote)
     return cache
 
 
 def read_snapshot_again(paths: Paths, before: CacheSpec, remote: RemoteStores | None = None) -> CacheSpec:
     """Read the rows of now into the version that follows a snapshot, by the agents of `remote` if given.
-    Raises what `import_cache` does, and SourceError if columns or partitions are others now.
+    Raises what `run_import` does, and SourceError if columns or partitions are others now.
 
     Waits for a topology that stays: while servers come and go, partitions are on their way.
     """

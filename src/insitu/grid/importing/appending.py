@@ -19,13 +19,19 @@ from insitu.grid.intake import LABEL
 from insitu.grid.partitions import check_size, is_ragged
 from insitu.grid.sources import SourceOptions, describe_columns
 from insitu.grid.stores import check_quotas
+from insitu.options import ImportOptions
 
 
-def check_base(base: CacheSpec, conflicting: dict[str, bool]) -> None:
-    """Raise InputError if rows can't be appended to `base`.
-
-    `conflicting` says which of the options that `base` decides are given.
-    """
+def check_base(base: CacheSpec, options: ImportOptions) -> None:
+    """Raise InputError if rows can't be appended to `base`, or if options are given that it decides."""
+    conflicting = {
+        "--overwrite": options.overwrite,
+        "--split": options.split is not None,
+        "--key": options.key is not None,
+        "--backups": options.backups not in (0, base.backups),
+        "--label-from-filename": options.label_from_filename and not base.labels,
+        "--compress": options.compress not in (None, base.codec),
+    }
     given = [option for option, is_given in conflicting.items() if is_given]
     if given:
         raise InputError(

@@ -53,15 +53,16 @@ class Place:
 class ImportJournal:
     """The journal of one import, in a file of the staged folder of its first cache."""
 
-    def __init__(self, paths: Paths, plan: ImportPlan, token: str) -> None:
-        """Begin the journal of the import with this token, or continue it. Raises OSError."""
-        self._path = paths.staged(plan.names[0], token).journal
+    def __init__(self, paths: Paths, plan: ImportPlan) -> None:
+        """Begin the journal of the import, or continue it. Raises OSError."""
+        first, *others = (paths.staged(name, plan.rows.token).journal for name in plan.rows.names)
+        self._path = first
         self._last_bytes = 0
-        for name in plan.names[1:]:  # a journal marks what must be kept
-            make_file(paths.home, paths.staged(name, token).journal)
+        for path in others:  # a journal marks what must be kept
+            make_file(paths.home, path)
         if not self._path.exists():
             make_file(paths.home, self._path)
-            self._append({"format": _FORMAT, "plan": fingerprint(plan), "block_rows": plan.block_rows})
+            self._append({"format": _FORMAT, "plan": fingerprint(plan), "block_rows": plan.rows.block_rows})
 
     def note(self, source: int, start: int, rows: int, size: int, counts: Counts) -> None:
         """Write down a place, of which `Place` says the parts, if it is far from the last one."""
@@ -84,22 +85,23 @@ class ImportJournal:
 
 def fingerprint(plan: ImportPlan) -> str:
     """Return the part of a plan that two imports share if one can continue the other's work."""
+    rows, files = plan.rows, zip(plan.sources, plan.states, strict=True)
     described = {
-        "names": plan.names,
-        "fractions": plan.fractions,
-        "files": [(str(source.path), asdict(state)) for source, state in _files(plan)],
-        "columns": [asdict(column) for column in plan.columns],
-        "labels": plan.labels,
-        "partitions": plan.partitions,
+        "names": rows.names,
+        "fractions": rows.fractions,
+        "files": [(str(source.path), asdict(state)) for source, state in files],
+        "columns": [asdict(column) for column in rows.columns],
+        "labels": rows.labels,
+        "partitions": rows.partitions,
         "backups": plan.backups,
-        "key": plan.key,
+        "key": rows.key,
         "nodes": plan.topology.nodes,
         "base": None if plan.base is None else plan.base.version,
     }
-    if (plan.features, plan.render) != (None, None):
-        described["reading"] = [plan.features, plan.render]
-    if plan.codec is not None:
-        described["codec"] = plan.codec
+    if (plan.options.features, plan.options.render) != (None, None):
+        described["reading"] = [plan.options.features, plan.options.render]
+    if rows.codec is not None:
+        described["codec"] = rows.codec
     if plan.reader:
         described["reader"] = plan.reader
     if plan.node_options is not None:  # places are numbers of units then
@@ -107,16 +109,12 @@ def fingerprint(plan: ImportPlan) -> str:
     return f"{zlib.crc32(json.dumps(described).encode()):08x}"
 
 
-def _files(plan: ImportPlan) -> list[tuple[Any, Any]]:
-    return list(zip(plan.sources, plan.states, strict=True))
-
-
 def find_resumable(paths: Paths, plan: ImportPlan) -> tuple[str, int] | None:
     """Return (token, rows of a block) of a dead import of this user that `plan` can continue, or None.
 
     The caller holds the lock on the caches. Raises InputError if there is one of another plan.
     """
-    name, other = plan.names[0], False
+    name, other = plan.rows.names[0], False
     for root in sorted(paths.staged(name, "").root.parent.glob(f"{paths.staged(name, '').root.name}*")):
         token = root.name.partition("~")[2]
         journal = paths.staged(name, token).journal

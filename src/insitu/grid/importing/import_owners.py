@@ -19,6 +19,8 @@ from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, NodeId, Topology
 from insitu.grid.catalog import Catalog, last_published_version, next_version, prepare_manifest, update_stores
 from insitu.grid.importing.appending import check_copies, share_partitions
+from insitu.grid.importing.row_routing import RowStores, StoresHere
+from insitu.grid.intake import RowPlan
 from insitu.grid.partitions import record_written
 from insitu.grid.replicas import load_topology
 
@@ -28,75 +30,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger("insitu")
 
 
+def choose_owners(paths: Paths, remote: RemoteStores | None) -> ImportOwners:
+    """Return the owners of an import's partitions. `remote` are the agents of the cluster whose head has this
+    home; None: there is none. Raises GridError if no agent is alive that may get something."""
+    return ImportOwners(paths, load_topology(paths)) if remote is None else ClusterOwners(paths, remote)
+
+
 class ImportOwners:
-    """The owners of one import's partitions."""
+    """The owners of one import's partitions: nodes of this home."""
 
-    def __init__(self, paths: Paths, remote: RemoteStores | None) -> None:
-        """`remote` are the agents of the cluster whose head has this home; None: there is none.
+    #: The agents of the cluster; None: there is none.
+    remote: RemoteStores | None = None
 
-        Nodes that are to leave get nothing. Raises GridError if no other agent is alive.
-        """
-        agents = () if remote is None else sorted({*remote.here, *remote.nodes} - remote.leaving)
-        if remote is not None and not agents:
-            raise GridError(
-                "An import needs an agent that is alive. Received: none. `insitu nodes` shows them, and "
-                "`insitu up --hosts FILE` starts them"
-            )
+    def __init__(self, paths: Paths, topology: Topology) -> None:
         self._paths = paths
-        self._remote = remote
         #: The nodes that partitions are spread over.
-        self.topology = load_topology(paths) if remote is None else Topology(tuple(agents))
-        #: Whether agents have begun to put a version in its place. Written by `put_in_place`.
-        self._placed = False
-        #: The survey of each other host's store. Written by `check_room`.
-        self._surveys: dict[NodeId, Survey] = {}
-
-    @property
-    def remote(self) -> RemoteStores | None:
-        """The agents of the cluster; None: there is none."""
-        return self._remote
-
-    @property
-    def remote_nodes(self) -> tuple[NodeId, ...]:
-        """The nodes whose stores are on other hosts."""
-        return () if self._remote is None else self._remote.nodes
+        self.topology = topology
 
     def keep_here(self, nodes: Iterable[NodeId]) -> list[NodeId]:
         """Return those of `nodes` whose stores are in this home, by name."""
-        return sorted(set(nodes) - set(self.remote_nodes))
+        return sorted(set(nodes))
 
     def check_base(self, base: CacheSpec) -> None:
         """Raise GridError if partitions of `base`, which a new version is to share, aren't there."""
-        owners = owners_of(base)
-        if self._remote is not None:
-            missing = [node for node in self.keep_here(owners) if not self._paths.node(node).exists()]
-            if missing:
-                raise GridError(
-                    f"--append shares the partitions of the cache, so all nodes that hold some must be "
-                    f"alive. Received: {base.name}, of which {', '.join(missing)} hold some. `insitu nodes` "
-                    f"shows their states, `insitu up --hosts FILE` starts them"
-                )
-        check_copies(self._paths, base, self.keep_here(owners))
+        check_copies(self._paths, base, self.keep_here(owners_of(base)))
 
     def check_room(self, needs: Mapping[NodeId, int], names: Sequence[str]) -> None:
         """Ask the other hosts for room for about so many bytes. Raises StorageFull, TransferError."""
-        if self._remote is None:
-            return
-        with failures_explained():
-            self._surveys = self._remote.survey(names)
-        for node, survey in self._surveys.items():
-            need = needs.get(node, 0)
-            if survey.quota_free is not None and need > survey.quota_free:
-                raise StorageFull(
-                    f"No room is left in the store of {node}: its quota allows {survey.quota_free} bytes "
-                    f"more. Received: about {need}. Delete caches with `insitu delete CACHE`, or allow more "
-                    f"with `insitu quota {node} SIZE` on its host"
-                )
-            if need > survey.disk_free:
-                raise StorageFull(
-                    f"No room is left on the disk of {node}: {survey.disk_free} bytes are free. Received: "
-                    f"about {need}. Free some space on its host, or delete caches with `insitu delete CACHE`"
-                )
 
     def refuse_unlisted(self, names: Sequence[str]) -> None:
         """Raise CacheExists if stores hold published versions of caches that the catalogue has lost: an
@@ -104,26 +64,28 @@ class ImportOwners:
         catalog = Catalog(self._paths)
         deleted = catalog.deleted()
         for name in names:
-            held = [survey.published.get(name, 0) for survey in self._surveys.values()]
-            version = max([last_published_version(self._paths, name), *held])
+            version = self._find_published(name)
             if version > deleted.get(name, 0) and catalog.find(name) is None:
                 raise CacheExists(
                     f"Stores hold {name} version {version}, which the catalogue has lost. `insitu repair` "
                     f"puts it back. Give --overwrite to put a new version in its place"
                 )
 
+    def _find_published(self, name: str) -> int:
+        return last_published_version(self._paths, name)
+
     def note_stores(self) -> None:
         """See that all stores have an id, which the catalogue knows."""
         update_stores(self._paths, self.keep_here(self.topology.nodes), make_catalog=True)
-        known = Catalog(self._paths).stores()
-        found = {survey.store: node for node, survey in self._surveys.items()}
-        if any(known.get(store) != node for store, node in found.items()):
-            Catalog(self._paths).note_stores(found, {})
 
     def choose_version(self, catalog: Catalog, name: str) -> int:
         """Return the number of a new version, above those that any store holds."""
-        elsewhere = [survey.next.get(name, 1) for survey in self._surveys.values()]
-        return max([next_version(self._paths, catalog, name), *elsewhere])
+        return next_version(self._paths, catalog, name)
+
+    def take_rows(self, plan: RowPlan, *, by_nodes: bool) -> list[RowStores]:
+        """Return the stores of all owners, by the channel on which rows come to them. `by_nodes`: the nodes
+        read the sources. Raises OSError."""
+        return [StoresHere(self._paths, plan, self.topology.nodes)]
 
     def put_in_place(self, token: str, cache: CacheSpec, base: CacheSpec | None) -> None:
         """Put the staged partitions of a version into the stores, where nobody reads them yet.
@@ -131,13 +93,7 @@ class ImportOwners:
         `token` names the staged folders, here and there. Raises GridError, OSError.
         """
         paths, staged = self._paths, self._paths.staged(cache.name, token)
-        owners = owners_of(cache)
-        here = self.keep_here(owners)
-        if self._remote is not None:
-            with failures_explained():
-                self._remote.confirm(here)
-                self._placed = True
-                self._remote.prepare(sorted(owners - set(here)), cache, token, base)
+        here = self.keep_here(owners_of(cache))
         for node in here:
             make_folder(paths.home, staged.store(node))
             apply_modes(paths.home, staged.store(node))
@@ -161,9 +117,94 @@ class ImportOwners:
         With `kept` what is only staged stays there for --resume. One that doesn't answer does it when the
         head notifies it.
         """
-        remote = self._remote
-        if remote is None:
-            return
+
+
+class ClusterOwners(ImportOwners):
+    """Nodes of a cluster: some may be of this home, others are on other hosts."""
+
+    def __init__(self, paths: Paths, remote: RemoteStores) -> None:
+        """Nodes that are to leave get nothing. Raises GridError if no other agent is alive."""
+        agents = sorted({*remote.here, *remote.nodes} - remote.leaving)
+        if not agents:
+            raise GridError(
+                "An import needs an agent that is alive. Received: none. `insitu nodes` shows them, and "
+                "`insitu up --hosts FILE` starts them"
+            )
+        super().__init__(paths, Topology(tuple(agents)))
+        self.remote: RemoteStores = remote
+        #: Whether agents have begun to put a version in its place. Written by `put_in_place`.
+        self._placed = False
+        #: The survey of each other host's store. Written by `check_room`.
+        self._surveys: dict[NodeId, Survey] = {}
+
+    def keep_here(self, nodes: Iterable[NodeId]) -> list[NodeId]:
+        return sorted(set(nodes) - set(self.remote.nodes))
+
+    def check_base(self, base: CacheSpec) -> None:
+        missing = [n for n in self.keep_here(owners_of(base)) if not self._paths.node(n).exists()]
+        if missing:
+            raise GridError(
+                f"--append shares the partitions of the cache, so all nodes that hold some must be "
+                f"alive. Received: {base.name}, of which {', '.join(missing)} hold some. `insitu nodes` "
+                f"shows their states, `insitu up --hosts FILE` starts them"
+            )
+        super().check_base(base)
+
+    def check_room(self, needs: Mapping[NodeId, int], names: Sequence[str]) -> None:
+        with failures_explained():
+            self._surveys = self.remote.survey(names)
+        for node, survey in self._surveys.items():
+            need = needs.get(node, 0)
+            if survey.quota_free is not None and need > survey.quota_free:
+                raise StorageFull(
+                    f"No room is left in the store of {node}: its quota allows {survey.quota_free} bytes "
+                    f"more. Received: about {need}. Delete caches with `insitu delete CACHE`, or allow more "
+                    f"with `insitu quota {node} SIZE` on its host"
+                )
+            if need > survey.disk_free:
+                raise StorageFull(
+                    f"No room is left on the disk of {node}: {survey.disk_free} bytes are free. Received: "
+                    f"about {need}. Free some space on its host, or delete caches with `insitu delete CACHE`"
+                )
+
+    def _find_published(self, name: str) -> int:
+        elsewhere = [survey.published.get(name, 0) for survey in self._surveys.values()]
+        return max([super()._find_published(name), *elsewhere])
+
+    def note_stores(self) -> None:
+        super().note_stores()
+        known = Catalog(self._paths).stores()
+        found = {survey.store: node for node, survey in self._surveys.items()}
+        if any(known.get(store) != node for store, node in found.items()):
+            Catalog(self._paths).note_stores(found, {})
+
+    def choose_version(self, catalog: Catalog, name: str) -> int:
+        elsewhere = [survey.next.get(name, 1) for survey in self._surveys.values()]
+        return max([super().choose_version(catalog, name), *elsewhere])
+
+    def take_rows(self, plan: RowPlan, *, by_nodes: bool) -> list[RowStores]:
+        from insitu.grid.transfer import StoresElsewhere
+
+        if by_nodes:
+            return [StoresElsewhere(self.remote, plan, self.remote.all_nodes, self.remote.all_nodes)]
+        owners = {owner for each in plan.destinations for owner in each.owners}
+        here = self.keep_here(owners)
+        stores: list[RowStores] = [StoresHere(self._paths, plan, here)] if here else []
+        elsewhere = sorted(owners - set(here))
+        return [*stores, StoresElsewhere(self.remote, plan, elsewhere)] if elsewhere else stores
+
+    def put_in_place(self, token: str, cache: CacheSpec, base: CacheSpec | None) -> None:
+        owners = owners_of(cache)
+        here = self.keep_here(owners)
+        with failures_explained():
+            self.remote.confirm(here)
+            self._placed = True
+            self.remote.prepare(sorted(owners - set(here)), cache, token, base)
+        super().put_in_place(token, cache, base)
+
+    def end(
+        self, catalog: Catalog, token: str, names: Sequence[str], versions: Sequence[CacheSpec], *, kept: bool
+    ) -> None:
         for name in names:
             found = [cache for cache in versions if cache.name == name]
             try:
@@ -173,7 +214,8 @@ class ImportOwners:
                 continue
             if kept and not published and not self._placed:
                 continue
-            for why in remote.end_import(remote.nodes, name, token, published=published).values():
+            ended = self.remote.end_import(self.remote.nodes, name, token, published=published)
+            for why in ended.values():
                 logger.warning("%s. The head has it end the import of %s.", why, name)
 
 

@@ -1,16 +1,17 @@
 """`insitu import`: rows from sources into the partitions of a new version of a cache.
 
-    A  find the sources and read their headers; all must have the same columns
-    B  read them block by block, here or on the nodes; hash each row to its split and partition; give it to
-       the partition's owners, on whatever host; whenever a partition has a block of rows, write it into the
-       owner's staged store
-    C  complete the partitions, read them back, compare all copies
-    D  rename the staged stores into the stores of their nodes
-    E  publish all versions in one transaction of the catalogue; only now does anybody see them
+    inspect  find the sources and read their headers; all must have the same columns
+    plan     choose the partitions and their owners; lock the caches, and see that there is room
+    read     read the sources block by block, here or on the nodes, and prepare the rows (`ImportRows`)
+    route    hash each row to its split and partition; give it to the stores that hold this, on whatever host
+    build    whenever a partition has a block of rows, write it into the staged store; at the end complete
+             the partitions, read them back, compare all copies
+    publish  rename the staged stores into the stores of their nodes; publish all versions in one transaction
+             of the catalogue; only now does anybody see them
 
-An import that dies before E leaves the old version as it was, and files that no reader sees. The next import,
-`insitu caches` or `insitu nodes` removes them. Files belong to a living import if it holds the kernel's lock
-on the cache, which ends with its process.
+An import that dies before the transaction leaves the old version as it was, and files that no reader sees.
+The next import, `insitu caches` or `insitu nodes` removes them. Files belong to a living import if it holds
+the kernel's lock on the cache, which ends with its process.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ import numpy.typing as npt
 from insitu.base.disk.access import make_folder
 from insitu.base.errors import CacheBusy, CacheExists, InputError, SourceError
 from insitu.base.paths import Paths
-from insitu.base.spec import CacheSpec, PartitionInfo, check_cache_name
+from insitu.base.spec import CacheSpec, Column, PartitionInfo, check_cache_name
 from insitu.base.wording import format_count, inflect
 from insitu.grid.catalog import (
     Catalog,
@@ -44,7 +45,7 @@ from insitu.grid.catalog import (
     refuse_copy,
     sweep,
 )
-from insitu.grid.ignite import FieldOptions, is_ignite_address, open_ignite
+from insitu.grid.ignite import FieldOptions, is_ignite_address, open_ignite, parse_field_options
 from insitu.grid.importing.appending import (
     check_base,
     check_columns,
@@ -55,6 +56,7 @@ from insitu.grid.importing.appending import (
 from insitu.grid.importing.import_journal import ImportJournal, Place, find_resumable
 from insitu.grid.importing.import_owners import (
     ImportOwners,
+    choose_owners,
     failures_explained,
     record_as_verified,
     remove_unpublished,
@@ -63,36 +65,32 @@ from insitu.grid.importing.node_reading import NodeReading, check_seen
 from insitu.grid.importing.row_routing import RowRouter
 from insitu.grid.importing.server_reading import place_rows, read_on_hosts
 from insitu.grid.intake import (
-    LABEL,
     LEAST_PARTITIONS,
+    Destination,
     FileState,
     Finished,
-    ImportOptions,
     ImportPlan,
+    ImportRows,
     RowPlan,
     SourceBlocks,
     TextsTooLong,
-    add_labels,
     bytes_by_node,
     check_key,
-    check_owners,
     check_partitions_in_all,
     check_room,
     choose_block_rows,
     choose_partitions,
-    columns_of_caches,
+    columns_of_rows,
     describe_origin,
-    find_destinations,
+    fits_into_memory,
     label_of,
     measure_rows,
     most_readable,
     read_max_mappings,
     refuse_conflicts,
-    refuse_nan_labels,
 )
-from insitu.grid.layout import check_split
-from insitu.grid.partitions import is_variable
-from insitu.grid.ray_data import RayReader, open_ray_sources
+from insitu.grid.layout import check_split, owners_of_partition
+from insitu.grid.ray_data import RayReader, open_ray_sources, parse_reader
 from insitu.grid.sources import (
     Source,
     SourceFile,
@@ -103,6 +101,7 @@ from insitu.grid.sources import (
     open_sources,
 )
 from insitu.grid.stores import QuotaWatch, check_quotas
+from insitu.options import ImportOptions
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
@@ -119,200 +118,147 @@ ProgressCallback = Callable[[int, int, int | None], None]
 """Called with (rows done, bytes of the sources done, bytes of the sources in all)."""
 
 
+@dataclass(frozen=True, slots=True)
+class ImportJob:
+    """One import: what was asked for, and the stores that it writes to. All steps share it."""
+
+    #: The home of its catalogue.
+    paths: Paths
+    #: What was asked for.
+    options: ImportOptions
+    #: The options of columns that come from Ignite or Ray.
+    fields: FieldOptions
+    #: The reader of Ray Data that reads the sources; None: insitu reads them.
+    reader: RayReader | None
+    #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
+    beside_servers: bool
+    #: The version that the new one follows in a job: its columns, its partitions and their nodes stay.
+    after: CacheSpec | None
+    #: The catalogue in which versions are published.
+    catalog: Catalog
+    #: The owners of partitions.
+    owners: ImportOwners
+    #: What is called as rows are read.
+    progress: ProgressCallback
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What is known of the sources once their headers were read."""
+
+    #: The opened sources, in the order of their rows.
+    sources: Sequence[Source]
+    #: The state of the file of each, before.
+    states: tuple[FileState, ...]
+    #: The columns that the caches get.
+    columns: tuple[Column, ...]
+    #: The classes of column `label`, if file names make it; else empty.
+    labels: tuple[str, ...]
+    #: The version that rows are appended to; None: none.
+    base: CacheSpec | None
+    #: How nodes read the sources; None: they don't.
+    node_options: SourceOptions | None
+
+
 def import_cache(
     paths: Paths,
     name: str,
     sources: Sequence[str],
     *,
-    partitions: int | None = None,
-    backups: int = 0,
-    format: str | None = None,
-    column: str | None = None,
-    key: str | None = None,
-    label_from_filename: bool = False,
-    overwrite: bool = False,
-    split: Mapping[str, float] | None = None,
-    ragged: Sequence[str] = (),
-    features: str | None = None,
-    render: int | None = None,
-    append: bool = False,
-    resume: bool = False,
-    compress: str | None = None,
-    fields: FieldOptions | None = None,
-    beside_servers: bool = False,
-    after: CacheSpec | None = None,
     progress: ProgressCallback | None = None,
     remote: RemoteStores | None = None,
-    read_on: str | None = None,
-    reader: RayReader | None = None,
+    **options: Any,
 ) -> list[CacheSpec]:
     """Import `sources` as a new version of cache `name`; return what was published.
 
-    `partitions` defaults to 8 or, of larger data, to one for each GiB, the same number on each node.
-    `column` names the values of `.npy` files, "x" unless given. `key` is the column whose hash chooses a
-    row's partition; None: its index in all sources, in the order of their paths. `label_from_filename` adds
-    an int64 column `label`, the index of the file's name (without suffix) among all of them, sorted. `split`
-    such as {"train": 0.9, "test": 0.1} makes NAME/train and NAME/test instead, by a hash of the same,
-    published together. `ragged` are columns whose rows are lists of different lengths. `features` says which
-    columns the features of TFRecord files become, as in "image:uint8[28,28]=image_raw,label:int64". `render`
-    makes images of so many pixels a side of the drawings in JSON lines. `append` makes a version with the
-    partitions of the latest one and new ones for the rows of `sources`. `resume` continues what an
-    interrupted call with the same arguments has done, if there is one, and keeps its own part if it is
-    interrupted. `compress` is "lz4" or "zstd": columns that it makes smaller by a tenth are compressed.
-    `fields` says more of the columns of a cache of Ignite, which is named by its address; `beside_servers`
-    keeps its partitions, each on the node beside the server that is primary for it, or on its node in the
-    version `after`, whose files are shared if rows are as they were. `remote` are the agents of the cluster
-    whose head has this home, if it has one: partitions go to them. `read_on` is "nodes" if these agents read
-    the sources themselves, which must be paths that all see, or URLs; "here" if this process reads them;
-    None: URLs are read by nodes, paths here. `reader` is one of Ray Data that reads them instead, on the
-    nodes of a Ray cluster or here; `fields` says then which columns of bytes are tensors, and which are left
-    out.
+    `options` are the fields of `ImportOptions`, those of `insitu import`. Else as `run_import`.
+    """
+    given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
+    return run_import(paths, ImportOptions(name, tuple(sources), **given), progress=progress, remote=remote)
+
+
+def run_import(
+    paths: Paths,
+    options: ImportOptions,
+    *,
+    progress: ProgressCallback | None = None,
+    remote: RemoteStores | None = None,
+    beside_servers: bool = False,
+    after: CacheSpec | None = None,
+) -> list[CacheSpec]:
+    """Import as `options` say; return the versions that were published.
+
+    `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
+    `beside_servers` keeps the partitions of a cache of Ignite, each on the node beside the server that is
+    primary for it, or on its node in the version `after`, whose files are shared if rows are as they were.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports into
     the cache, StorageFull, TransferError if an agent fails; after any of them all is as it was before.
     """
-    options = ImportOptions(
-        *(partitions, backups, format, column, key, label_from_filename, overwrite, split),
-        *(
-            tuple(ragged),
-            features,
-            render,
-            append,
-            resume,
-            fields or FieldOptions(),
-            compress,
-            beside_servers,
-        ),
-        read_on=read_on,
-        after=after,
-        reader=reader,
-    )
+    fields = parse_field_options(options.tensor, options.fill, options.arrow, options.without)
+    request = parse_reader(options.reader, options.reader_options)
+    reader = None if request is None else RayReader(request)
+    report = progress or (lambda rows, done, total: None)
     refuse_copy(paths)
     with home_errors(paths.home), reader or contextlib.nullcontext():
-        catalog, owners = Catalog(paths, of_one_head=True), ImportOwners(paths, remote)
-        plan = _make_plan(owners, catalog, name, sources, options)
-        with cache_locks(paths, plan.names):
-            _refuse_caches(catalog, plan, options)
-            owners.check_room(bytes_by_node(plan), plan.names)
-            if plan.base is None and not overwrite:
-                owners.refuse_unlisted(plan.names)
-            token, plan = _choose_token(paths, owners, plan, resume)
-            sweep(paths, plan.names, kept=token)
-            report = progress or (lambda rows, done, total: None)
-            return _import(paths, catalog, owners, plan, options, token, report)
+        catalog, owners = Catalog(paths, of_one_head=True), choose_owners(paths, remote)
+        job = ImportJob(
+            paths=paths,
+            options=options,
+            fields=fields,
+            reader=reader,
+            beside_servers=beside_servers,
+            after=after,
+            catalog=catalog,
+            owners=owners,
+            progress=report,
+        )
+        plan = make_plan(job, inspect_sources(job))
+        with cache_locks(paths, plan.rows.names):
+            return _write_and_publish(job, _reserve(job, plan))
 
 
-def _make_plan(
-    owners: ImportOwners, catalog: Catalog, name: str, sources: Sequence[str], options: ImportOptions
-) -> ImportPlan:
-    """Return the plan of the import. Nothing is written yet. Raises what `import_cache` does."""
-    refuse_conflicts(sources, options)
-    names, fractions = _names_and_fractions(name, options.split)
-    base = _find_base(catalog, name, options)
-    if base is None:
-        _refuse_existing(catalog, names, options.overwrite)
-    opened, states = open_sources_of(sources, options, base)
+# Inspect: which rows there are
+
+
+def inspect_sources(job: ImportJob) -> Inspected:
+    """Return what the headers of the sources say. Raises what `run_import` does."""
+    options, owners = job.options, job.owners
+    refuse_conflicts(options, job.fields, None if job.reader is None else job.reader.request)
+    names, _ = _names_and_fractions(options)
+    base = job.catalog.get(options.cache) if options.append else None
+    if base is not None:
+        check_base(base, options)
+    else:
+        _refuse_existing(job.catalog, names, options.overwrite)
+    opened, states = open_sources_of(job, base)
     on_nodes = reads_on_nodes(opened, options, in_cluster=owners.remote is not None)
     if on_nodes and owners.remote is not None:
         with failures_explained():
             check_seen(owners.remote, opened, states)
     is_labelled = options.label_from_filename or (base and base.labels)
     labels = {label_of(source) for source in opened} if is_labelled else set()
-    columns = columns_of_caches(opened[0], bool(labels))
+    columns = columns_of_rows(opened[0], bool(labels))
     if base is not None:
         check_columns(base, columns)
         owners.check_base(base)
-    check_key(options.key, columns)
-    backups = options.backups if base is None else base.backups
-    check_owners(owners.topology, backups)
-    sizes = measure_rows(opened, columns)
-    least = LEAST_PARTITIONS if base is None else 1
-    most = most_readable(read_max_mappings())
-    size = sizes.bytes * max(fractions)
-    primaries, hosts = place_rows(opened[0], owners, options)
-    partitions = len(primaries) or choose_partitions(options.partitions, owners.topology, size, least, most)
-    like = base or options.after
-    check_partitions_in_all(partitions, base)
-    return ImportPlan(
-        names=names,
-        fractions=fractions,
-        sources=tuple(opened),
+    return Inspected(
+        sources=opened,
         states=states,
         columns=columns,
         labels=tuple(sorted(labels)) if base is None else join_labels(base, labels),
-        partitions=partitions,
-        backups=backups,
-        key=options.key,
-        topology=owners.topology,
-        block_rows=like.block_rows if like else choose_block_rows(columns, sizes, len(names) * partitions),
-        sizes=sizes,
         base=base,
-        codec=base.codec if base else options.compress,
-        features=options.features,
-        render=options.render,
-        primaries=primaries,
-        hosts=hosts,
         node_options=options_for_nodes(opened, options, base) if on_nodes else None,
-        reader=tuple(options.reader.request.describe()) if options.reader else (),
     )
 
 
-def _find_base(catalog: Catalog, name: str, options: ImportOptions) -> CacheSpec | None:
-    """Return the version that rows are appended to, if any. Raises InputError and UnknownCache."""
-    if not options.append:
-        return None
-    base = catalog.get(name)
-    given = {
-        "--overwrite": options.overwrite,
-        "--split": options.split is not None,
-        "--key": options.key is not None,
-        "--backups": options.backups not in (0, base.backups),
-        "--label-from-filename": options.label_from_filename and not base.labels,
-        "--compress": options.compress not in (None, base.codec),
-    }
-    check_base(base, given)
-    return base
-
-
-def _refuse_caches(catalog: Catalog, plan: ImportPlan, options: ImportOptions) -> None:
-    """Raise CacheExists or CacheBusy if other imports have come between the plan and the lock."""
-    if plan.base is None:
-        _refuse_existing(catalog, plan.names, options.overwrite)
-    elif (latest := catalog.get(plan.base.name)) != plan.base:
-        raise CacheBusy(
-            f"Another process has made version {latest.version} of {latest.name} since this import began. "
-            f"Append to it by giving the command again"
-        )
-
-
-def _choose_token(
-    paths: Paths, owners: ImportOwners, plan: ImportPlan, resume: bool
-) -> tuple[str, ImportPlan]:
-    """Return the name of the staged folders, and the plan, as they were if there is something to continue.
-
-    Raises StorageFull if the import won't fit.
-    """
-    found = find_resumable(paths, plan) if resume else None
-    if found is not None:
-        token, block_rows = found
-        return token, replace(plan, block_rows=block_rows)
-    dead = measure_dead(paths, plan.names)  # it is removed as soon as it is known that the import fits
-    held = [owners.keep_here(plan.owners_of(partition)) for partition in plan.new_partitions]
-    copies = sum(map(len, held)) / plan.partitions
-    check_room(paths, plan.sizes, copies, plan.codec, sum(dead.values()))
-    needs = bytes_by_node(plan)
-    check_quotas(paths, {n: needs[n] - dead.get(n, 0) for n in owners.keep_here(needs)})
-    return f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}", plan
-
-
-def _names_and_fractions(
-    name: str, split: Mapping[str, float] | None
-) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    check_cache_name(name)
-    if split is None:
-        return (name,), (1.0,)
-    check_split(split)
-    return tuple(check_cache_name(f"{name}/{part}") for part in split), tuple(split.values())
+def _names_and_fractions(options: ImportOptions) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    check_cache_name(options.cache)
+    if options.split is None:
+        return (options.cache,), (1.0,)
+    check_split(options.split)
+    names = tuple(check_cache_name(f"{options.cache}/{part}") for part in options.split)
+    return names, tuple(options.split.values())
 
 
 def _refuse_existing(catalog: Catalog, names: Sequence[str], overwrite: bool) -> None:
@@ -324,172 +270,227 @@ def _refuse_existing(catalog: Catalog, names: Sequence[str], overwrite: bool) ->
         )
 
 
-def _import(
-    paths: Paths,
-    catalog: Catalog,
-    owners: ImportOwners,
-    plan: ImportPlan,
-    options: ImportOptions,
-    token: str,
-    progress: ProgressCallback,
-) -> list[CacheSpec]:
+# Plan: which partitions they make, and who holds these
+
+
+def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
+    """Return the plan of the import. Nothing is written yet. Raises what `run_import` does."""
+    options, owners, base = job.options, job.owners, found.base
+    names, fractions = _names_and_fractions(options)
+    check_key(options.key, found.columns)
+    backups = options.backups if base is None else base.backups
+    owners_of_partition(0, owners.topology, backups)  # there are enough nodes for so many copies
+    sizes = measure_rows(found.sources, found.columns)
+    primaries, hosts = place_rows(found.sources[0], owners, job.after, job.beside_servers)
+    partitions = len(primaries) or choose_partitions(
+        options.partitions,
+        owners.topology,
+        sizes.bytes * max(fractions),
+        LEAST_PARTITIONS if base is None else 1,
+        most_readable(read_max_mappings()),
+    )
+    check_partitions_in_all(partitions, base)
+    like, first = base or job.after, 0 if base is None else len(base.partitions)
+    destinations = [
+        Destination(
+            name,
+            number,
+            primaries[number : number + 1] or owners_of_partition(number, owners.topology, backups),
+        )
+        for name in names
+        for number in range(first, first + partitions)
+    ]
+    rows = RowPlan(
+        token="",
+        names=names,
+        fractions=fractions,
+        partitions=partitions,
+        columns=found.columns,
+        labels=found.labels,
+        key=options.key,
+        block_rows=like.block_rows if like else choose_block_rows(found.columns, sizes, len(destinations)),
+        codec=base.codec if base else options.compress,
+        drop_pages=not fits_into_memory(sizes),
+        primaries=primaries,
+        destinations=tuple(destinations),
+    )
+    return ImportPlan(
+        options=options,
+        sources=tuple(found.sources),
+        states=found.states,
+        rows=rows,
+        backups=backups,
+        topology=owners.topology,
+        sizes=sizes,
+        base=base,
+        node_options=found.node_options,
+        reader=tuple(job.reader.request.describe()) if job.reader else (),
+        hosts=hosts,
+    )
+
+
+def _reserve(job: ImportJob, plan: ImportPlan) -> ImportPlan:
+    """Return the plan with the name of the staged folders, and as it was if there is something to continue.
+
+    The caches are locked. Raises CacheExists or CacheBusy if other imports have come between the plan and the
+    lock, StorageFull if the import won't fit.
+    """
+    paths, owners, names = job.paths, job.owners, plan.rows.names
+    if plan.base is None:
+        _refuse_existing(job.catalog, names, job.options.overwrite)
+    elif (latest := job.catalog.get(plan.base.name)) != plan.base:
+        raise CacheBusy(
+            f"Another process has made version {latest.version} of {latest.name} since this import began. "
+            f"Append to it by giving the command again"
+        )
+    needs = bytes_by_node(plan)
+    owners.check_room(needs, names)
+    if plan.base is None and not job.options.overwrite:
+        owners.refuse_unlisted(names)
+    found = find_resumable(paths, plan) if job.options.resume else None
+    if found is not None:
+        token, block_rows = found
+    else:
+        dead = measure_dead(paths, names)  # it is removed as soon as it is known that the import fits
+        of_one = plan.rows.destinations[: plan.rows.partitions]
+        copies = sum(len(owners.keep_here(each.owners)) for each in of_one) / plan.rows.partitions
+        check_room(paths, plan.sizes, copies, plan.rows.codec, sum(dead.values()))
+        check_quotas(paths, {n: needs[n] - dead.get(n, 0) for n in owners.keep_here(needs)})
+        token = f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}"
+        block_rows = plan.rows.block_rows
+    sweep(paths, names, kept=token)
+    return replace(plan, rows=replace(plan.rows, token=token, block_rows=block_rows))
+
+
+# Write: read, route and build, then publish
+
+
+def _write_and_publish(job: ImportJob, plan: ImportPlan) -> list[CacheSpec]:
+    """Write the staged partitions, and publish the versions that they make."""
+    paths, options, names, token = job.paths, job.options, plan.rows.names, plan.rows.token
     published = False
     versions: list[CacheSpec] = []
     try:
         kept = "What was written is kept: the same command goes on with it, one without --resume removes it"
         with full_disk_as_error(paths.home, kept if options.resume else "Nothing of it was kept"):
-            owners.note_stores()
-            plan, written = _write_in_blocks(paths, catalog, owners, plan, options.resume, token, progress)
-            versions += written
-            check_quotas(paths, dict.fromkeys(owners.keep_here(plan.topology.nodes), 0))
-            shared: frozenset[int] = frozenset()
-            for cache in versions:
-                if options.after is not None:
-                    shared = share_unchanged(paths, options.after, paths.staged(cache.name, token), cache)
-                owners.put_in_place(token, cache, plan.base)
-            dropped = catalog.publish(versions, overwrite=options.overwrite or options.append)
+            job.owners.note_stores()
+            versions += _build_in_blocks(job, plan)
+            shared = _put_in_place(job, plan, versions)
+            dropped = job.catalog.publish(versions, overwrite=options.overwrite or options.append)
             published = True
             commit_manifests(paths, versions)
             record_as_verified(paths, versions, plan.first_partition, shared)
     finally:
-        for name in plan.names:
+        for name in names:
             if published or not options.resume:
                 shutil.rmtree(paths.staged(name, token).root, ignore_errors=True)
         if not published:
-            remove_unpublished(catalog, versions)
-        owners.end(catalog, token, plan.names, versions, kept=options.resume)
-    catalog.remove_files(dropped)
+            remove_unpublished(job.catalog, versions)
+        job.owners.end(job.catalog, token, names, versions, kept=options.resume)
+    job.catalog.remove_files(dropped)
     return versions
 
 
-def _write_in_blocks(
-    paths: Paths,
-    catalog: Catalog,
-    owners: ImportOwners,
-    plan: ImportPlan,
-    resume: bool,
-    token: str,
-    progress: ProgressCallback,
-) -> tuple[ImportPlan, list[CacheSpec]]:
-    """Write the staged partitions, from the beginning again with fewer rows a block if texts are too long.
-
-    Returns the plan with the rows that a block got, and the versions.
-    """
+def _build_in_blocks(job: ImportJob, plan: ImportPlan) -> list[CacheSpec]:
+    """Build the staged partitions, from the beginning again with fewer rows a block if texts are too long."""
     while True:
         try:
-            return plan, _write_partitions(paths, catalog, owners, plan, resume, token, progress)
+            return _build(job, plan)
         except TextsTooLong:
+            rows = plan.rows
             if plan.base is not None:
                 raise SourceError(
                     f"What is appended must be like the rows of the cache, whose blocks are of "
-                    f"{plan.block_rows} rows. Received: texts so much longer that a block doesn't fit into "
+                    f"{rows.block_rows} rows. Received: texts so much longer that a block doesn't fit into "
                     f"memory. Import all rows again with --overwrite"
                 ) from None
-            plan = replace(plan, block_rows=max(1, plan.block_rows // _FEWER_ROWS))
-            for name in plan.names:
-                shutil.rmtree(paths.staged(name, token).root)
+            plan = replace(plan, rows=replace(rows, block_rows=max(1, rows.block_rows // _FEWER_ROWS)))
+            for name in rows.names:
+                shutil.rmtree(job.paths.staged(name, rows.token).root)
 
 
-def _write_partitions(
-    paths: Paths,
-    catalog: Catalog,
-    owners: ImportOwners,
-    plan: ImportPlan,
-    resume: bool,
-    token: str,
-    progress: ProgressCallback,
-) -> list[CacheSpec]:
-    """Write the staged partitions (steps B and C). Returns the versions that they make."""
+def _build(job: ImportJob, plan: ImportPlan) -> list[CacheSpec]:
+    """Build the staged partitions of all stores. Returns the versions that they make."""
+    paths, rows, by_nodes = job.paths, plan.rows, plan.is_read_by_nodes
     make_folder(paths.home, paths.staging)
     make_folder(paths.home, paths.nodes)
-    for name in plan.names:
-        paths.staged(name, token).root.mkdir(exist_ok=True)
-    journal = ImportJournal(paths, plan, token) if resume else None
-    rows, remote = RowPlan.of(plan, token), owners.remote
-    on_nodes = plan.is_read_by_nodes
-    here = [] if on_nodes else owners.keep_here(plan.topology.nodes)
-    readers = remote.all_nodes if remote is not None and on_nodes else ()
-    router = RowRouter(paths, rows, here, remote, readers)
+    for name in rows.names:
+        paths.staged(name, rows.token).root.mkdir(exist_ok=True)
+    journal = ImportJournal(paths, plan) if job.options.resume else None
+    router = RowRouter(rows, job.owners.take_rows(rows, by_nodes=by_nodes))
     try:
         with failures_explained():
             adopted = router.open(adopt=journal is not None)
             place = Place(0, 0, 0, 0, (0,) * len(adopted)) if journal is None else journal.find_place(adopted)
-            if remote is not None and plan.hosts is not None:
-                units = read_on_hosts(remote, plan, plan.hosts, rows, router, progress)
-            elif remote is not None and on_nodes:
-                units = _build_on_nodes(plan, rows, remote, router, journal, place, progress)
-            else:
-                router.begin(0, place.counts)
-                _build(plan, router, journal, place, progress, QuotaWatch(paths, here))
-                units = 1
-            _refuse_empty_caches(plan, router.rows)
+            units = _read(job, plan, router, journal, place)
+            _refuse_empty_caches(rows, router.rows)
             finished = router.finish(units)
         return [
-            _describe_version(owners.choose_version(catalog, name), plan, index, finished)
-            for index, name in enumerate(plan.names)
+            _describe_version(job, plan, name, finished[first : first + rows.partitions])
+            for name, first in zip(rows.names, itertools.count(0, rows.partitions), strict=False)
         ]
     finally:
-        router.stop(close=resume or on_nodes)  # otherwise what ends the import does it
+        router.stop(close=job.options.resume or by_nodes)  # otherwise what ends the import does it
 
 
-def _build(
-    plan: ImportPlan,
-    router: RowRouter,
-    journal: ImportJournal | None,
-    place: Place,
-    progress: ProgressCallback,
-    quotas: QuotaWatch,
-) -> None:
-    """Read all sources, and give their rows to the owners of partitions (step B)."""
-    rows, first_row = place.rows, plan.first_row
-    progress(rows, place.bytes, plan.source_bytes)
+def _read(
+    job: ImportJob, plan: ImportPlan, router: RowRouter, journal: ImportJournal | None, place: Place
+) -> int:
+    """Have all sources read, and their rows come to the router. Returns the number of units."""
+    remote = job.owners.remote
+    if remote is None or not plan.is_read_by_nodes:
+        return _read_here(job, plan, router, journal, place)
+    if plan.hosts is not None:
+        return read_on_hosts(remote, plan, plan.hosts, plan.rows, router, job.progress)
+    return _read_on_nodes(job, NodeReading(remote, plan), router, journal, place)
+
+
+def _read_here(
+    job: ImportJob, plan: ImportPlan, router: RowRouter, journal: ImportJournal | None, place: Place
+) -> int:
+    """Read all sources in this process, and give their rows to the stores."""
+    rows, import_rows = place.rows, ImportRows(plan.rows)
     bytes_before = [0, *itertools.accumulate(state.size for state in plan.states)]
-    labels = [np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and not is_variable(c)]
-    label_type = labels[0] if labels else None
-    numbers = {label: number for number, label in enumerate(plan.labels)}
-    block_bytes = BLOCK_BYTES * (_TIMES_SENT if router.owners_elsewhere else 1)
+    owners = {owner for each in plan.rows.destinations for owner in each.owners}
+    elsewhere = owners - set(job.owners.keep_here(owners))
+    quotas = QuotaWatch(job.paths, job.owners.keep_here(plan.topology.nodes))
+    router.begin(0, place.counts)
+    job.progress(rows, place.bytes, plan.source_bytes)
+    block_bytes = BLOCK_BYTES * (_TIMES_SENT if elsewhere else 1)
     with SourceBlocks(plan.sources, plan.states, block_bytes, (place.source, place.start)) as blocks:
         for item in blocks:
-            source = plan.sources[item.source]
-            block = add_labels(numbers, source, item.block)
-            if label_type is not None and label_type.kind == "f":
-                refuse_nan_labels(source, block, rows)
-            router.append(block, find_destinations(plan, block, first_row + rows))
-            rows += block.rows
-            bytes_done = bytes_before[item.source] + block.source_bytes
-            progress(rows, bytes_done, plan.source_bytes)
+            read = item.block
+            block = import_rows.prepare(plan.sources[item.source], read, rows)
+            router.append(block, import_rows.route(block, plan.first_row + rows))
+            rows += read.rows
+            bytes_done = bytes_before[item.source] + read.source_bytes
+            job.progress(rows, bytes_done, plan.source_bytes)
             quotas.check(bytes_done)
             if journal is not None:
-                journal.note(item.source, block.next_start, rows, bytes_done, router.rows)
+                journal.note(item.source, read.next_start, rows, bytes_done, router.rows)
+    return 1
 
 
-def _build_on_nodes(
-    plan: ImportPlan,
-    rows: RowPlan,
-    remote: RemoteStores,
-    router: RowRouter,
-    journal: ImportJournal | None,
-    place: Place,
-    progress: ProgressCallback,
+def _read_on_nodes(
+    job: ImportJob, reading: NodeReading, router: RowRouter, journal: ImportJournal | None, place: Place
 ) -> int:
-    """Have nodes read all sources (step B). Returns the number of units."""
-    done = place.bytes
+    """Have nodes read all sources, and send their rows to the stores."""
+    done, total = place.bytes, reading.source_bytes
 
     def count(size: int) -> None:
         nonlocal done
         done += size
-        progress(int(router.rows.sum()), min(done, plan.source_bytes), plan.source_bytes)
+        job.progress(int(router.rows.sum()), min(done, total), total)
 
-    reading = NodeReading(remote, plan, count)
     reading.number_rows()
     router.begin(place.source, place.counts)
-    progress(place.rows, place.bytes, plan.source_bytes)
-    reading.read(rows, place, journal, router.note_rows)
-    progress(int(router.rows.sum()), plan.source_bytes, plan.source_bytes)
+    job.progress(place.rows, place.bytes, total)
+    reading.read(place, journal, router.note_rows, count)
+    job.progress(int(router.rows.sum()), total, total)
     return len(reading.units)
 
 
-def _refuse_empty_caches(plan: ImportPlan, found: npt.NDArray[np.int64]) -> None:
+def _refuse_empty_caches(plan: RowPlan, found: npt.NDArray[np.int64]) -> None:
     rows = int(found.sum())
     per_name = found.reshape(len(plan.names), -1).sum(axis=1)
     for name, count in zip(plan.names, per_name, strict=True):
@@ -500,28 +501,41 @@ def _refuse_empty_caches(plan: ImportPlan, found: npt.NDArray[np.int64]) -> None
             )
 
 
-def _describe_version(version: int, plan: ImportPlan, index: int, finished: Sequence[Finished]) -> CacheSpec:
-    """Return the new version of one of the names, whose partitions are complete (step C)."""
-    own = finished[index * plan.partitions : (index + 1) * plan.partitions]
+def _describe_version(job: ImportJob, plan: ImportPlan, name: str, own: Sequence[Finished]) -> CacheSpec:
+    """Return the new version of one of the caches, whose partitions are complete."""
+    rows = plan.rows
     infos = [] if plan.base is None else list(plan.base.partitions)
-    for partition, each in zip(plan.new_partitions, own, strict=True):
-        owners = plan.owners_of(partition)
-        infos.append(PartitionInfo(partition, each.rows, each.bytes, each.checksum, owners, each.raw_bytes))
+    for to, each in zip((to for to in rows.destinations if to.cache == name), own, strict=True):
+        info = PartitionInfo(to.partition, each.rows, each.bytes, each.checksum, to.owners, each.raw_bytes)
+        infos.append(info)
     sizes = np.array([each.column_bytes for each in own], dtype=np.int64).sum(axis=0)
     return CacheSpec(
-        plan.names[index],
-        version,
-        plan.columns,
+        name,
+        job.owners.choose_version(job.catalog, name),
+        rows.columns,
         tuple(infos),
         plan.backups,
-        plan.key,
+        rows.key,
         time.time(),
-        plan.labels,
-        plan.block_rows,
-        plan.codec,
+        rows.labels,
+        rows.block_rows,
+        rows.codec,
         plan.sum_column_bytes([(int(raw), int(stored)) for raw, stored in sizes]),
         describe_origin(plan),
     )
+
+
+def _put_in_place(job: ImportJob, plan: ImportPlan, versions: Sequence[CacheSpec]) -> frozenset[int]:
+    """Put the staged partitions into the stores, where nobody reads them yet. Returns those that share the
+    files of the version that the new one follows."""
+    paths, token = job.paths, plan.rows.token
+    check_quotas(paths, dict.fromkeys(job.owners.keep_here(plan.topology.nodes), 0))
+    shared: frozenset[int] = frozenset()
+    for cache in versions:
+        if job.after is not None:
+            shared = share_unchanged(paths, job.after, paths.staged(cache.name, token), cache)
+        job.owners.put_in_place(token, cache, plan.base)
+    return shared
 
 
 # The sources of an import: files, or a cache of Ignite, opened as the options say
@@ -535,44 +549,47 @@ _MEANINGS = {
 """Options that files of one format take: (the format, what they mean)."""
 
 
-def open_sources_of(
-    sources: Sequence[str], options: ImportOptions, base: CacheSpec | None
-) -> tuple[Sequence[Source], tuple[FileState, ...]]:
+def open_sources_of(job: ImportJob, base: CacheSpec | None) -> tuple[Sequence[Source], tuple[FileState, ...]]:
     """Return the opened sources, and the state of the file of each before. Raises InputError, SourceError."""
-    if any(map(is_ignite_address, sources)):
-        _read_options([(source, "ignite") for source in sources], options, ("features", "render"))
-        reading = SourceOptions(ragged_columns=frozenset(options.ragged))
-        source = open_ignite(sources, options.fields, reading)
+    given, options, fields = job.options.sources, job.options, job.fields
+    reading = _choose_reading(options, base)
+    if any(map(is_ignite_address, given)):
+        _refuse_for_format(options, [(source, "ignite") for source in given])
+        source = open_ignite(given, fields, reading)
         return [source], (FileState(source.expected_bytes, 0, 0),)
-    if options.reader is not None:
-        return _open_by_ray(options.reader, sources, options, base)
-    files = find_sources(sources, options.format)
+    if job.reader is not None:
+        opened = open_ray_sources(job.reader, given, options.read_on, reading, fields.tensors, fields.without)
+        return opened, tuple(FileState.of(source.path) for source in opened)
+    files = find_sources(given, options.format)
     states = tuple(FileState.of(path) for path, _ in files)
-    read_by = _read_options(files, options, tuple(_MEANINGS))
-    return open_sources(files, read_by if base is None else options_of_base(base, read_by)), states
+    _refuse_for_format(options, files)
+    return open_sources(files, reading), states
 
 
-def _open_by_ray(
-    reader: RayReader, sources: Sequence[str], options: ImportOptions, base: CacheSpec | None
-) -> tuple[Sequence[Source], tuple[FileState, ...]]:
-    reading = SourceOptions(ragged_columns=frozenset(options.ragged))
-    if base is not None:
-        reading = options_of_base(base, reading)
-    fields = options.fields
-    opened = open_ray_sources(reader, sources, options.read_on, reading, fields.tensors, fields.without)
-    return opened, tuple(FileState.of(source.path) for source in opened)
+def _choose_reading(options: ImportOptions, base: CacheSpec | None) -> SourceOptions:
+    """Return what the user adds to what is in the sources, and what the version says that is appended to."""
+    given = {name: getattr(options, name) for name in _MEANINGS if getattr(options, name) is not None}
+    reading = SourceOptions(ragged_columns=frozenset(options.ragged), **given)
+    return reading if base is None else options_of_base(base, reading)
+
+
+def _refuse_for_format(options: ImportOptions, files: Sequence[tuple[str | SourceFile, str]]) -> None:
+    """Raise InputError if the format of the files doesn't take one of the options that are given."""
+    for name, (format, meaning) in _MEANINGS.items():
+        value = getattr(options, name)
+        other = next((f"{path} of format {kind}" for path, kind in files if kind != format), None)
+        if value is not None and other is not None:
+            raise InputError(f"--{name} {meaning}. Received: --{name} {value} for {other}. Leave it out")
+    check_reading(options.features, options.render)
 
 
 def options_for_nodes(
     opened: Sequence[Source], options: ImportOptions, base: CacheSpec | None
 ) -> SourceOptions:
     """Return how other hosts read one source each, so that all have the columns found in all of them."""
-    given = {name: getattr(options, name) for name in _MEANINGS if getattr(options, name) is not None}
-    read_by = SourceOptions(ragged_columns=frozenset(options.ragged), **given)
-    if base is not None:
-        read_by = options_of_base(base, read_by)
+    reading = _choose_reading(options, base)
     floats = frozenset(column.name for column in opened[0].columns if column.dtype == "float64")
-    return replace(read_by, float_columns=read_by.float_columns | floats)
+    return replace(reading, float_columns=reading.float_columns | floats)
 
 
 def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_cluster: bool) -> bool:
@@ -586,18 +603,3 @@ def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_clust
         )
     wanted = options.read_on == "nodes" or (options.read_on is None and isinstance(opened[0].path, UrlFile))
     return in_cluster and wanted
-
-
-def _read_options(
-    files: Sequence[tuple[str | SourceFile, str]], options: ImportOptions, names: Sequence[str]
-) -> SourceOptions:
-    """Return what the user adds to what is in the files. Raises InputError if their format doesn't take one
-    of the named options."""
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    for name, value in given.items():
-        format, meaning = _MEANINGS[name]
-        other = next((f"{path} of format {kind}" for path, kind in files if kind != format), None)
-        if other is not None:
-            raise InputError(f"--{name} {meaning}. Received: --{name} {value} for {other}. Leave it out")
-    check_reading(options.features, options.render)
-    return SourceOptions(ragged_columns=frozenset(options.ragged), **given)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from insitu.base.errors import SourceError
 from insitu.base.spec import NodeId
 from insitu.grid.importing.import_journal import ImportJournal, Place
-from insitu.grid.intake import FileState, ImportPlan, RowPlan, Unit
+from insitu.grid.intake import FileState, ImportPlan, Unit
 from insitu.grid.sources import Source, SourceOptions, UrlFile
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ _MOST_NAMED = 5
 _FILES_AT_ONCE = 10_000
 
 Counts = npt.NDArray[np.int64]
-ReadCallback = Callable[[int], None]
 T = TypeVar("T")
 
 
@@ -103,22 +102,17 @@ def _row_starts(source: Source, state: FileState) -> list[int]:
 class NodeReading:
     """The reading of one import by the nodes of its cluster."""
 
-    def __init__(self, remote: RemoteStores, plan: ImportPlan, on_read: ReadCallback) -> None:
-        """`on_read` receives the number of bytes read from sources, from threads, one at a time."""
+    def __init__(self, remote: RemoteStores, plan: ImportPlan) -> None:
         self._nodes, self._imports = remote.all_nodes, remote.imports
         self._options = plan.node_options or SourceOptions()
         self._sources, self._states = plan.sources, plan.states
-        self._needs_rows = plan.key is None and not plan.primaries
-        self._first_row = plan.first_row
-        self._on_read = on_read
+        self._plan = plan
         self._lock = threading.Lock()
         self._rows = {name_of(source): source.expected_rows for source in plan.sources}
+        #: Bytes of all sources.
+        self.source_bytes = plan.source_bytes
         #: All units, in the order of their rows.
         self.units = cut_units(plan.sources, plan.states)
-
-    def _count(self, size: int) -> None:
-        with self._lock:
-            self._on_read(size)
 
     def number_rows(self) -> None:
         """Find the index of the first row of each unit, if it decides about the rows' partitions.
@@ -128,7 +122,7 @@ class NodeReading:
         """
         rows = [source.expected_rows for source in self._sources]
         unsure = [i for i, s in enumerate(self._sources[:-1]) if s.format not in ("npy", "npz", "parquet")]
-        if self._needs_rows and unsure:
+        if self._plan.rows.key is None and not self._plan.rows.primaries and unsure:
             whole = {i: self._whole(i) for i in unsure}
 
             def count(node: NodeId, unit: Unit) -> int:
@@ -139,7 +133,8 @@ class NodeReading:
                 rows[i] = counted
         firsts = dict(zip(map(name_of, self._sources), [0, *itertools.accumulate(rows)], strict=False))
         self.units = [
-            replace(unit, first_row=self._first_row + firsts[unit.path] + unit.start) for unit in self.units
+            replace(unit, first_row=self._plan.first_row + firsts[unit.path] + unit.start)
+            for unit in self.units
         ]
 
     def _run(self, units: Sequence[Unit], run: Callable[[NodeId, Unit], T]) -> list[T]:
@@ -155,20 +150,30 @@ class NodeReading:
         return unit.state.size * ((rows if unit.stop is None else unit.stop) - unit.start) // max(1, rows)
 
     def read(
-        self, rows: RowPlan, place: Place, journal: ImportJournal | None, note: Callable[[Counts], None]
+        self,
+        place: Place,
+        journal: ImportJournal | None,
+        note: Callable[[Counts], None],
+        on_read: Callable[[int], None],
     ) -> None:
-        """Have the nodes read all units from `place` on. `note` receives the rows of each, by destination.
+        """Have the nodes read all units from `place` on. `note` receives the rows of each, by destination,
+        and `on_read` the number of bytes read from sources: from threads, one at a time.
 
         Raises SourceError, TransferError, TextsTooLong.
         """
+        rows = self._plan.rows
         owners = [node for node in self._nodes if rows.held_by(node)]
         pending: dict[int, Counts] = {}
         counts, done = np.array(place.counts, np.int64), place.source
         bytes_done = list(itertools.accumulate(self._bytes_of(unit) for unit in self.units))
 
+        def count(size: int) -> None:
+            with self._lock:
+                on_read(size)
+
         def read(node: NodeId, unit: Unit) -> None:
             nonlocal counts, done
-            found = self._imports.read_unit(node, rows, unit, self._options, owners, self._count)
+            found = self._imports.read_unit(node, rows, unit, self._options, owners, count)
             with self._lock:
                 note(found)
                 pending[unit.number] = found

@@ -1,161 +1,142 @@
-"""Gives the rows of an import to all owners of their partitions: builders in this home, and other hosts."""
+"""Routes the rows of an import to all stores that hold their partitions, by one interface.
+
+Stores whose files this process writes are `StoresHere`; those of other hosts are `StoresElsewhere`
+(`transfer/row_sending.py`).
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from insitu.base.disk.durable import sync_tree
 from insitu.base.errors import GridError
 from insitu.base.paths import Paths
 from insitu.base.spec import NodeId
-from insitu.grid.intake import Finished, PartitionBuilders, RowPlan, check_same
+from insitu.grid.intake import Finished, PartitionBuilders, RowPlan, count_routed
 from insitu.grid.sources import Block
 
-if TYPE_CHECKING:
-    from insitu.grid.transfer import RemoteStores
-
-_SYNCED_ONE_BY_ONE = 100
-"""Files up to which each is made to survive a power cut alone; with more, all are at once."""
-
 Rows = npt.NDArray[np.int64]
+_ANY = np.iinfo(np.int64).max
+
+
+class RowStores(Protocol):
+    """Stores that take the rows of one import, by one channel. Destinations have the numbers of its plan.
+
+    All raise GridError, OSError, and TextsTooLong where blocks need fewer rows.
+    """
+
+    def open(self, *, adopt: bool) -> Iterable[tuple[int, int]]:
+        """Make ready; with `adopt` take over the staged rows. Returns (destination, rows that are there) for
+        each destination in each store."""
+        ...
+
+    def begin(self, unit: int, counts: Rows) -> None:
+        """Take rows from `unit` on, before which destinations have `counts` rows."""
+        ...
+
+    def append(self, block: Block, destinations: Rows | None) -> None:
+        """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 if it is None. Those
+        that the stores don't hold are passed over."""
+        ...
+
+    def finish(self, units: int) -> Iterable[tuple[int, NodeId, Finished]]:
+        """Complete all partitions, of which `units` have been read. Returns what has become of each."""
+        ...
+
+    def stop(self, *, close: bool) -> None:
+        """End all threads; with `close` no more rows are taken. Staged rows stay."""
+        ...
+
+
+class StoresHere:
+    """Stores in this home, whose partitions this process builds."""
+
+    def __init__(self, paths: Paths, plan: RowPlan, nodes: Collection[NodeId]) -> None:
+        """`nodes` hold some of the partitions. Raises OSError."""
+        owners = ([node for node in each.owners if node in nodes] for each in plan.destinations)
+        #: By destination: the nodes that hold it.
+        self._held = {number: held for number, held in enumerate(owners) if held}
+        self._builders = PartitionBuilders(paths, plan, self._held)
+        for primary, *_ in self._builders.files:
+            primary.parent.mkdir(parents=True, exist_ok=True)
+        self._numbers = list(self._held)
+        self._has_all = len(self._held) == len(plan.destinations)
+        #: By destination: its number among these; `len(self._held)`: it is none.
+        self._own = np.full(len(plan.destinations), len(self._held), np.int64)
+        self._own[self._numbers] = np.arange(len(self._held))
+
+    def open(self, *, adopt: bool) -> Iterable[tuple[int, int]]:
+        if not adopt:
+            return zip(self._numbers, itertools.repeat(0), strict=False)
+        return zip(self._numbers, map(int, self._builders.adopt()), strict=True)
+
+    def begin(self, unit: int, counts: Rows) -> None:
+        self._builders.begin_at(counts[self._numbers])
+
+    def append(self, block: Block, destinations: Rows | None) -> None:
+        own = destinations if self._has_all or destinations is None else self._own[destinations]
+        self._builders.append(block, own)
+
+    def finish(self, units: int) -> Iterable[tuple[int, NodeId, Finished]]:
+        finished = zip(self._held.items(), self._builders.finish(), strict=True)
+        return [(number, nodes[0], each) for (number, nodes), each in finished]
+
+    def stop(self, *, close: bool) -> None:
+        self._builders.stop()
 
 
 class RowRouter:
-    """All owners of one import's partitions. Begin with `open` and `begin`; call `stop` at the end.
+    """All stores of one import. Begin with `open` and `begin`; call `stop` at the end.
 
     `rows[d]` counts what destination d has so far.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        plan: RowPlan,
-        here: Collection[NodeId],
-        remote: RemoteStores | None,
-        readers: Sequence[NodeId] = (),
-    ) -> None:
-        """`here` are nodes whose stores are in this home and are written from here; `remote` are all agents.
-
-        `readers` are nodes that read the sources; none: this process does. Raises OSError.
-        """
+    def __init__(self, plan: RowPlan, stores: Sequence[RowStores]) -> None:
         self.rows: Rows = np.zeros(len(plan.destinations), np.int64)
-        self._paths, self._plan, self._remote = paths, plan, remote
-        self._here = {n: [o for o in d.owners if o in here] for n, d in enumerate(plan.destinations)}
-        self._local = [number for number, owners in self._here.items() if owners]
-        targets = [self._target(number, self._here[number][0]) for number in self._local]
-        for target in targets:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        #: By destination: its number among the local ones; `len(self._local)`: it is none.
-        self._own = np.full(len(plan.destinations), len(self._local), np.int64)
-        self._own[self._local] = np.arange(len(self._local))
-        self._builders: PartitionBuilders | None = None
-        if targets:
-            self._builders = PartitionBuilders(
-                plan.columns, plan.block_rows, targets, drop_pages=plan.drop_pages, codec=plan.codec
-            )
-        known = () if remote is None else remote.all_nodes
-        #: Nodes on other hosts that hold partitions.
-        self.owners_elsewhere = [
-            node for node in known if node not in here and any(node in d.owners for d in plan.destinations)
-        ]
-        self._local_adopted: Rows = np.zeros(len(self._local), np.int64)
-        self._sender = None
-        self._readers = list(readers)
-        if remote is not None and self.owners_elsewhere and not readers:
-            self._sender = remote.imports.make_sender(plan, self.owners_elsewhere)
-
-    def _target(self, number: int, node: NodeId) -> Path:
-        each = self._plan.destinations[number]
-        return self._paths.staged(each.cache, self._plan.token).partition(node, each.partition)
+        self._plan, self._stores = plan, stores
 
     def open(self, *, adopt: bool) -> Rows:
-        """Make all owners ready; with `adopt` they take over the staged rows. Returns the rows that each
-        destination has on all of its owners. Raises GridError, OSError."""
-        adopted = np.full(len(self.rows), np.iinfo(np.int64).max)
-        if self._builders is not None:
-            if adopt:
-                self._local_adopted = self._builders.adopt()
-            adopted[self._local] = self._local_adopted
-        if self._remote is not None:
-            nodes = sorted({*self.owners_elsewhere, *self._readers})
-            for node, counts in self._remote.imports.open(nodes, self._plan, adopt=adopt).items():
-                held = self._plan.held_by(node)
-                adopted[held] = np.minimum(adopted[held], counts)
+        """Make all stores ready; with `adopt` they take over the staged rows. Returns the rows that each
+        destination has in all of its stores. Raises GridError, OSError."""
+        adopted = np.full(len(self.rows), _ANY)
+        for stores in self._stores:
+            for number, rows in stores.open(adopt=adopt):
+                adopted[number] = min(adopted[number], rows)
         return adopted
 
     def begin(self, unit: int, counts: Sequence[int]) -> None:
         """Take rows from `unit` on, before which destinations have `counts` rows. Raises GridError."""
         self.rows[:] = counts
-        if self._builders is not None:
-            self._builders.begin_at(self.rows[self._local], self._local_adopted)
-        if self._remote is not None:
-            for node in self.owners_elsewhere:
-                counts_there = self.rows[self._plan.held_by(node)].tolist()
-                self._remote.imports.begin(node, self._plan.token, unit, counts_there)
-        if self._sender is not None:
-            self._sender.begin_unit(unit)
+        for stores in self._stores:
+            stores.begin(unit, self.rows)
 
     def append(self, block: Block, destinations: Rows | None) -> None:
         """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 if it is None.
 
         Raises GridError, TextsTooLong, OSError.
         """
-        if self._builders is not None:
-            is_whole = len(self._local) == len(self.rows)
-            own = destinations if is_whole or destinations is None else self._own[destinations]
-            self._builders.append(block, own)
-        if self._sender is not None:
-            self._sender.append(block, destinations)
-        if destinations is None:
-            self.rows[0] += block.rows
-        else:
-            self.rows += np.bincount(destinations, minlength=len(self.rows))
+        for stores in self._stores:
+            stores.append(block, destinations)
+        self.note_rows(count_routed(block, destinations, len(self.rows)))
 
     def note_rows(self, counts: Rows) -> None:
-        """Count rows that nodes have read and sent themselves."""
+        """Count rows, also those that nodes have read and sent themselves."""
         self.rows += counts
 
     def finish(self, units: int) -> list[Finished]:
-        """Complete all partitions, copy them to backups in this home, and see that all copies are alike.
+        """Complete all partitions, and see that all copies are alike. `units` have been read.
 
-        `units` have been read. Raises GridError, TextsTooLong, OSError.
+        Raises GridError, TextsTooLong, OSError.
         """
-        if self._sender is not None and self._remote is not None:
-            self._sender.end_unit()
-            self._sender.flush()
-            self._remote.sent.update(self._sender.sent)
         found: list[list[tuple[NodeId, Finished]]] = [[] for _ in self.rows]
-        self._finish_here(found)
-        if self._remote is not None and self.owners_elsewhere:
-            ends = self._remote.imports.finish(self.owners_elsewhere, self._plan.token, units)
-            for node, finished in ends.items():
-                for number, each in zip(self._plan.held_by(node), finished, strict=True):
-                    found[number].append((node, each))
+        for stores in self._stores:
+            for number, node, each in stores.finish(units):
+                found[number].append((node, each))
         return [self._check(number, of) for number, of in enumerate(found)]
-
-    def _finish_here(self, found: list[list[tuple[NodeId, Finished]]]) -> None:
-        if self._builders is None:
-            return
-        one_by_one = sum(map(len, self._here.values())) <= _SYNCED_ONE_BY_ONE
-        for own, number in enumerate(self._local):
-            size, checksum = self._builders.finish(own, sync=one_by_one)
-            primary, *others = self._here[number]
-            copies = [self._target(number, node) for node in others]
-            copy_to_backups(self._target(number, primary), copies, sync=one_by_one)
-            columns = tuple(self._builders.column_bytes(own, 1))
-            raw = self._builders.raw_bytes(own)
-            ended = Finished(int(self._builders.rows[own]), size, checksum, raw, columns)
-            found[number].append((primary, ended))
-        if not one_by_one:
-            for name in self._plan.names:
-                sync_tree(self._paths.staged(name, self._plan.token).root)
 
     def _check(self, number: int, found: Sequence[tuple[NodeId, Finished]]) -> Finished:
         each = self._plan.destinations[number]
@@ -169,19 +150,17 @@ class RowRouter:
 
     def stop(self, *, close: bool) -> None:
         """End all threads; with `close` other hosts take no more rows. Staged rows stay."""
-        if self._sender is not None:
-            self._sender.__exit__()
-        if self._builders is not None:
-            self._builders.stop()
-        if self._remote is not None and close:
-            self._remote.imports.close({*self.owners_elsewhere, *self._readers}, self._plan.token)
+        for stores in self._stores:
+            stores.stop(close=close)
 
 
-def copy_to_backups(staged_primary: Path, copies: Sequence[Path], *, sync: bool) -> None:
-    """Copy a staged partition to the staged folders of its backups in this home. Raises OSError."""
-    for copy in copies:
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(staged_primary, copy)
-        if sync:
-            with copy.open("rb") as file:
-                os.fsync(file.fileno())
+def check_same(found: Sequence[tuple[NodeId, Finished]], what: str) -> Finished:
+    """Return what all owners say of one partition. Raises GridError if they differ."""
+    for (one, first), (other, second) in itertools.pairwise(found):
+        if first != second:
+            raise GridError(
+                f"All copies of a partition have the same bytes. Received: {what} with {first.bytes} bytes "
+                f"and {first.checksum} on {one}, with {second.bytes} and {second.checksum} on {other}. The "
+                f"hosts must have the same versions of insitu and pyarrow, and memory without faults"
+            )
+    return found[0][1]

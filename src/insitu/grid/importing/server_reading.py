@@ -39,7 +39,7 @@ from insitu.grid.ignite import (
 )
 from insitu.grid.importing.appending import check_columns
 from insitu.grid.importing.import_owners import ImportOwners, failures_explained
-from insitu.grid.intake import ImportOptions, ImportPlan, RowPlan, find_primaries
+from insitu.grid.intake import ImportPlan, ImportRows, RowPlan, find_primaries
 from insitu.grid.sources import Block, Source, SourceOptions, describe_columns
 
 if TYPE_CHECKING:
@@ -93,22 +93,22 @@ class ServerRequest:
 
 
 def place_rows(
-    source: Source, owners: ImportOwners, options: ImportOptions
+    source: Source, owners: ImportOwners, after: CacheSpec | None, beside_servers: bool
 ) -> tuple[tuple[NodeId, ...], HostPlaces | None]:
     """Return the node that holds each partition of a cache of Ignite whose partitions are kept, and how nodes
     of other hosts read them; empty and None if that isn't asked for, or its servers don't say partitions.
 
     Raises SourceError, TransferError.
     """
-    if options.after is not None:
-        check_columns(options.after, source.columns, "What a job reads again")
-    if not options.beside_servers:
+    if after is not None:
+        check_columns(after, source.columns, "What a job reads again")
+    if not beside_servers:
         return (), None
-    primaries = find_primaries(source, owners.topology, options.after)
+    primaries = find_primaries(source, owners.topology, after)
     remote = owners.remote
     if remote is None or not isinstance(source, IgniteSource) or source.places is None:
         return primaries, None
-    kept = () if options.after is None else _keep_nodes(options.after, owners.topology.nodes)
+    kept = () if after is None else _keep_nodes(after, owners.topology.nodes)
     layout = source.layout
     with failures_explained():
         found = remote.imports.list_addresses(owners.topology.nodes)
@@ -202,6 +202,7 @@ def read_servers(
     file_of = np.full(plan.partitions, len(held), np.int64)
     file_of[numbers] = np.arange(len(held))
     counts, account, before = np.zeros(len(held), np.int64), ReadAccount(), 0
+    import_rows = ImportRows(plan)
     with take_settings(request.settings) as settings:
         given = {name: request.options.get(name, []) for name in ("tensor", "fill", "arrow", "without")}
         fields = parse_field_options(given["tensor"], given["fill"], given["arrow"], given["without"])
@@ -212,7 +213,7 @@ def read_servers(
             if block.partitions is None:  # those of Ignite have them
                 continue
             files = file_of[block.partitions]
-            append(block, files)
+            append(import_rows.prepare(source, block, int(counts.sum())), files)
             counts += np.bincount(files, minlength=len(held))
             on_read(block.source_bytes - before)
             before = block.source_bytes

@@ -8,29 +8,26 @@ from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.grid.intake.import_plan import (
-        LABEL,
         LEAST_PARTITIONS,
-        ImportOptions,
         ImportPlan,
         bytes_by_node,
         check_key,
-        check_owners,
         check_partitions_in_all,
         check_room,
         choose_block_rows,
         choose_partitions,
-        columns_of_caches,
         describe_origin,
         find_primaries,
+        fits_into_memory,
         measure_rows,
         most_readable,
         read_max_mappings,
         refuse_conflicts,
     )
-    from insitu.grid.intake.import_rows import add_labels, find_destinations, label_of, refuse_nan_labels
-    from insitu.grid.intake.partition_builder import PartitionBuilders, TextsTooLong
-    from insitu.grid.intake.row_intake import Finished, RowIntake, RowMessage, check_same
-    from insitu.grid.intake.row_plan import RowPlan
+    from insitu.grid.intake.import_rows import LABEL, ImportRows, columns_of_rows, count_routed, label_of
+    from insitu.grid.intake.partition_builder import Finished, PartitionBuilders, TextsTooLong
+    from insitu.grid.intake.row_intake import RowIntake, RowMessage
+    from insitu.grid.intake.row_plan import Destination, RowPlan
     from insitu.grid.intake.source_blocks import FileState, SourceBlocks
     from insitu.grid.intake.unit_reading import Unit, count_rows, decode_options, encode_options, read_unit
 

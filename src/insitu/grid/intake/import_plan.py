@@ -15,77 +15,26 @@ import numpy as np
 
 from insitu.base.errors import InputError, SourceError, StorageFull
 from insitu.base.paths import Paths
-from insitu.base.spec import CODECS, CacheSpec, Column, NodeId, Topology
+from insitu.base.spec import CacheSpec, Column, NodeId, Topology
 from insitu.grid.ignite import FieldOptions, HostPlaces, IgniteSource, is_ignite_address
 from insitu.grid.intake.partition_builder import BUFFER_BYTES
+from insitu.grid.intake.row_plan import MAX_PARTITIONS, RowPlan
 from insitu.grid.intake.source_blocks import FileState, read_blocks
-from insitu.grid.layout import owners_of_partition
 from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
-from insitu.grid.ray_data import RayReader, ReaderRequest
+from insitu.grid.ray_data import ReaderRequest
 from insitu.grid.sources import Source, SourceOptions, describe_columns
+from insitu.options import ImportOptions, list_given
 
-LABEL = "label"
 LEAST_PARTITIONS = 8
 """The default number of partitions of small data, rounded up to the same number on each node."""
 PARTITION_BYTES = 1 << 30
 """About the size of a partition of larger data, unless `--partitions` is given."""
-MAX_PARTITIONS = 1 << 16
 OTHER_MAPPINGS = 4000
 """Mappings that a process has beside those of partitions, with a backend loaded, and to spare."""
 _SAMPLE_BYTES = 4 << 20
 """Bytes of a source whose texts are looked at before it is imported."""
 _HEADERS_BYTES = 1.02
 """Bytes of partitions for each byte of their rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportOptions:
-    """The options of `insitu import`, as they are given."""
-
-    #: Partitions of each cache; None: by size.
-    partitions: int | None
-    #: Further copies of each partition.
-    backups: int
-    #: The format of all sources; None: by their suffixes.
-    format: str | None
-    #: The name of the column that `.npy` files make; None: "x".
-    column: str | None
-    #: The column whose hash chooses a row's partition; None: the row's index.
-    key: str | None
-    #: Whether file names make a column `label`.
-    label_from_filename: bool
-    #: Whether a cache that is there gets a new version.
-    overwrite: bool
-    #: The fraction of each part; None: the cache isn't split.
-    split: Mapping[str, float] | None
-    #: Columns whose rows are lists of different lengths.
-    ragged: tuple[str, ...]
-    #: Which columns the features of TFRecord files become; None: none are named.
-    features: str | None
-    #: Pixels of a side of the images that drawings become; None: they aren't rendered.
-    render: int | None
-    #: Whether the new version has the rows of the latest one, too.
-    append: bool
-    #: Whether an interrupted import is continued, and this one kept if it is interrupted.
-    resume: bool
-    #: Options of the columns of a cache of Ignite.
-    fields: FieldOptions
-    #: The compression of columns that shrink enough; None: nothing is compressed.
-    compress: str | None = None
-    #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
-    beside_servers: bool = False
-    #: The version that the new one follows in a job: its columns, its partitions and their nodes stay.
-    after: CacheSpec | None = None
-    #: "nodes": those of the cluster read the sources; "here": this process does; None: nodes read URLs.
-    read_on: str | None = None
-    #: The reader of Ray Data that reads the sources; None: insitu reads them.
-    reader: RayReader | None = None
-
-    def __post_init__(self) -> None:
-        if self.compress not in (None, *CODECS):
-            raise InputError(f"--compress is {' or '.join(CODECS)}. Received: {self.compress!r}")
-        if self.read_on not in (None, "here", "nodes"):
-            raise InputError(f"--read-on is here or nodes. Received: {self.read_on!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,42 +53,24 @@ class RowSizes:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """The sources and the caches of one import."""
+    """The sources of one import, and what becomes of their rows."""
 
-    #: The caches that are made: one, or one for each part of a split.
-    names: tuple[str, ...]
-    #: `names[i]` takes about `fractions[i]` of the rows.
-    fractions: tuple[float, ...]
+    #: What was asked for.
+    options: ImportOptions
     #: The source files, in the order of their rows.
     sources: tuple[Source, ...]
     #: The state of each source file when its header was read.
     states: tuple[FileState, ...]
-    #: The columns that all caches get.
-    columns: tuple[Column, ...]
-    #: The classes of column `label`, if file names make it; else empty.
-    labels: tuple[str, ...]
-    #: Partitions of each cache.
-    partitions: int
+    #: The columns and the partition of each row, and the owners of partitions. All hosts share it.
+    rows: RowPlan
     #: Further copies of each partition.
     backups: int
-    #: The column whose hash chooses a row's partition; None: the row's index in all sources.
-    key: str | None
     #: The nodes that partitions are spread over.
     topology: Topology
-    #: Rows of each block of a partition but its last.
-    block_rows: int
     #: How large the rows of the sources are.
     sizes: RowSizes
-    #: Which columns the features of TFRecord files become; None: none are named.
-    features: str | None = None
-    #: Pixels of a side of the images that drawings become; None: they aren't rendered.
-    render: int | None = None
     #: The version that rows are appended to, whose partitions the new one shares; None: none.
     base: CacheSpec | None = None
-    #: The compression of columns that shrink enough; None: nothing is compressed.
-    codec: str | None = None
-    #: `primaries[p]`: the node that holds partition p; empty: nodes hold partitions in turn.
-    primaries: tuple[NodeId, ...] = ()
     #: How nodes read the sources; None: they are read here.
     node_options: SourceOptions | None = None
     #: The reader of Ray Data that reads the sources, with its options; empty: insitu reads them.
@@ -152,21 +83,10 @@ class ImportPlan:
         """Whether nodes read the sources, and not this process."""
         return self.node_options is not None or self.hosts is not None
 
-    def owners_of(self, partition: int) -> tuple[NodeId, ...]:
-        """Return the nodes that hold a partition, its primary owner first."""
-        if self.primaries:
-            return (self.primaries[partition],)
-        return owners_of_partition(partition, self.topology, self.backups)
-
     @property
     def first_partition(self) -> int:
         """The number of the first new partition."""
         return 0 if self.base is None else len(self.base.partitions)
-
-    @property
-    def new_partitions(self) -> range:
-        """The numbers of the partitions that the rows of the sources go to, in each cache."""
-        return range(self.first_partition, self.first_partition + self.partitions)
 
     @property
     def first_row(self) -> int:
@@ -183,54 +103,40 @@ class ImportPlan:
         """Bytes of all source files."""
         return sum(state.size for state in self.states)
 
-    @property
-    def fits_into_memory(self) -> bool:
-        """Whether the system's cache may keep what is written, beside all else, for those who read it."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return self.sizes.bytes <= memory // 4
 
-
-def refuse_conflicts(sources: Sequence[str], options: ImportOptions) -> None:
+def refuse_conflicts(options: ImportOptions, fields: FieldOptions, request: ReaderRequest | None) -> None:
     """Raise InputError for options that a cache of Ignite excludes, or that are for such a cache alone, and
     for those that a reader of Ray Data excludes."""
-    if not any(map(is_ignite_address, sources)):
-        if options.reader is not None:
-            _refuse_beside_reader(options, options.reader.request)
-        elif options.fields.given:
+    sources = ", ".join(options.sources)
+    if not any(map(is_ignite_address, options.sources)):
+        if request is not None:
+            _refuse_beside_reader(options, request)
+        elif fields.given:
             raise InputError(
-                f"{options.fields.given} is said of the columns of a cache of Ignite, or with --reader. "
-                f"Received: {', '.join(sources)}. Leave it out"
+                f"{fields.given} is said of the columns of a cache of Ignite, or with --reader. "
+                f"Received: {sources}. Leave it out"
             )
         return
-    given = {
-        "--append": options.append,
-        "--resume": options.resume,
-        "--format": options.format is not None,
-        "--column": options.column is not None,
-        "--label-from-filename": options.label_from_filename,
-        "--read-on": options.read_on is not None,
-        "--reader": options.reader is not None,
-    }
-    named = [option for option, is_given in given.items() if is_given]
+    named = _list_flags(
+        options, "append", "resume", "format", "column", "label_from_filename", "read_on", "reader"
+    )
     if named:
         raise InputError(
             f"A cache of Ignite is imported as a whole, in the order of its keys. Received: "
-            f"{' and '.join(named)} for {', '.join(sources)}. Leave {'it' if len(named) == 1 else 'them'} "
+            f"{' and '.join(named)} for {sources}. Leave {'it' if len(named) == 1 else 'them'} "
             f"out; with --overwrite the rows of now make the next version"
         )
 
 
+def _list_flags(options: ImportOptions, *names: str) -> list[str]:
+    """Return those of the named options that are given, as on the command line."""
+    given = {each.name: each.flag for each, _ in list_given(options)}
+    return [given[name] for name in names if name in given]
+
+
 def _refuse_beside_reader(options: ImportOptions, request: ReaderRequest) -> None:
     """Raise InputError for options that say how insitu reads files, which Ray reads now."""
-    given = {
-        "--format": options.format is not None,
-        "--column": options.column is not None,
-        "--features": options.features is not None,
-        "--render": options.render is not None,
-        "--fill": bool(options.fields.fills),
-        "--arrow": bool(options.fields.arrow),
-    }
-    named = [option for option, is_given in given.items() if is_given]
+    named = _list_flags(options, "format", "column", "features", "render", "fill", "arrow")
     if named:
         raise InputError(
             f"--reader says how Ray Data reads the files. Received: {' and '.join(named)} beside it. Leave "
@@ -317,6 +223,12 @@ def most_readable(mappings: int | None) -> int:
     return max(1, min(MAX_PARTITIONS, (mappings - OTHER_MAPPINGS) // 2))
 
 
+def fits_into_memory(sizes: RowSizes) -> bool:
+    """Return whether the system's cache may keep what is written, beside all else, for those who read it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return sizes.bytes <= memory // 4
+
+
 def choose_block_rows(columns: tuple[Column, ...], sizes: RowSizes, destinations: int) -> int:
     """Return the rows of a block, so that the blocks of all destinations fit into memory together."""
     return rows_per_block(columns, sizes.text_bytes, limit=BUFFER_BYTES // destinations)
@@ -357,19 +269,15 @@ def check_room(paths: Paths, sizes: RowSizes, copies: float, codec: str | None, 
 def bytes_by_node(plan: ImportPlan) -> dict[NodeId, int]:
     """Return about how many bytes come into the store of each node. A guess counts half, and what will be
     compressed."""
-    copies = Counter(owner for partition in plan.new_partitions for owner in plan.owners_of(partition))
-    is_exact = plan.sizes.is_known and plan.codec is None
+    rows = plan.rows
+    copies = Counter(owner for each in rows.destinations[: rows.partitions] for owner in each.owners)
+    is_exact = plan.sizes.is_known and rows.codec is None
     size = plan.sizes.bytes if is_exact else plan.sizes.bytes // 2
-    return {node: size * count // plan.partitions for node, count in copies.items()}
+    return {node: size * count // rows.partitions for node, count in copies.items()}
 
 
 def _nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-
-
-def check_owners(topology: Topology, backups: int) -> None:
-    """Raise InputError if there are too few nodes for so many copies."""
-    owners_of_partition(0, topology, backups)
 
 
 def find_primaries(source: Source, topology: Topology, after: CacheSpec | None) -> tuple[NodeId, ...]:
@@ -396,18 +304,7 @@ def describe_origin(plan: ImportPlan) -> Mapping[str, Any] | None:
     source = next((source for source in plan.sources if isinstance(source, IgniteSource)), None)
     if source is None or source.origin is None:
         return None
-    places = plan.hosts.places if plan.hosts else source.places if plan.primaries else None
+    places = plan.hosts.places if plan.hosts else source.places if plan.rows.primaries else None
     if places is None:
         return source.origin
     return source.origin | {"servers": list(places.servers), "primaries": list(places.primaries)}
-
-
-def columns_of_caches(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
-    """Return the columns that the caches get. Raises SourceError if there is a label already."""
-    if not label_from_filename:
-        return source.columns
-    if any(column.name == LABEL for column in source.columns):
-        raise SourceError(
-            f"{source.path} has a column {LABEL!r} of its own, so --label-from-filename can't add one"
-        )
-    return (*source.columns, Column(LABEL, "int64"))

@@ -1,8 +1,12 @@
-"""Which label the rows of a block get, and which partition each of them goes to."""
+"""What is done to rows between reading and routing, wherever they are read: here, or on other hosts.
+
+A transformation of rows has its place here: `columns_of_rows` says which columns it makes of those of the
+sources, `ImportRows.prepare` makes their values. Readers give blocks as they are in the sources; all that
+follows sees the columns of the caches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +14,26 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.base.errors import SourceError
-from insitu.grid.intake.import_plan import LABEL, ImportPlan
+from insitu.base.spec import Column
 from insitu.grid.intake.row_plan import RowPlan
 from insitu.grid.layout import hash_integers, hash_rows, hash_texts, partition_of_rows, split_of_rows
-from insitu.grid.partitions import text_buffers
+from insitu.grid.partitions import is_variable, text_buffers
 from insitu.grid.sources import Block, Source, stem
+
+LABEL = "label"
+
+Rows = npt.NDArray[np.int64]
+
+
+def columns_of_rows(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
+    """Return the columns that the caches get. Raises SourceError if there is a label already."""
+    if not label_from_filename:
+        return source.columns
+    if any(column.name == LABEL for column in source.columns):
+        raise SourceError(
+            f"{source.path} has a column {LABEL!r} of its own, so --label-from-filename can't add one"
+        )
+    return (*source.columns, Column(LABEL, "int64"))
 
 
 def label_of(source: Source) -> str:
@@ -22,16 +41,57 @@ def label_of(source: Source) -> str:
     return stem(Path(source.path) if isinstance(source.path, str) else source.path)
 
 
-def add_labels(numbers: Mapping[str, int], source: Source, block: Block) -> Block:
-    """Return the block with the label of its file, as a number, if file names make labels."""
-    if not numbers:
+class ImportRows:
+    """The rows of one import, as `plan` says: their columns, and the partition of each."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        self._plan = plan
+        self._numbers = {label: number for number, label in enumerate(plan.labels)}
+        labels = (c for c in plan.columns if c.name == LABEL and not is_variable(c))
+        self._may_be_nan = any(np.dtype(column.dtype).kind == "f" for column in labels)
+
+    def prepare(self, source: Source, block: Block, first_row: int) -> Block:
+        """Return a block of a source with the columns of the caches.
+
+        `first_row` is the index of its first row, for messages. Raises SourceError.
+        """
+        if self._numbers:
+            label = np.full(block.rows, self._numbers[label_of(source)], dtype=np.int64)
+            block = replace(block, columns={**block.columns, LABEL: label})
+        if self._may_be_nan:
+            _refuse_nan_labels(source, block, first_row)
         return block
-    label = np.full(block.rows, numbers[label_of(source)], dtype=np.int64)
-    return replace(block, columns={**block.columns, LABEL: label})
+
+    def route(self, block: Block, first_row: int) -> Rows | None:
+        """Return the destination of each row of a block that was prepared; None if there is one alone.
+
+        `first_row` is the index of its first row in the cache.
+        """
+        plan = self._plan
+        if len(plan.names) * plan.partitions == 1:
+            return None
+        if plan.primaries:
+            return block.partitions
+        if plan.key is None:
+            hashes = hash_rows(first_row, first_row + block.rows)
+        elif isinstance(values := block.columns[plan.key], np.ndarray):
+            hashes = hash_integers(values)
+        else:
+            offsets, data = text_buffers(values)
+            hashes = hash_texts(data, offsets)
+        partition = partition_of_rows(hashes, plan.partitions)
+        if len(plan.names) == 1:
+            return partition
+        return split_of_rows(hashes, plan.fractions) * plan.partitions + partition
 
 
-def refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
-    """Raise SourceError if a label is NaN."""
+def count_routed(block: Block, destinations: Rows | None, length: int) -> Rows:
+    """Return how many rows of a block each of `length` destinations gets, as `ImportRows.route` says."""
+    numbers = np.zeros(block.rows, np.int64) if destinations is None else destinations
+    return np.bincount(numbers, minlength=length)
+
+
+def _refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
     bad = np.isnan(block.columns[LABEL]).reshape(block.rows, -1).any(axis=1)
     if bad.any():
         raise SourceError(
@@ -39,24 +99,3 @@ def refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
             f"are NaN, the first in row {first_row + int(bad.argmax())}, counted over all sources. Drop or "
             f"fill these rows"
         )
-
-
-def find_destinations(
-    plan: ImportPlan | RowPlan, block: Block, first_row: int
-) -> npt.NDArray[np.int64] | None:
-    """Return the partition of each row, counted over all names; None if there is one alone."""
-    if len(plan.names) * plan.partitions == 1:
-        return None
-    if plan.primaries:
-        return block.partitions
-    if plan.key is None:
-        hashes = hash_rows(first_row, first_row + block.rows)
-    elif isinstance(values := block.columns[plan.key], np.ndarray):
-        hashes = hash_integers(values)
-    else:
-        offsets, data = text_buffers(values)
-        hashes = hash_texts(data, offsets)
-    partition = partition_of_rows(hashes, plan.partitions)
-    if len(plan.names) == 1:
-        return partition
-    return split_of_rows(hashes, plan.fractions) * plan.partitions + partition

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from insitu.base.disk.durable import sync_tree
 from insitu.base.errors import GridError
-from insitu.base.spec import Column
-from insitu.grid.partitions import PartitionWriter, WritePacing, is_variable, make_room
+from insitu.base.paths import Paths
+from insitu.base.spec import Column, NodeId
+from insitu.grid.intake.row_plan import RowPlan
+from insitu.grid.partitions import (
+    PartitionWriter,
+    WritePacing,
+    file_checksum,
+    is_variable,
+    make_room,
+    refuse_changed,
+)
 from insitu.grid.sources import Block, count_threads
 
 BUFFER_BYTES = 128 << 20
 """Bytes that the collected blocks may take, over all partitions."""
 MOST_TEXT_BYTES = 2 * BUFFER_BYTES
 """Bytes that the texts of these blocks may take, which can't be known before."""
+_SYNCED_ONE_BY_ONE = 100
+"""Files up to which each is made to survive a power cut alone; with more, all are at once."""
+_AT_ONCE = 4
+"""Files that are copied, or read back, at the same time."""
 _WAITING_BLOCKS = 2
 """Blocks of sources that wait for a thread. More would take memory and save no time."""
 
@@ -32,8 +49,34 @@ class TextsTooLong(Exception):
     """Raised if blocks need fewer rows, since their texts are longer than the first ones were."""
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A partition that is complete, and safe from a power cut."""
+
+    #: Its rows.
+    rows: int
+    #: The size of its file.
+    bytes: int
+    #: Checksum of the whole file.
+    checksum: str
+    #: Bytes without compression; 0 if nothing is compressed.
+    raw_bytes: int
+    #: (bytes without compression, bytes in the file) of each column; empty without compression.
+    column_bytes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Finished:
+        """Return what a node says of a partition. Raises ValueError, TypeError."""
+        rows, size, checksum, raw, columns = data
+        sizes = tuple((int(before), int(after)) for before, after in columns)
+        return cls(int(rows), int(size), str(checksum), int(raw), sizes)
+
+    def to_json(self) -> list[Any]:
+        return [self.rows, self.bytes, self.checksum, self.raw_bytes, self.column_bytes]
+
+
 class PartitionBuilders:
-    """Partitions that grow as rows come: one for each of `targets`, the files that they become.
+    """Partitions in staged folders of this home, which grow as rows come.
 
     `rows[d]` counts what destination d has so far. Rows are collected and full blocks written by threads,
     each for partitions of its own, while the next ones are read. Their errors are raised by the next call.
@@ -41,38 +84,44 @@ class PartitionBuilders:
     """
 
     def __init__(
-        self,
-        columns: tuple[Column, ...],
-        block_rows: int,
-        targets: Sequence[Path],
-        *,
-        drop_pages: bool = False,
-        codec: str | None = None,
-        direct: bool = False,
+        self, paths: Paths, plan: RowPlan, held: Mapping[int, Sequence[NodeId]], *, direct: bool = False
     ) -> None:
-        """With `drop_pages`, for data that doesn't fit there, what is written leaves the system's cache.
+        """`held`: the destinations of the plan that are built, each with the nodes of this home that hold it.
+        Their own numbers begin with 0. The first node's file is written, the others get copies.
 
-        With `direct`, files of large blocks don't come there, and are read back from the disk. `codec` is as
-        for `PartitionWriter`.
+        With `direct`, files of large blocks don't come into the system's cache, and all are read back.
         """
-        self.rows = np.zeros(len(targets), dtype=np.int64)
-        self._columns = columns
-        self._block_rows = block_rows
-        threads = min(len(targets), max(2, count_threads()))
+        #: By destination: its staged files, one for each node.
+        self.files = [
+            [paths.staged(each.cache, plan.token).partition(node, each.partition) for node in nodes]
+            for each, nodes in ((plan.destinations[number], nodes) for number, nodes in held.items())
+        ]
+        files = self.files
+        self.rows = np.zeros(len(files), dtype=np.int64)
+        self._staged = [paths.staged(name, plan.token).root for name in plan.names]
+        self._columns = plan.columns
+        self._block_rows = plan.block_rows
+        self._direct = direct
+        threads = min(len(files), max(2, count_threads()))
         self._threads = [_Background() for _ in range(threads)]
-        pacings = [WritePacing(drop=drop_pages) for _ in range(threads)]
+        # Data that doesn't fit into the system's cache leaves it.
+        pacings = [WritePacing(drop=plan.drop_pages) for _ in range(threads)]
         rooms = [make_room() if direct else None for _ in range(threads)]
         self._writers = [
-            PartitionWriter(target, columns, pacings[number % threads], codec, rooms[number % threads])
-            for number, target in enumerate(targets)
+            PartitionWriter(
+                own[0], plan.columns, pacings[number % threads], plan.codec, rooms[number % threads]
+            )
+            for number, own in enumerate(files)
         ]
-        self._collected: list[_Collected | None] = [None] * len(targets)
-        self._passed_over = np.zeros(len(targets), dtype=np.int64)
+        self._collected: list[_Collected | None] = [None] * len(files)
+        #: Rows of the content that was taken over. Written by `adopt`.
+        self._adopted = np.zeros(len(files), dtype=np.int64)
+        self._passed_over = np.zeros(len(files), dtype=np.int64)
         self._text_bytes = [0] * threads
         """Bytes of the texts that each thread has collected."""
 
     def adopt(self) -> Rows:
-        """Take over the content of the targets. Returns the rows of each. Raises OSError and GridError."""
+        """Take over the content of the files. Returns the rows of each. Raises OSError and GridError."""
         blocks = np.zeros(len(self.rows), dtype=np.int64)
 
         def adopt(destination: int) -> None:
@@ -83,12 +132,13 @@ class PartitionBuilders:
             thread.run(partial(adopt, destination))
         for thread in self._threads:
             thread.wait()
-        return blocks * self._block_rows
+        self._adopted = blocks * self._block_rows
+        return self._adopted
 
-    def begin_at(self, rows: Rows, adopted: Rows) -> None:
+    def begin_at(self, rows: Rows) -> None:
         """Continue behind `rows` rows of each destination, and pass over those that were adopted, too."""
         self.rows[:] = rows
-        self._passed_over[:] = adopted - rows
+        self._passed_over[:] = self._adopted - rows
 
     def append(self, block: Block, destinations: Rows | None) -> None:
         """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 if it is None.
@@ -134,33 +184,46 @@ class PartitionBuilders:
         if collected is not None:
             self._writers[destination].write(collected.rows, collected.values())
 
-    def finish(self, destination: int, *, sync: bool = True) -> tuple[int, str]:
-        """Complete the target of `destination`. Returns (bytes, checksum). Raises OSError and GridError.
-
-        Without `sync` the caller must see that it survives a power cut.
-        """
+    def finish(self) -> list[Finished]:
+        """Complete all partitions, so that they survive a power cut. Raises OSError and GridError."""
         for thread in self._threads:
             thread.wait()
+        closed = [self._close(destination) for destination in range(len(self.files))]
+        one_by_one = sum(map(len, self.files)) <= _SYNCED_ONE_BY_ONE
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            futures = [
+                threads.submit(self._secure, number, *found, sync=one_by_one)
+                for number, found in enumerate(closed)
+            ]
+            finished = [future.result() for future in futures]
+        if not one_by_one:
+            for folder in self._staged:
+                sync_tree(folder)
+        return finished
+
+    def _close(self, destination: int) -> tuple[int, str]:
+        """Complete the first file of a destination. Returns (bytes, checksum)."""
         if self._passed_over[destination]:
             raise GridError(
                 f"What an interrupted import has left holds {int(self._passed_over[destination])} rows more "
                 f"than the sources have for one of its partitions. Import again without --resume"
             )
         self._write(destination)
-        return self._writers[destination].close(sync=sync)
+        return self._writers[destination].close(sync=False)
 
-    def is_read_back(self, destination: int) -> bool:
-        """Return `PartitionWriter.is_read_back` of a target that is complete."""
-        return self._writers[destination].is_read_back
-
-    def raw_bytes(self, destination: int) -> int:
-        """Return `PartitionWriter.raw_bytes` of a target that is complete."""
-        return self._writers[destination].raw_bytes
-
-    def column_bytes(self, first: int, count: int) -> list[tuple[int, int]]:
-        """Return the sums of `PartitionWriter.column_bytes` of `count` targets from `first` on."""
-        found = [writer.column_bytes for writer in self._writers[first : first + count]]
-        return [(int(raw), int(stored)) for raw, stored in np.array(found, dtype=np.int64).sum(axis=0)]
+    def _secure(self, destination: int, size: int, checksum: str, *, sync: bool) -> Finished:
+        """Make the copies of a file that is complete, and with `sync` have all survive a power cut."""
+        (file, *copies), writer = self.files[destination], self._writers[destination]
+        for copy in copies:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+        for path in (file, *copies) if sync else ():
+            with path.open("rb") as opened:
+                os.fsync(opened.fileno())
+        if self._direct and not writer.is_read_back:
+            refuse_changed(file, file_checksum(file), checksum)
+        columns = tuple((int(raw), int(stored)) for raw, stored in writer.column_bytes)
+        return Finished(int(self.rows[destination]), size, checksum, writer.raw_bytes, columns)
 
     def stop(self) -> None:
         """End the threads. Rows that they have not written yet are dropped."""

@@ -9,13 +9,11 @@ partition are those of an import on one machine.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from insitu.base.disk.access import make_folder
-from insitu.base.disk.durable import sync_tree
 from insitu.base.errors import GridError, InputError
 from insitu.base.paths import Paths
 from insitu.base.spec import NodeId
-from insitu.grid.intake.partition_builder import PartitionBuilders
+from insitu.grid.intake.partition_builder import Finished, PartitionBuilders
 from insitu.grid.intake.row_plan import RowPlan
-from insitu.grid.partitions import file_checksum, refuse_changed, values_of_rows
+from insitu.grid.partitions import values_of_rows
 from insitu.grid.sources import Block
 
 _QUEUED = 2
@@ -41,10 +38,6 @@ _PATIENCE_SECONDS = 1.0
 _AHEAD_BYTES = 128 << 20
 """Bytes of rows of later units that wait in memory. More wait in files."""
 _COUNTS = b"counts"
-_SYNCED_ONE_BY_ONE = 100
-"""Files up to which each is made to survive a power cut alone; with more, all are at once."""
-_CHECKS = 4
-"""Files that are read back at the same time."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -65,56 +58,22 @@ class RowMessage:
     batch: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A partition that is complete, and safe from a power cut."""
-
-    #: Its rows.
-    rows: int
-    #: The size of its file.
-    bytes: int
-    #: Checksum of the whole file.
-    checksum: str
-    #: Bytes without compression; 0 if nothing is compressed.
-    raw_bytes: int
-    #: (bytes without compression, bytes in the file) of each column; empty without compression.
-    column_bytes: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def from_json(cls, data: Any) -> Finished:
-        """Return what a node says of a partition. Raises ValueError, TypeError."""
-        rows, size, checksum, raw, columns = data
-        sizes = tuple((int(before), int(after)) for before, after in columns)
-        return cls(int(rows), int(size), str(checksum), int(raw), sizes)
-
-    def to_json(self) -> list[Any]:
-        return [self.rows, self.bytes, self.checksum, self.raw_bytes, self.column_bytes]
-
-
 class RowIntake:
-    """The part of one import that a node takes. Begin with `adopt` or `begin`, and end with `stop`."""
+    """The part of one import that a node takes. Begin with `open` or `begin`, and end with `stop`."""
 
     def __init__(self, paths: Paths, node: NodeId, plan: RowPlan) -> None:
-        """Make the staged folders. The content stays for `adopt`. Raises InputError, OSError."""
+        """Make the staged folders. The content stays for `open`. Raises InputError, OSError."""
         self._plan = plan
-        self._staged = [paths.staged(name, plan.token) for name in plan.names]
-        self._held = [plan.destinations[number] for number in plan.held_by(node)]
-        if not self._held:
+        held = plan.held_by(node)
+        if not held:
             raise InputError(f"{node} holds none of the partitions of this import")
-        by_name = dict(zip(plan.names, self._staged, strict=True))
-        self._targets = [by_name[each.cache].partition(node, each.partition) for each in self._held]
         for name in plan.names:
             make_folder(paths.home, paths.staged(name, plan.token).store(node))
-        self._ahead = self._staged[0].root / f"ahead-{node}"
+        self._ahead = paths.staged(plan.names[0], plan.token).root / f"ahead-{node}"
         shutil.rmtree(self._ahead, ignore_errors=True)
         make_folder(paths.home, self._ahead)
-        self._builders = PartitionBuilders(
-            *(plan.columns, plan.block_rows, self._targets),
-            drop_pages=plan.drop_pages,
-            codec=plan.codec,
-            direct=True,
-        )
-        self._adopted: Counts = np.zeros(len(self._targets), np.int64)
+        self._builders = PartitionBuilders(paths, plan, dict.fromkeys(held, (node,)), direct=True)
+        self._files = len(held)
         self._changed = threading.Condition()
         #: Held while rows are added by `append`, so that `stop` waits for that.
         self._appending = threading.Lock()
@@ -134,22 +93,20 @@ class RowIntake:
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def adopt(self) -> Counts:
-        """Take over the whole blocks in the staged files. Returns the rows of each destination."""
-        self._adopted = self._builders.adopt()
-        return self._adopted
-
-    def remove_staged(self) -> None:
-        """Remove the content of the staged files, to begin from the start. Raises OSError."""
-        for target in self._targets:
-            target.unlink(missing_ok=True)
+    def open(self, *, adopt: bool) -> Counts:
+        """Take over the whole blocks in the staged files, or remove them all. Returns the rows of each
+        destination. Raises OSError, GridError."""
+        if not adopt:
+            for (file,) in self._builders.files:
+                file.unlink(missing_ok=True)
+        return self._builders.adopt()
 
     def begin(self, unit: int, counts: Sequence[int]) -> None:
         """Take rows from the beginning of `unit` on, before which destinations have `counts` rows."""
-        if len(counts) != len(self._targets) or self._thread is not None:
-            raise InputError(f"An intake begins once, with a count for each of {len(self._targets)} files")
+        if len(counts) != self._files or self._thread is not None:
+            raise InputError(f"An intake begins once, with a count for each of {self._files} files")
         self._unit = unit
-        self._builders.begin_at(np.array(counts, np.int64), self._adopted)
+        self._builders.begin_at(np.array(counts, np.int64))
         self._thread = threading.Thread(target=self._run, name="insitu-intake", daemon=True)
         self._thread.start()
 
@@ -159,8 +116,8 @@ class RowIntake:
         Returns whether it was taken: one of the current unit isn't while the partitions don't keep pace.
         Raises GridError, TextsTooLong, OSError: also what went wrong with an earlier one.
         """
-        if len(message.counts) != len(self._targets) or int(message.counts.sum()) != message.batch.num_rows:
-            raise InputError(f"Rows come with a count for each of {len(self._targets)} files")
+        if len(message.counts) != self._files or int(message.counts.sum()) != message.batch.num_rows:
+            raise InputError(f"Rows come with a count for each of {self._files} files")
         with self._changed:
             self._raise()
             expected = self._next.get(message.unit, 0)
@@ -257,7 +214,7 @@ class RowIntake:
     def _apply(self, message: RowMessage) -> None:
         if message.batch.num_rows:
             values = values_of_rows(self._plan.columns, message.batch)
-            destinations = np.repeat(np.arange(len(self._targets)), message.counts)
+            destinations = np.repeat(np.arange(self._files), message.counts)
             self._builders.append(Block(values, message.batch.num_rows, 0, 0), destinations)
 
     def finish(self, units: int) -> list[Finished]:
@@ -271,31 +228,13 @@ class RowIntake:
             self._raise()
             if self._unit != units:
                 raise GridError(f"An import of {units} units ends with the last one. Received: {self._unit}")
-        written = [self._builders.finish(number, sync=False) for number in range(len(self._targets))]
-        one_by_one = len(self._targets) <= _SYNCED_ONE_BY_ONE
-        if not one_by_one:
-            for staged in self._staged:
-                sync_tree(staged.root)
-        with ThreadPoolExecutor(_CHECKS) as threads:
-            checks = [threads.submit(self._check, n, *found, one_by_one) for n, found in enumerate(written)]
-            return [check.result() for check in checks]
+        return self._builders.finish()
 
     def _is_idle(self) -> bool:
         """Whether nothing will come that the thread waits for."""
         ended = self._stopped or self._error is not None
         waits = self._queue or self._waiting.get(self._unit) or self._unit in self._whole
         return ended or not waits
-
-    def _check(self, number: int, size: int, checksum: str, sync: bool) -> Finished:
-        target = self._targets[number]
-        if sync:
-            with target.open("rb") as file:
-                os.fsync(file.fileno())
-        if not self._builders.is_read_back(number):
-            refuse_changed(target, file_checksum(target), checksum)
-        columns = tuple(self._builders.column_bytes(number, 1))
-        rows, raw = int(self._builders.rows[number]), self._builders.raw_bytes(number)
-        return Finished(rows, size, checksum, raw, columns)
 
     def stop(self) -> None:
         """End the threads. Staged rows stay; rows that wait are dropped."""
@@ -374,15 +313,3 @@ class _MessageFile:
         with contextlib.suppress(OSError, pa.ArrowException):
             self._close()
         self._path.unlink(missing_ok=True)
-
-
-def check_same(found: Sequence[tuple[NodeId, Finished]], what: str) -> Finished:
-    """Return what all owners say of one partition. Raises GridError if they differ."""
-    for (one, first), (other, second) in itertools.pairwise(found):
-        if first != second:
-            raise GridError(
-                f"All copies of a partition have the same bytes. Received: {what} with {first.bytes} bytes "
-                f"and {first.checksum} on {one}, with {second.bytes} and {second.checksum} on {other}. The "
-                f"hosts must have the same versions of insitu and pyarrow, and memory without faults"
-            )
-    return found[0][1]

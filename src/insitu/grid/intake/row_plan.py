@@ -10,8 +10,8 @@ import numpy as np
 from insitu.base.errors import InputError
 from insitu.base.spec import CODECS, Column, NodeId, check_cache_name, check_simple_name
 from insitu.base.typed import convert_exactly
-from insitu.grid.intake.import_plan import MAX_PARTITIONS, ImportPlan
 
+MAX_PARTITIONS = 1 << 16
 _MOST_NAMES = 64
 _MOST_BLOCK_ROWS = 1 << 40
 
@@ -32,7 +32,7 @@ class Destination:
 class RowPlan:
     """The part of an import's plan that readers of rows and owners of partitions share."""
 
-    #: The name of the staged folders, which identifies the import.
+    #: The name of the staged folders, which identifies the import; empty until it begins to write.
     token: str
     #: The caches that are made.
     names: tuple[str, ...]
@@ -56,29 +56,6 @@ class RowPlan:
     primaries: tuple[NodeId, ...]
     #: The new partitions of the first cache, then those of the second, and so on.
     destinations: tuple[Destination, ...]
-
-    @classmethod
-    def of(cls, plan: ImportPlan, token: str) -> RowPlan:
-        """Return that of a plan."""
-        destinations = [
-            Destination(name, partition, plan.owners_of(partition))
-            for name in plan.names
-            for partition in plan.new_partitions
-        ]
-        return cls(
-            token=token,
-            names=plan.names,
-            fractions=plan.fractions,
-            partitions=plan.partitions,
-            columns=plan.columns,
-            labels=plan.labels,
-            key=plan.key,
-            block_rows=plan.block_rows,
-            codec=plan.codec,
-            drop_pages=not plan.fits_into_memory,
-            primaries=plan.primaries,
-            destinations=tuple(destinations),
-        )
 
     def held_by(self, node: NodeId) -> list[int]:
         """Return the numbers of the destinations that a node holds."""

@@ -12,11 +12,9 @@ import numpy.typing as npt
 
 from insitu.base.errors import InputError, SourceError
 from insitu.base.typed import Count, convert_exactly
-from insitu.grid.intake.import_plan import LABEL
-from insitu.grid.intake.import_rows import add_labels, find_destinations, refuse_nan_labels
+from insitu.grid.intake.import_rows import ImportRows, count_routed
 from insitu.grid.intake.row_plan import RowPlan
 from insitu.grid.intake.source_blocks import FileState, read_blocks, refuse_changed
-from insitu.grid.partitions import is_variable
 from insitu.grid.sources import Block, Source, SourceOptions, list_formats, open_sources, parse_source_file
 
 UNIT_BLOCK_BYTES = 8 << 20
@@ -101,29 +99,20 @@ def read_unit(
 
     Returns the rows of each destination. Raises SourceError, and what `append` raises.
     """
-    counts = np.zeros(len(plan.destinations), np.int64)
-    numbers = {label: number for number, label in enumerate(plan.labels)}
-    labels = [np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and not is_variable(c)]
-    may_be_nan = bool(labels) and labels[0].kind == "f"
+    counts, import_rows = np.zeros(len(plan.destinations), np.int64), ImportRows(plan)
     file = parse_source_file(unit.path)
     before_reading = FileState.of(file)
     source, rows, before = open_unit(unit, options), 0, -1
     with contextlib.closing(read_blocks(source, UNIT_BLOCK_BYTES, unit.start)) as blocks:
         for given in blocks:
-            block = add_labels(numbers, source, given)
-            if unit.stop is not None:
-                block = cut_block(block, unit.stop - unit.start - rows)
-            if may_be_nan:
-                refuse_nan_labels(source, block, unit.first_row + rows)
-            destinations = find_destinations(plan, block, unit.first_row + rows)
+            cut = given if unit.stop is None else cut_block(given, unit.stop - unit.start - rows)
+            block = import_rows.prepare(source, cut, unit.first_row + rows)
+            destinations = import_rows.route(block, unit.first_row + rows)
             append(block, destinations)
-            if destinations is None:
-                counts[0] += block.rows
-            else:
-                counts += np.bincount(destinations, minlength=len(counts))
-            rows += block.rows
-            on_read(0 if before < 0 else block.source_bytes - before)
-            before = block.source_bytes
+            counts += count_routed(block, destinations, len(counts))
+            rows += cut.rows
+            on_read(0 if before < 0 else cut.source_bytes - before)
+            before = cut.source_bytes
             if unit.stop is not None and rows >= unit.stop - unit.start:
                 break
     refuse_changed(file, before_reading)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from insitu.grid.transfer import (
     BUSY,
     SOURCE_FAILED,
     TEXTS_TOO_LONG,
+    PartitionClient,
     RowSender,
     RowsRequest,
     ServerAddress,
@@ -101,7 +103,7 @@ class ImportActions:
             if plan.held_by(self._node):
                 intake = RowIntake(self._paths, self._node, plan)
                 try:
-                    task.results.append(_list_counts(intake, adopt))
+                    task.results.append(intake.open(adopt=adopt).tolist())
                 except BaseException:
                     intake.stop()
                     raise
@@ -214,14 +216,15 @@ class ImportActions:
             raise GridError("This host's agent was started again in the middle of the import. Import again")
         if not isinstance(given, dict):
             raise InputError("owners is an object of addresses by node. Received: something else")
-        owners = {NodeId(check_text("node", n)): parse_address(value) for n, value in given.items()}
+        named = {NodeId(check_text("node", n)): parse_address(value) for n, value in given.items()}
+        owners = {
+            node: partial(PartitionClient, address, self._secret, silence=silence)
+            for node, address in named.items()
+            if plan.held_by(node)
+        }
 
         def read(task: Task) -> None:
-            with (
-                _reading_explained(),
-                _failures_noted(task),
-                RowSender(plan, owners, self._secret, silence=silence) as sender,
-            ):
+            with _reading_explained(), _failures_noted(task), RowSender(plan, owners) as sender:
                 sender.begin_unit(unit.number)
                 counts = read_unit(plan, unit, options, sender.append, task.add)
                 sender.end_unit()
@@ -257,12 +260,6 @@ class ImportActions:
                 return self._readings[token]  # the answer to the first request was lost
             self._readings[token] = answer = self._start(0, read)
         return answer
-
-
-def _list_counts(intake: RowIntake, adopt: bool) -> list[int]:
-    if not adopt:
-        intake.remove_staged()
-    return [int(count) for count in intake.adopt()]
 
 
 def _look_at(name: str) -> Any:

@@ -12,11 +12,14 @@ from insitu.grid.transfer.fetching import fetch_partition
 from insitu.grid.transfer.rate_limit import RateLimit
 from insitu.grid.transfer.remote_stores import Fetched, RemoteCheck, RemoteStores, Survey
 from insitu.grid.transfer.requests import (
+    BUSY,
     CHUNK_BYTES,
     FILES,
     MAX_MESSAGE_BYTES,
     MAX_PARTITION,
     SCHEMA,
+    SOURCE_FAILED,
+    TEXTS_TOO_LONG,
     ReadRequest,
     RowsRequest,
     check_number,
@@ -27,4 +30,4 @@ from insitu.grid.transfer.requests import (
     make_chunk,
     parse_spec,
 )
-from insitu.grid.transfer.row_sending import BUSY, SOURCE_FAILED, TEXTS_TOO_LONG, RowSender
+from insitu.grid.transfer.row_sending import RowSender, StoresElsewhere

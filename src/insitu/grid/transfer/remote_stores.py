@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from insitu.base.errors import TransferError
+import numpy as np
+import numpy.typing as npt
+
+from insitu.base.errors import SourceError, TransferError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, NodeId
+from insitu.grid.ignite import normalize_address
+from insitu.grid.intake import RowPlan, TextsTooLong, Unit, encode_options
+from insitu.grid.sources import SourceOptions
 from insitu.grid.transfer.client import SILENCE_SECONDS, PartitionClient, Refused, ServerAddress
 from insitu.grid.transfer.fetching import fetch_partition
-from insitu.grid.transfer.remote_import import RemoteImport
+from insitu.grid.transfer.requests import SOURCE_FAILED, TEXTS_TOO_LONG
 
 ATTEMPTS = 3
 """How often in a row a server may not answer."""
@@ -30,6 +37,7 @@ _FETCHES = 4
 Progress = Callable[[NodeId, int, int], None]
 """Called with (node, bytes done there, all of them)."""
 R = TypeVar("R")
+Counts = npt.NDArray[np.int64]
 
 
 class _Stopped(Exception):
@@ -115,8 +123,8 @@ class RemoteStores:
 
     @property
     def imports(self) -> RemoteImport:
-        """What an import has these stores do."""
-        return RemoteImport(self, self._addresses, self._secret, self._silence)
+        """How these nodes read the sources of an import."""
+        return RemoteImport(self, self._addresses, self._silence)
 
     @property
     def all_nodes(self) -> tuple[NodeId, ...]:
@@ -341,23 +349,104 @@ class RemoteStores:
         with self._connect(node) as connection:
             return connection.ask(kind, fields, attempts)
 
-    def _connect(self, node: NodeId) -> _Connection:
+    def make_client(self, node: NodeId) -> PartitionClient:
+        """Return a connection to a node. Raises TransferError."""
         if node not in self._addresses:
-            raise TransferError(f"{node}: no agent of this name is alive. `insitu nodes` shows all")
-        return _Connection(node, self._addresses[node], self._secret, self._silence, self._number)
+            raise TransferError("no agent of this name is alive. `insitu nodes` shows all")
+        return PartitionClient(self._addresses[node], self._secret, silence=self._silence)
+
+    def _connect(self, node: NodeId) -> _Connection:
+        return _Connection(node, partial(self.make_client, node), self._number)
+
+
+class RemoteImport:
+    """How nodes read the sources of one import.
+
+    All raise TransferError; where blocks need fewer rows, TextsTooLong; where a node can't read a source,
+    SourceError.
+    """
+
+    def __init__(
+        self, remote: RemoteStores, addresses: Mapping[NodeId, ServerAddress], silence: float
+    ) -> None:
+        self._remote, self._addresses, self._silence = remote, addresses, silence
+        #: Set where the results of what nodes count and read aren't needed any more.
+        self.stopped = threading.Event()
+
+    def see_files(self, node: NodeId, files: Sequence[str]) -> list[Any]:
+        """Return [bytes, time of the last change] of files that a node sees, or why it can't read them."""
+        return list(self._remote.ask(node, "see_files", {"files": list(files)}))
+
+    def count_unit(
+        self, node: NodeId, unit: Unit, options: SourceOptions, on_read: Callable[[int], None]
+    ) -> int:
+        """Have a node count the rows of a unit."""
+        fields = {"unit": unit.to_json(), "options": encode_options(options)}
+        return int(self._run(node, "count_rows", fields, on_read)[0])
+
+    def read_unit(
+        self,
+        node: NodeId,
+        plan: RowPlan,
+        unit: Unit,
+        options: SourceOptions,
+        owners: Collection[NodeId],
+        on_read: Callable[[int], None],
+    ) -> Counts:
+        """Have a node read a unit and send its rows to their owners. Returns the rows of each destination."""
+        fields = {
+            "unit": unit.to_json(),
+            "options": encode_options(options),
+            "token": plan.token,
+            "owners": {owner: asdict(self._addresses[owner]) for owner in owners},
+            "silence": max(1, round(self._silence)),
+        }
+        return np.array(self._run(node, "read_rows", fields, on_read)[0], np.int64)
+
+    def list_addresses(self, nodes: Collection[NodeId]) -> dict[NodeId, frozenset[str]]:
+        """Return the addresses and the name of each node's host, normalized."""
+        answers = {node: self._remote.ask(node, "list_addresses", {}) for node in nodes}
+        return {node: frozenset(map(normalize_address, found)) for node, found in answers.items()}
+
+    def read_servers(
+        self, requests: Mapping[NodeId, Mapping[str, Any]], token: str, progress: Progress
+    ) -> dict[NodeId, Mapping[str, Any]]:
+        """Have nodes read what they hold of a cache of Ignite. Returns what each has read (`read_servers`).
+
+        `requests` are those of `ServerRequest`, as JSON.
+        """
+        fields = {node: {"token": token, "request": request} for node, request in requests.items()}
+        answers = self._remote.run_tasks(fields, "read_servers", progress)
+        return {node: read_results(node, answer)[0] for node, answer in answers.items()}
+
+    def _run(
+        self, node: NodeId, kind: str, fields: Mapping[str, Any], on_read: Callable[[int], None]
+    ) -> list[Any]:
+        before = 0
+
+        def count(_: NodeId, done: int, total: int) -> None:
+            nonlocal before
+            on_read(done - before)
+            before = done
+
+        return read_results(node, self._remote.run_task(node, kind, fields, count, self.stopped))
+
+
+def read_results(node: NodeId, answer: Mapping[str, Any]) -> list[Any]:
+    """Return what a node has found. Raises TextsTooLong, SourceError."""
+    results = list(answer["results"])
+    if results == [TEXTS_TOO_LONG]:
+        raise TextsTooLong
+    if results and isinstance(results[0], list) and results[0][:1] == [SOURCE_FAILED]:
+        raise SourceError(f"{node}: {results[0][1]}")
+    return results
 
 
 class _Connection:
     """A connection to one node for several questions, made when it is needed, and again after a failure."""
 
-    def __init__(
-        self, node: NodeId, address: ServerAddress, secret: bytes, silence: float, number: int | None
-    ) -> None:
-        self._node = node
-        self._number = number
-        self._address = address
-        self._secret = secret
-        self._silence = silence
+    def __init__(self, node: NodeId, connect: Callable[[], PartitionClient], number: int | None) -> None:
+        self._node, self._connect, self._number = node, connect, number
         self._client: PartitionClient | None = None
 
     def __enter__(self) -> _Connection:
@@ -371,7 +460,7 @@ class _Connection:
         for attempt in range(attempts):
             try:
                 if self._client is None:
-                    self._client = PartitionClient(self._address, self._secret, silence=self._silence)
+                    self._client = self._connect()
                 return self._client.act(kind, {**fields, "cluster_number": self._number})
             except Refused as error:
                 raise TransferError(f"{self._node}: {error.message}") from error

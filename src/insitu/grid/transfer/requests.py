@@ -29,6 +29,12 @@ MAX_UNITS = 1 << 32
 MAX_MESSAGE_BYTES = 256 << 20
 FILES = "files."
 """How the names of actions begin that are about files of `insitu://`."""
+BUSY = "busy"
+"""What an owner replies whose partitions don't keep pace."""
+SOURCE_FAILED = "source failed"
+"""Stands before why a source can't be read, as the result of a node that reads it."""
+TEXTS_TOO_LONG = "texts too long"
+"""What an owner replies where blocks need fewer rows."""
 SCHEMA = pa.schema([("data", pa.binary())])
 """Each record batch is one chunk: a single value."""
 

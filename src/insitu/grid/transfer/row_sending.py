@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,18 +18,13 @@ import pyarrow as pa
 
 from insitu.base.errors import TransferError
 from insitu.base.spec import Column, NodeId
-from insitu.grid.intake import RowPlan, TextsTooLong
+from insitu.grid.intake import Finished, RowPlan, TextsTooLong
 from insitu.grid.partitions import is_variable, make_batch
 from insitu.grid.sources import Block
-from insitu.grid.transfer.client import SILENCE_SECONDS, PartitionClient, Refused, ServerAddress
-from insitu.grid.transfer.requests import RowsRequest
+from insitu.grid.transfer.client import PartitionClient, Refused
+from insitu.grid.transfer.remote_stores import RemoteStores, read_results
+from insitu.grid.transfer.requests import BUSY, TEXTS_TOO_LONG, RowsRequest
 
-BUSY = "busy"
-"""What an owner replies whose partitions don't keep pace."""
-SOURCE_FAILED = "source failed"
-"""Stands before why a source can't be read, as the result of a node that reads it."""
-TEXTS_TOO_LONG = "texts too long"
-"""What an owner replies where blocks need fewer rows."""
 ROUNDS = 3
 """How often in a row an owner may not answer."""
 _PAUSE_SECONDS = 0.2
@@ -35,6 +32,7 @@ _QUEUED = 2
 """Messages that wait to be sent to one owner. More would take memory and save no time."""
 
 Rows = npt.NDArray[np.int64]
+Connect = Callable[[], PartitionClient]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,70 @@ class _Message:
     counts: bytes
 
 
+class StoresElsewhere:
+    """Stores on other hosts that take the rows of one import: `RowStores` of `importing/row_routing.py`."""
+
+    def __init__(
+        self, remote: RemoteStores, plan: RowPlan, nodes: Collection[NodeId], readers: Sequence[NodeId] = ()
+    ) -> None:
+        """Those of `nodes` take rows that hold some. `readers` are nodes that read the sources and send the
+        rows; none: they are sent from here."""
+        self._remote, self._plan, self._readers = remote, plan, readers
+        self._held = {node: held for node in nodes if (held := plan.held_by(node))}
+        self._sender = None
+        if not readers:
+            self._sender = RowSender(plan, {node: partial(remote.make_client, node) for node in self._held})
+
+    def open(self, *, adopt: bool) -> Iterable[tuple[int, int]]:
+        fields = {"plan": self._plan.to_json(), "adopt": adopt}
+        nodes = sorted({*self._held, *self._readers})
+        answers = self._remote.run_tasks(dict.fromkeys(nodes, fields), "open_rows")
+        return [
+            pair
+            for node, held in self._held.items()
+            for pair in zip(held, map(int, answers[node]["results"][0]), strict=True)
+        ]
+
+    def begin(self, unit: int, counts: Rows) -> None:
+        for node, held in self._held.items():
+            fields = {"token": self._plan.token, "unit": unit, "counts": counts[held].tolist()}
+            self._remote.ask(node, "begin_rows", fields)
+        if self._sender is not None:
+            self._sender.begin_unit(unit)
+
+    def append(self, block: Block, destinations: Rows | None) -> None:
+        if self._sender is not None:
+            self._sender.append(block, destinations)
+
+    def finish(self, units: int) -> Iterable[tuple[int, NodeId, Finished]]:
+        if self._sender is not None:
+            self._sender.end_unit()
+            self._sender.flush()
+            self._remote.sent.update(self._sender.sent)
+        fields = {"token": self._plan.token, "units": units}
+        answers = self._remote.run_tasks(dict.fromkeys(self._held, fields), "finish_rows")
+        return [
+            (number, node, Finished.from_json(each))
+            for node, answer in answers.items()
+            for number, each in zip(self._held[node], read_results(node, answer), strict=True)
+        ]
+
+    def stop(self, *, close: bool) -> None:
+        if self._sender is not None:
+            self._sender.__exit__()
+        if close:  # a node that doesn't answer is left alone
+            nodes = {*self._held, *self._readers}
+            threads = [threading.Thread(target=self._close, args=(node,), daemon=True) for node in nodes]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def _close(self, node: NodeId) -> None:
+        with contextlib.suppress(TransferError):
+            self._remote.ask(node, "close_rows", {"token": self._plan.token}, 1)
+
+
 class RowSender:
     """Sends rows to owners, in the order in which they come. Use it in a `with` statement.
 
@@ -54,22 +116,10 @@ class RowSender:
     raised by a later call. `sent[node]` counts bytes.
     """
 
-    def __init__(
-        self,
-        plan: RowPlan,
-        owners: Mapping[NodeId, ServerAddress],
-        secret: bytes,
-        *,
-        silence: float = SILENCE_SECONDS,
-    ) -> None:
-        """`owners` are the nodes that get rows. Others who hold partitions are left out."""
+    def __init__(self, plan: RowPlan, owners: Mapping[NodeId, Connect]) -> None:
+        """`owners` are nodes that hold some and get them. Others who hold partitions are left out."""
         self.sent: Counter[NodeId] = Counter()
-        self._plan = plan
-        self._unit = 0
-        self._owners = [
-            _Owner(plan, node, address, secret, silence, self.sent) for node, address in owners.items()
-        ]
-        self._owners = [owner for owner in self._owners if owner.holds_any]
+        self._owners = [_Owner(plan, node, connect, self.sent) for node, connect in owners.items()]
 
     def __enter__(self) -> RowSender:
         return self
@@ -104,19 +154,9 @@ class RowSender:
 class _Owner:
     """One host, and the thread that sends to it."""
 
-    def __init__(
-        self,
-        plan: RowPlan,
-        node: NodeId,
-        address: ServerAddress,
-        secret: bytes,
-        silence: float,
-        sent: Counter[NodeId],
-    ) -> None:
-        self._plan, self._node, self._sent = plan, node, sent
-        self._address, self._secret, self._silence = address, secret, silence
+    def __init__(self, plan: RowPlan, node: NodeId, connect: Connect, sent: Counter[NodeId]) -> None:
+        self._plan, self._node, self._connect, self._sent = plan, node, connect, sent
         held = plan.held_by(node)
-        self.holds_any = bool(held)
         #: By destination: its number among those of this owner; `len(held)`: it isn't the owner's.
         self._own = np.full(len(plan.destinations), len(held), np.int64)
         self._own[held] = np.arange(len(held))
@@ -182,7 +222,7 @@ class _Owner:
         while not self._stopped.is_set():
             try:
                 if self._client is None:
-                    self._client = PartitionClient(self._address, self._secret, silence=self._silence)
+                    self._client = self._connect()
                 refused = self._client.send_rows(message.request, message.batch, message.counts)
             except Refused as error:
                 raise TransferError(f"{self._node}: {error.message}") from error

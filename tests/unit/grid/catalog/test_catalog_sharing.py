@@ -395,8 +395,7 @@ def test_an_import_whose_answer_is_lost_with_the_lease_removes_nothing(cluster: 
     import_owners.remove_unpublished(Catalog(paths), [made])
     assert Catalog(other).stored() == [made] and all(each.exists() for each in files)
     asked: list[bool] = []
-    owners = import_owners.ImportOwners(paths, None)
-    owners._remote = Agents(asked)  # type: ignore[assignment]
+    owners = import_owners.ClusterOwners(paths, Agents(asked))  # type: ignore[arg-type]
     owners.end(Catalog(paths), "token", ["b"], [made], kept=False)
     assert not asked  # the head that leads has agents end it
 
@@ -404,7 +403,7 @@ def test_an_import_whose_answer_is_lost_with_the_lease_removes_nothing(cluster: 
 class Agents:
     """Agents that note how they are to end an import."""
 
-    nodes = ("node-0",)
+    nodes, here, leaving = ("node-0",), (), frozenset[str]()
 
     def __init__(self, asked: list[bool]) -> None:
         self.asked = asked

@@ -59,12 +59,12 @@ def rows_of(paths: Paths, cache: CacheSpec) -> dict[str, Any]:
     return {name: np.asarray(values)[order] for name, values in batch.items()}
 
 
-TENSOR = FieldOptions(tensors={"image": ("uint8", (3, 4))})
+TENSOR = ["image=uint8[3,4]"]
 
 
 def test_rows_of_several_servers_become_a_cache(paths: Paths):
     with cluster_of(3, drawings(200)) as cluster:
-        (cache,) = import_cache(paths, "digits", [cluster.address(0)], fields=TENSOR)
+        (cache,) = import_cache(paths, "digits", [cluster.address(0)], tensor=TENSOR)
         assert [server.scanned.count(p) > 0 for p, server in enumerate(cluster.servers)] == [True] * 3
         for index, server in enumerate(cluster.servers[1:], start=1):
             assert set(server.scanned) <= {p for p in range(5) if p % 3 == index}
@@ -141,9 +141,8 @@ def test_an_object_that_is_null_in_the_first_rows_makes_columns(paths: Paths):
         return binary_object(row, [("label", number(3, "i", label)), ("size", inner)])
 
     rows = [(number(4, "q", label), value(label)) for label in range(900)]
-    options = FieldOptions(fills={"size.width": "-1"})
     with cluster_of(2, FakeCache([rows[:300], rows[300:500], rows[500:]], [size, row])) as cluster:
-        (cache,) = import_cache(paths, "sizes", [cluster.address()], fields=options)
+        (cache,) = import_cache(paths, "sizes", [cluster.address()], fill=["size.width=-1"])
     found = rows_of(paths, cache)
     np.testing.assert_array_equal(found["size.width"], [-1] * 600 + list(range(600, 900)))
 
@@ -445,7 +444,7 @@ def test_options_of_files_are_refused(paths: Paths, options: dict[str, Any], mes
 def test_options_of_ignite_are_refused_for_files(paths: Paths, tmp_path: Path):
     np.save(tmp_path / "a.npy", np.zeros(3))
     with pytest.raises(InputError, match=r"--tensor is said of the columns of a cache of Ignite"):
-        import_cache(paths, "a", [str(tmp_path / "a.npy")], fields=TENSOR)
+        import_cache(paths, "a", [str(tmp_path / "a.npy")], tensor=TENSOR)
 
 
 def test_several_addresses_are_refused(paths: Paths):

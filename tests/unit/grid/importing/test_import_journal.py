@@ -6,7 +6,9 @@ import errno
 import gzip
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,17 @@ from record_writer import encode_example, write_records
 from insitu.base.disk.durable import unseal
 from insitu.base.errors import GridError, InputError, SourceError, StorageFull
 from insitu.base.paths import Paths
-from insitu.base.spec import Column, NodeId
+from insitu.base.spec import Column, NodeId, Topology
 from insitu.grid import Catalog, import_cache, measure_store, set_quotas, sweep, take_down
 from insitu.grid.catalog.leftovers import list_resumable
+from insitu.grid.importing.import_journal import fingerprint
+from insitu.grid.intake.import_plan import ImportPlan, RowSizes
+from insitu.grid.intake.row_plan import RowPlan
+from insitu.grid.intake.source_blocks import FileState
 from insitu.grid.partitions import PartitionWriter
 from insitu.grid.partitions import writer as writer_module
+from insitu.grid.sources import SourceOptions
+from insitu.options import ImportOptions
 
 ROWS = 3000
 LINES = ["ndjson", "ndjson.gz", "tfrecord", "tfrecord.gz"]
@@ -282,3 +290,41 @@ def test_lists_of_different_lengths_are_continued_and_appended(paths: Paths, tmp
     assert cache.partitions == whole.partitions
     (cache,) = import_cache(paths, "a", [source], append=True)
     assert cache.rows == 2 * ROWS and cache.columns == whole.columns
+
+
+def test_a_plan_has_the_fingerprint_that_earlier_versions_gave_it() -> None:
+    """What an import of an earlier version has left is continued."""
+    columns = (Column("x", "uint8", (2, 3)), Column("label", "int64"))
+    rows = RowPlan(
+        token="",
+        names=("a/train", "a/test"),
+        fractions=(0.9, 0.1),
+        partitions=4,
+        columns=columns,
+        labels=("cat", "dog"),
+        key="x",
+        block_rows=7,
+        codec=None,
+        drop_pages=False,
+        primaries=(),
+        destinations=(),
+    )
+    source: Any = SimpleNamespace(path="/data/a.csv")
+    plan = ImportPlan(
+        options=ImportOptions("a", ("/data/a.csv",)),
+        sources=(source,),
+        states=(FileState(10, 20, 30),),
+        rows=rows,
+        backups=1,
+        topology=Topology((NodeId("n-0"), NodeId("n-1"))),
+        sizes=RowSizes(1, 0.0, 1, True),
+    )
+    assert fingerprint(plan) == "e84a93e4"
+    other = replace(
+        plan,
+        options=ImportOptions("a", ("/data/a.csv",), features="x:int64", render=28),
+        rows=replace(rows, codec="lz4", token="t", block_rows=1),
+        reader=("images", "size=1"),
+        node_options=SourceOptions(),
+    )
+    assert fingerprint(other) == "9630a582"

@@ -214,14 +214,15 @@ def test_progress_is_told(paths: Paths, images: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"partitions": 0}, InputError, r"--partitions must be in \[1,.*Received: 0"),
+        ({"partitions": 0}, InputError, r"--partitions must be at least 1. Received: 0"),
+        ({"partitions": 100_000}, InputError, r"--partitions must be in \[1,.*Received: 100000"),
         ({"partitions": 1 << 20}, InputError, "--partitions"),
         ({"backups": 1}, InputError, r"--backups must be in \[0, 1\).*insitu up"),
         ({"backups": -1}, InputError, "--backups"),
         ({"key": "nothing"}, InputError, "no column of the sources, which have x uint8"),
         ({"key": "x"}, InputError, "--key must be a column of whole numbers or text"),
         ({"ragged": ["x"]}, InputError, r"Received: --ragged x for .* with x uint8"),
-        ({"format": "tsv"}, InputError, "--format must be one of"),
+        ({"format": "tsv"}, InputError, "--format must be npy, "),
         ({"split": {"train": 0.5}}, InputError, "add up to 1"),
         ({"split": {"a b": 1.0}}, InputError, "name is made of"),
         ({"column": "label", "label_from_filename": True}, SourceError, "column 'label' of its own"),
@@ -297,7 +298,7 @@ def test_a_full_disk_leaves_the_old_version(
         raise OSError(code, os.strerror(code))
 
     modules = {
-        "copyfile": "insitu.grid.importing.row_routing.shutil",
+        "copyfile": "insitu.grid.intake.partition_builder.shutil",
         "put_in_place": "insitu.grid.importing.importer.ImportOwners",
     }
     monkeypatch.setattr(f"{modules.get(step, 'insitu.grid.partitions.writer')}.{step}", full)

@@ -33,7 +33,7 @@ from insitu.grid.intake.unit_reading import Unit, count_rows, encode_options, re
 from insitu.grid.partitions import make_batch
 from insitu.grid.serving import import_actions
 from insitu.grid.sources import SourceOptions, UrlFile, open_sources
-from insitu.grid.transfer import RemoteStores, row_sending
+from insitu.grid.transfer import RemoteStores, StoresElsewhere, row_sending
 from insitu.grid.transfer.client import PartitionClient
 from insitu.grid.transfer.requests import RowsRequest
 
@@ -212,7 +212,7 @@ def test_a_file_that_changes_meanwhile_is_named(
 def test_nodes_need_a_cluster(paths: Paths, source: Path) -> None:
     with pytest.raises(InputError, match=r"--read-on nodes has the nodes .* Received: a home without one"):
         import_cache(paths, "d", [str(source)], read_on="nodes")
-    with pytest.raises(InputError, match=r"--read-on is here or nodes. Received: 'there'"):
+    with pytest.raises(InputError, match=r"--read-on must be nodes or here. Received: there"):
         import_cache(paths, "d", [str(source)], read_on="there")
 
 
@@ -253,9 +253,9 @@ def test_an_import_onto_hosts_is_continued(
     begun: list[int] = []
     begin_at = PartitionBuilders.begin_at
 
-    def note(self: PartitionBuilders, rows: Any, adopted: Any) -> None:
+    def note(self: PartitionBuilders, rows: Any) -> None:
         begun.append(int(rows.sum()))
-        begin_at(self, rows, adopted)
+        begin_at(self, rows)
 
     monkeypatch.setattr(PartitionBuilders, "begin_at", note)
     (cache,) = import_cache(head, "d", sources, remote=hosts.remote(), **options)
@@ -386,8 +386,9 @@ def test_rows_of_other_forms_are_refused(hosts: StoreHosts) -> None:
     """What comes with the secret may still be wrong: nothing of it enters a partition."""
     remote, node = hosts.remote(), NodeId("a")
     plan = replace(PLAN, destinations=(Destination("d", 0, (node,)),), partitions=1)
-    remote.imports.open([node], plan, adopt=False)
-    remote.imports.begin(node, plan.token, 0, [0])
+    stores = StoresElsewhere(remote, plan, [node], [node])
+    assert list(stores.open(adopt=False)) == [(0, 0)]
+    stores.begin(0, np.zeros(1, np.int64))
     good = make_batch(plan.columns, 2, {"x": np.arange(2)})
     nulls = pa.RecordBatch.from_arrays([pa.array([1, None], pa.int64())], schema=good.schema)
     other = pa.RecordBatch.from_pydict({"y": [1.0, 2.0]})
@@ -405,18 +406,19 @@ def test_rows_of_other_forms_are_refused(hosts: StoreHosts) -> None:
             with pytest.raises(TransferError, match=r"refuses|failed"):
                 client.send_rows(RowsRequest(token, 0, 0, False), batch, counts)
         assert client.send_rows(RowsRequest(plan.token, 0, 0, True), good, two) == ""
-    (finished,) = remote.imports.finish([node], plan.token, 1)[node]
-    assert finished.rows == 2
+    ((number, owner, finished),) = stores.finish(1)
+    assert (number, owner, finished.rows) == (0, node, 2)
 
 
 def test_rows_count_for_the_quota_of_the_store(hosts: StoreHosts) -> None:
     remote, node = hosts.remote(), NodeId("a")
     plan = replace(PLAN, destinations=(Destination("d", 0, (node,)),), partitions=1)
-    remote.imports.open([node], plan, adopt=False)
-    remote.imports.begin(node, plan.token, 0, [0])
+    stores = StoresElsewhere(remote, plan, [node], [node])
+    assert list(stores.open(adopt=False)) == [(0, 0)]
+    stores.begin(0, np.zeros(1, np.int64))
     rows, counts = make_batch(plan.columns, 2, {"x": np.arange(2)}), np.array([2]).tobytes()
     with PartitionClient(hosts.servers[node].address, SECRET, silence=2.0) as client:
         assert client.send_rows(RowsRequest(plan.token, 0, 0, True), rows, counts) == ""
     set_quotas(hosts.paths[node], [node], quota=1)
     with pytest.raises(GridError, match=r"quota of a is 1 bytes. Received: rows for which it has no room"):
-        remote.imports.finish([node], plan.token, 1)
+        stores.finish(1)

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ignite_wire import FakeCache, FakeCluster, FakeServer, cluster_of, drawings, number
+from ignite_wire import (
+    FakeCache,
+    FakeCluster,
+    FakeServer,
+    binary_object,
+    binary_type,
+    cluster_of,
+    drawings,
+    number,
+)
 from store_hosts import StoreHosts
 
 from insitu.base.errors import InputError, SourceError, TransferError
@@ -26,7 +35,7 @@ from insitu.grid.ignite.wire import pack_string
 from insitu.grid.importing import server_reading
 from insitu.grid.importing.server_reading import ServerRequest, read_on_hosts
 from insitu.grid.transfer.client import PartitionClient
-from insitu.grid.transfer.remote_import import RemoteImport
+from insitu.grid.transfer.remote_stores import RemoteImport
 
 NO_OPTIONS = FieldOptions()
 NAMES = ("a", "b", "c")
@@ -242,6 +251,21 @@ def test_a_replicated_cache_is_read_here_and_sent(head: Paths, hosts: StoreHosts
         cache = read_snapshot(head, cluster.address(), NO_OPTIONS, remote=remote)
     assert {p.owners[0] for p in cache.partitions} == set(NAMES) and cache.rows == 100
     assert remote.sent and "nodes" not in dict(cache.origin or {})
+
+
+def test_labels_of_nan_are_refused_on_hosts_too(head: Paths, hosts: StoreHosts) -> None:
+    kind = binary_type("example.Rated", [("label", 6)])
+    labels = [1.0, 2.0, float("nan"), 3.0]
+    rows = [
+        (number(4, "q", key), binary_object(kind, [("label", number(6, "d", label))]))
+        for key, label in enumerate(labels)
+    ]
+    with (
+        servers_on(FakeCache([rows[:2], rows[2:]], [kind]), 1, 2) as cluster,
+        pytest.raises(SourceError, match=r"b: .*1 of the labels of rows .0, 2. are NaN"),
+    ):
+        read_snapshot(head, cluster.address(), NO_OPTIONS, remote=hosts.remote())
+    assert_nothing_left(head, hosts)
 
 
 def change_on_the_way(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:

@@ -17,7 +17,8 @@ from insitu.base.errors import GridError, InputError
 from insitu.base.paths import Paths
 from insitu.base.spec import Column, NodeId
 from insitu.grid.intake import row_intake
-from insitu.grid.intake.row_intake import Finished, RowIntake, RowMessage, check_same
+from insitu.grid.intake.partition_builder import Finished
+from insitu.grid.intake.row_intake import RowIntake, RowMessage
 from insitu.grid.intake.row_plan import Destination, RowPlan
 from insitu.grid.partitions import file_checksum, make_batch
 from insitu.grid.sources import Block
@@ -81,7 +82,7 @@ def test_rows_enter_in_the_order_of_units_if_they_come_in_another(
     monkeypatch.setattr(row_intake, "_AHEAD_BYTES", in_memory)
     draw = random.Random(seed)
     readers = [[m for m in make_messages(4, 5) if m.unit == unit] for unit in range(4)]
-    intake.adopt()
+    intake.open(adopt=True)
     intake.begin(0, [0, 0])
     while any(readers):
         reader = draw.choice([r for r in readers if r])
@@ -136,7 +137,7 @@ def test_large_blocks_are_read_back_from_the_disk(paths: Paths, is_changed: bool
             with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
                 read = reader.read_all()["x"].combine_chunks().to_numpy_ndarray()
             assert (read == values).all()
-        assert intake._builders.is_read_back(0)
+        assert intake._builders._writers[0].is_read_back
     finally:
         intake.stop()
 
@@ -176,14 +177,6 @@ def test_what_an_intake_has_taken_ends_with_it(intake: RowIntake) -> None:
 def test_a_node_without_partitions_takes_no_rows(paths: Paths) -> None:
     with pytest.raises(InputError, match="c holds none"):
         RowIntake(paths, NodeId("c"), PLAN)
-
-
-def test_copies_must_be_alike() -> None:
-    one = Finished(1, 2, "crc32:00000000", 0, ())
-    assert Finished.from_json(one.to_json()) == one
-    assert check_same([(A, one), (B, one)], "p") == one
-    with pytest.raises(GridError, match=r"Received: p with 2 bytes .* on a, with 3"):
-        check_same([(A, one), (B, replace(one, bytes=3))], "p")
 
 
 def test_a_plan_goes_over_the_wire() -> None:
