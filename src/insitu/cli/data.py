@@ -14,8 +14,8 @@ from insitu.base.errors import ClusterError, GridError, InputError
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count
 from insitu.cli.command_group import take_options
+from insitu.cli.connected import find_address, find_agents, format_origin, read_columns
 from insitu.cli.console import JsonOption, format_cell, format_size, print_json, print_notice, print_table
-from insitu.cli.ignite import find_address, find_agents, format_origin
 from insitu.cli.import_progress import shown_progress
 from insitu.options import ImportOptions, options_of
 from insitu.service import build_cache_report, describe_columns, summarize_cache
@@ -95,7 +95,6 @@ ARGUMENTS = {
 
 def import_command(options: ImportOptions) -> None:
     from insitu.grid import import_cache
-    from insitu.grid.ignite import parse_field_options
 
     paths = Paths.default()
     started = time.monotonic()
@@ -112,7 +111,7 @@ def import_command(options: ImportOptions) -> None:
             **{name: value for name, value in given.items() if name in taken}
             | {
                 "split": None if options.split is None else parse_split(options.split),
-                "fields": parse_field_options(options.tensor, options.fill, options.arrow, options.without),
+                "fields": read_columns(options),
                 "reader": find_reader(options.reader, options.reader_options),
             },
         )

@@ -72,7 +72,7 @@ def test_the_command_line_gives_options_to_a_job(option: Option, monkeypatch: py
         given.append(options)
         raise InsituError("seen")
 
-    monkeypatch.setattr(jobs, "read_cache_of_ignite", start)
+    monkeypatch.setattr(jobs, "read_live_cache", start)
     monkeypatch.setattr(jobs, "require_detach", lambda detach, as_json: None)
     expected = change(JOB, option)
     CliRunner().run(["start", *format_options(expected), "digits", "job", "train.py"])
@@ -145,7 +145,7 @@ def call_import(monkeypatch: pytest.MonkeyPatch, options: ImportOptions) -> tupl
 
 @by_name(options_of(ImportOptions))
 def test_an_option_makes_another_import(option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("insitu.grid.ignite.parse_field_options", lambda *given: given, raising=False)
+    monkeypatch.setattr("insitu.grid.sources.parse_column_options", lambda given: given)
     assert call_import(monkeypatch, change(IMPORT, option)) != call_import(monkeypatch, IMPORT)
 
 

@@ -44,7 +44,6 @@ from insitu.grid.catalog import (
     refuse_copy,
     sweep,
 )
-from insitu.grid.ignite import FieldOptions, is_ignite_address, open_ignite
 from insitu.grid.importing.appending import (
     check_base,
     check_columns,
@@ -94,11 +93,13 @@ from insitu.grid.layout import check_split
 from insitu.grid.partitions import is_variable
 from insitu.grid.ray_data import RayReader, open_ray_sources
 from insitu.grid.sources import (
+    ColumnOptions,
     Source,
     SourceFile,
     SourceOptions,
     UrlFile,
     check_reading,
+    find_connector,
     find_sources,
     open_sources,
 )
@@ -138,7 +139,7 @@ def import_cache(
     append: bool = False,
     resume: bool = False,
     compress: str | None = None,
-    fields: FieldOptions | None = None,
+    fields: ColumnOptions | None = None,
     beside_servers: bool = False,
     after: CacheSpec | None = None,
     progress: ProgressCallback | None = None,
@@ -159,7 +160,7 @@ def import_cache(
     partitions of the latest one and new ones for the rows of `sources`. `resume` continues what an
     interrupted call with the same arguments has done, if there is one, and keeps its own part if it is
     interrupted. `compress` is "lz4" or "zstd": columns that it makes smaller by a tenth are compressed.
-    `fields` says more of the columns of a cache of Ignite, which is named by its address; `beside_servers`
+    `fields` says more of the columns of a table of another system, which a URL names; `beside_servers`
     keeps its partitions, each on the node beside the server that is primary for it, or on its node in the
     version `after`, whose files are shared if rows are as they were. `remote` are the agents of the cluster
     whose head has this home, if it has one: partitions go to them. `read_on` is "nodes" if these agents read
@@ -179,7 +180,7 @@ def import_cache(
             render,
             append,
             resume,
-            fields or FieldOptions(),
+            fields or ColumnOptions(),
             compress,
             beside_servers,
         ),
@@ -524,7 +525,7 @@ def _describe_version(version: int, plan: ImportPlan, index: int, finished: Sequ
     )
 
 
-# The sources of an import: files, or a cache of Ignite, opened as the options say
+# The sources of an import: files, or a table of another system, opened as the options say
 
 
 _MEANINGS = {
@@ -539,11 +540,17 @@ def open_sources_of(
     sources: Sequence[str], options: ImportOptions, base: CacheSpec | None
 ) -> tuple[Sequence[Source], tuple[FileState, ...]]:
     """Return the opened sources, and the state of the file of each before. Raises InputError, SourceError."""
-    if any(map(is_ignite_address, sources)):
-        _read_options([(source, "ignite") for source in sources], options, ("features", "render"))
+    connector = next(filter(None, map(find_connector, sources)), None)
+    if connector is not None:
+        _read_options([(source, connector.scheme) for source in sources], options, ("features", "render"))
+        if len(sources) != 1:
+            raise InputError(
+                f"A table of another system is imported alone. Received: {len(sources)} sources. Several "
+                f"servers are named in one address: {connector.scheme}://HOST,HOST/..."
+            )
         reading = SourceOptions(ragged_columns=frozenset(options.ragged))
-        source = open_ignite(sources, options.fields, reading)
-        return [source], (FileState(source.expected_bytes, 0, 0),)
+        table = connector.open(sources[0], options.fields, reading)
+        return [table], (FileState(table.expected_bytes, 0, 0),)
     if options.reader is not None:
         return _open_by_ray(options.reader, sources, options, base)
     files = find_sources(sources, options.format)

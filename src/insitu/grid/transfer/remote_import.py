@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from insitu.base.errors import SourceError, TransferError
 from insitu.base.spec import NodeId
-from insitu.grid.ignite import normalize_address
 from insitu.grid.intake import Finished, RowPlan, TextsTooLong, Unit, encode_options
+from insitu.grid.layout import normalize_address
 from insitu.grid.sources import SourceOptions
 from insitu.grid.transfer.client import ServerAddress
 from insitu.grid.transfer.row_sending import SOURCE_FAILED, TEXTS_TOO_LONG, RowSender
@@ -133,7 +133,7 @@ class RemoteImport:
     def read_servers(
         self, requests: Mapping[NodeId, Mapping[str, Any]], token: str, progress: Progress
     ) -> dict[NodeId, Mapping[str, Any]]:
-        """Have nodes read what they hold of a cache of Ignite. Returns what each has read (`read_servers`).
+        """Have nodes read what they hold of a table of another system. Returns what each has read.
 
         `requests` are those of `ServerRequest`, as JSON.
         """
