@@ -385,7 +385,7 @@ def _list_variables(kind: Literal["files", "secrets"]) -> list[str]:
     found = list[str]()
     for scheme in list_plugins(CONNECTORS):
         with contextlib.suppress(InputError):  # of a broken package, which is named to who uses it
-            found += getattr(load_plugin(CONNECTORS, scheme), kind)
+            found += getattr(load_plugin(CONNECTORS, scheme), kind, ())
     return found
 
 

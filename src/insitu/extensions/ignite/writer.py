@@ -45,8 +45,8 @@ class IgniteWriter:
         try:
             if self._cluster.make_cache().name.startswith("SQL_"):
                 raise InputError(
-                    f"Rows go into a cache of keys and values. Received: SQL table {self._address.cache}. "
-                    f"Name another cache, and copy from there by SQL"
+                    f"Rows go into a cache of keys and values. Received: the SQL table "
+                    f"{self._address.cache}. Name another cache, and copy from there by SQL"
                 )
             self._put_types(self._cluster)
             self._cluster.find_layout()

@@ -81,6 +81,8 @@ class ServerRequest:
         try:
             options = {str(name): [str(each) for each in values] for name, values in data["options"].items()}
             near, servers = (frozenset(map(str, data[name])) for name in ("near", "servers"))
+            if data["settings"] is None:  # which would stand for those of this host
+                raise TypeError
             return cls(str(data["address"]), options, near, servers, data["settings"])
         except (KeyError, TypeError, AttributeError):
             raise InputError(

@@ -330,7 +330,8 @@ def test_requests_of_other_forms_are_refused_without_their_passwords(hosts: Stor
     )
     assert ServerRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
     assert "hidden" not in repr(request)
-    for given in (None, [], {"settings": "hidden"}, request.to_json() | {"near": 5, "options": "hidden"}):
+    others = ({"near": 5, "options": "hidden"}, {"settings": None})
+    for given in (None, [], {"settings": "hidden"}, *(request.to_json() | each for each in others)):
         with pytest.raises(InputError, match="has address, options, near, servers and settings") as caught:
             ServerRequest.from_json(given)
         assert "hidden" not in str(caught.value)
