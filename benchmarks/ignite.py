@@ -33,13 +33,12 @@ sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 from ignite_servers import FILES, IgniteServers, find_missing, run_java  # noqa: E402
 
 from insitu.base.paths import Paths  # noqa: E402
+from insitu.extensions.ignite import source as ignite_source  # noqa: E402
+from insitu.extensions.ignite.address import parse_address, read_settings  # noqa: E402
+from insitu.extensions.ignite.cluster import Cluster, ScannedPartition  # noqa: E402
+from insitu.extensions.ignite.source import IgniteSource, rows_of_page  # noqa: E402
 from insitu.grid import import_cache  # noqa: E402
-from insitu.grid.ignite import FieldOptions, IgniteSource, parse_address  # noqa: E402
-from insitu.grid.ignite import source as ignite_source  # noqa: E402
-from insitu.grid.ignite.address import read_settings  # noqa: E402
-from insitu.grid.ignite.cluster import Cluster, ScannedPartition  # noqa: E402
-from insitu.grid.ignite.source import rows_of_page  # noqa: E402
-from insitu.grid.sources import SourceOptions, map_ordered  # noqa: E402
+from insitu.grid.sources import ColumnOptions, SourceOptions, map_ordered  # noqa: E402
 
 BLOCK_BYTES = 4 << 20
 CACHES = {"mixed": "grid16_mixed", "images": "grid16_images"}
@@ -49,7 +48,7 @@ NAMES = {"images": "rows of 784 bytes", "mixed": "rows of 20 mixed fields"}
 
 def open_source(servers: IgniteServers, cache: str) -> IgniteSource:
     address = parse_address(servers.address(cache))
-    return IgniteSource(address, read_settings(), FieldOptions(), SourceOptions())
+    return IgniteSource(address, read_settings(), ColumnOptions(), SourceOptions())
 
 
 def read_by_insitu(servers: IgniteServers, cache: str) -> Callable[[], float]:

@@ -21,7 +21,7 @@ from demo import DEADLINE, HERE, console, describe, insitu
 from rich.rule import Rule
 from rich.table import Table
 
-from insitu.grid.ignite import describe_moves
+from insitu.grid.sources import describe_moves
 
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
 

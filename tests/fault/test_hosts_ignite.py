@@ -22,7 +22,7 @@ from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec
 from insitu.cluster import find_owners
 from insitu.grid import bring_up, read_snapshot
-from insitu.grid.ignite import FieldOptions
+from insitu.grid.sources import ColumnOptions
 
 pytestmark = [
     pytest.mark.hosts,
@@ -81,7 +81,7 @@ def test_each_host_reads_and_trains_on_the_rows_of_its_own_server(
             assert_in_place(head, started.stdout)
             local = Paths(tmp_path / "local")
             bring_up(local, 2)
-            plain = read_snapshot(local, address, FieldOptions())
+            plain = read_snapshot(local, address, ColumnOptions())
             killed = []
 
             def kill_one(rows: int, done: int, total: int | None) -> None:
@@ -90,7 +90,7 @@ def test_each_host_reads_and_trains_on_the_rows_of_its_own_server(
                     servers.kill(1)
 
             remote = find_owners(Paths(head))
-            again = read_snapshot(Paths(head), address, FieldOptions(), progress=kill_one, remote=remote)
+            again = read_snapshot(Paths(head), address, ColumnOptions(), progress=kill_one, remote=remote)
         finally:
             insitu(head, "down", code=None)
     assert checksums(again) == checksums(plain)

@@ -28,14 +28,14 @@ with atheris.instrument_imports(include=["insitu"]):
     from ignite_recording import RECORDED
 
     from insitu.base.errors import InputError, SourceError
-    from insitu.grid.ignite import protocol
-    from insitu.grid.ignite.arrow_values import find_arrow_columns, unpack_arrow
-    from insitu.grid.ignite.fields import FieldOptions, decode_rows, find_fields
-    from insitu.grid.ignite.objects import UnknownSchema
-    from insitu.grid.ignite.rows import find_rows
-    from insitu.grid.ignite.source import digest_rows, order_rows, take_rows
-    from insitu.grid.ignite.wire import Malformed
-    from insitu.grid.sources import SourceOptions
+    from insitu.extensions.ignite import protocol
+    from insitu.extensions.ignite.arrow_values import find_arrow_columns, unpack_arrow
+    from insitu.extensions.ignite.fields import decode_rows, find_fields
+    from insitu.extensions.ignite.objects import UnknownSchema
+    from insitu.extensions.ignite.rows import find_rows
+    from insitu.extensions.ignite.source import digest_rows, order_rows, take_rows
+    from insitu.extensions.ignite.wire import Malformed
+    from insitu.grid.sources import ColumnOptions, SourceOptions
 
 MESSAGES = {name: bytes.fromhex(text) for name, text in json.loads(RECORDED.read_text()).items()}
 AS_ERROR = (ValueError, LookupError, ArithmeticError)
@@ -64,7 +64,7 @@ def read_page() -> tuple[Callable[[bytes], None], list[bytes]]:
         with suppress(SourceError, InputError, UnknownSchema, *AS_ERROR):
             rows = find_rows(contents, data[0] if data else 0)
             fields = find_fields(
-                rows, configuration, types.__getitem__, FieldOptions(), SourceOptions(), partly=True
+                rows, configuration, types.__getitem__, ColumnOptions(), SourceOptions(), partly=True
             )
             values = decode_rows(fields, rows, types.__getitem__)
             order = order_rows(rows, np.zeros(len(rows.keys), np.int64))

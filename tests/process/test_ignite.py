@@ -25,8 +25,9 @@ from insitu.base.context import Context
 from insitu.base.errors import InputError, SourceError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec
+from insitu.extensions.ignite.description import describe_ignite
 from insitu.grid import Catalog, bring_up, dataset, export_cache, import_cache, read_snapshot, take_down
-from insitu.grid.ignite import FieldOptions, describe_ignite, describe_moves
+from insitu.grid.sources import ColumnOptions, describe_moves
 
 pytestmark = [pytest.mark.ignite, pytest.mark.skipif(bool(find_missing()), reason=find_missing())]
 
@@ -104,7 +105,7 @@ def test_caches_of_other_modes_are_read(servers: IgniteServers, paths: Paths):
     np.testing.assert_array_equal(rows_of(paths, replicated)["value"], np.arange(500) ** 2)
     (defaults,) = import_cache(paths, "defaults", [servers.address("defaults")])
     np.testing.assert_array_equal(rows_of(paths, defaults)["value"], np.arange(5000) * 3)
-    snapshot = read_snapshot(paths, servers.address("defaults"), FieldOptions())
+    snapshot = read_snapshot(paths, servers.address("defaults"), ColumnOptions())
     assert len(snapshot.partitions) == 1024 and snapshot.rows == 5000
     np.testing.assert_array_equal(rows_of(paths, snapshot)["value"], np.arange(5000) * 3)
     (lists,) = import_cache(paths, "lists", [servers.address("grid16_lists")], ragged=["value"])
@@ -238,7 +239,7 @@ def test_a_snapshot_outlives_its_servers(paths: Paths, tmp_path: Path):
         cluster.start(0, 1, 2)
         load(cluster, "images:grid16_images:30000")
         address = cluster.address("grid16_images")
-        whole = read_snapshot(paths, address, FieldOptions())
+        whole = read_snapshot(paths, address, ColumnOptions())
         origin = dict(whole.origin or {})
         assert origin["remote_bytes"] == 0 and origin["local_bytes"] > 30000 * 784
         assert [p.owners[0] for p in whole.partitions] == [f"node-{n}" for n in origin["primaries"]]
@@ -250,7 +251,7 @@ def test_a_snapshot_outlives_its_servers(paths: Paths, tmp_path: Path):
                 killed.append(1)
                 cluster.kill(1)
 
-        again = read_snapshot(paths, address, FieldOptions(), progress=kill_one)
+        again = read_snapshot(paths, address, ColumnOptions(), progress=kill_one)
         assert killed and same_rows(whole, again)
         cluster.start(3)
         now = describe_moves(origin, 5.0)
@@ -389,7 +390,7 @@ def test_values_of_several_rows_of_arrow_data(servers: IgniteServers, paths: Pat
     np.savez(tmp_path / "streams.npz", key=np.arange(20), value=np.stack(streams))
     import_cache(paths, "streams", [str(tmp_path / "streams.npz")])
     export_cache(paths, "streams", servers.address("grid16_arrow"))
-    cache = read_snapshot(paths, servers.address("grid16_arrow"), FieldOptions(arrow=frozenset(["value"])))
+    cache = read_snapshot(paths, servers.address("grid16_arrow"), ColumnOptions(arrow=frozenset(["value"])))
     assert cache.rows == 60 and sum(rows for _, rows, _ in dict(cache.origin or {})["partitions"]) == 20
     found = rows_of(paths, cache, "x")
     np.testing.assert_array_equal(found["key"], np.repeat(np.arange(20), 3))

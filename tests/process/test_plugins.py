@@ -1,4 +1,5 @@
-"""A package that a user installs registers a source, an engine and an exporter, and commands use them."""
+"""A package that a user installs registers a source, a connector, an engine and an exporter, and commands use
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from insitu.base.spec import Column
 from insitu.cluster.engines import LocalEngine
-from insitu.grid.sources import Block
+from insitu.grid.sources import Block, Connector
 
 
 class NumbersSource:
@@ -41,6 +42,32 @@ class NumbersSource:
         for first in range(start, len(self._values), rows):
             values = self._values[first : first + rows]
             yield Block({"x": values}, len(values), 8 * first, first + len(values))
+
+
+class Sequence:
+    """The whole numbers below the one that an address names."""
+
+    format, suffixes = "sequence", ()
+
+    def __init__(self, address):
+        self.path, self.columns, self.origin = address, (Column("x", "int64"),), None
+        self.expected_rows = int(address.rpartition("/")[2])
+        self.expected_bytes = 8 * self.expected_rows
+
+    def blocks(self, block_bytes, start=0):
+        yield Block({"x": np.arange(self.expected_rows)}, self.expected_rows, self.expected_bytes, 1)
+        self.origin = {"kind": "sequence", "address": self.path, "read": [0.0, 1.0], "digest": "abc"}
+        self.origin |= {"rows": self.expected_rows, "options": {"ragged": []}}
+
+
+class Sequences(Connector):
+    scheme = "sequence"
+
+    def open(self, address, columns, options, settings=None):
+        return Sequence(address)
+
+
+SEQUENCES = Sequences()
 
 
 def open_engine(job, wake):
@@ -74,6 +101,9 @@ ENTRY_POINTS = """
 [insitu.sources]
 numbers = mine:NumbersSource
 broken = mine_broken:Source
+[insitu.connectors]
+sequence = mine:SEQUENCES
+broken = mine_broken:CONNECTOR
 [insitu.engines]
 mine = mine:open_engine
 broken = mine_broken:open_engine
@@ -129,6 +159,37 @@ def test_import_reads_files_by_a_plug_in_and_names_one_that_is_broken(
     assert "'broken' of insitu.sources, mine_broken:Source of " + BROKEN in " ".join(refused.stderr.split())
     unknown = run(installed, home, "import", "c", str(tmp_path / "a.numbers"), "--format", "nothing")
     assert "ndjson, broken or numbers. Received: nothing" in " ".join(unknown.stderr.split())
+
+
+def test_tables_of_another_system_are_read_by_a_plug_in(installed: Path, home: Path) -> None:
+    done = run(installed, home, "import", "a", "sequence://here/30")
+    assert done.returncode == 0, done.stderr
+    assert "read from  sequence://here/30, read" in run(installed, home, "describe", "a").stdout
+    rows = "import insitu; print(insitu.dataset('sequence://here/20').rows)"
+    assert run(installed, home, program=rows).stdout == "20\n"
+    for arguments, why in (
+        (("export", "a", "sequence://here/1"), "can only be read"),
+        (("describe", "sequence://here/1"), "can't be described"),
+        (("import", "b", "sequence://here/1", "--append"), "imported as a whole"),
+        (
+            ("import", "b", "broken://here/1"),
+            "'broken' of insitu.connectors, mine_broken:CONNECTOR of " + BROKEN,
+        ),
+    ):
+        refused = run(installed, home, *arguments)
+        assert refused.returncode == 2 and why in " ".join(refused.stderr.split()), refused.stderr
+
+
+def test_a_job_trains_on_a_table_that_a_plug_in_reads(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    with insitu_at(tmp_path) as insitu:
+        insitu.script("import insitu; print(insitu.dataset().rows)")
+        done = insitu.run(
+            "start", "--workers", "1", "--no-prefix", "sequence://here/40", str(insitu.folder), "train.py"
+        )
+        assert done.stdout == "40\n"
 
 
 def test_start_runs_tasks_by_the_engine_of_a_plug_in(

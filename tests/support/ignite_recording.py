@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from insitu.grid.ignite import protocol
-from insitu.grid.ignite.address import read_settings
-from insitu.grid.ignite.connection import Connection
-from insitu.grid.ignite.wire import hash_name
+from insitu.extensions.ignite import protocol
+from insitu.extensions.ignite.address import read_settings
+from insitu.extensions.ignite.connection import Connection
+from insitu.extensions.ignite.wire import hash_name
 
 RECORDED = Path(__file__).parents[1] / "data" / "ignite_recorded.json"
 CACHE = "grid16_types"

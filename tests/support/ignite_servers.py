@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from free_ports import free_addresses
 from hosts_lab import Host
 
-from insitu.grid.ignite.address import ConnectionSettings, read_settings
-from insitu.grid.ignite.connection import Connection, ConnectionFailed, ServerFailure
-from insitu.grid.ignite.protocol import GET_ENDPOINTS, decode_endpoints, encode_endpoints
+from insitu.extensions.ignite.address import ConnectionSettings, read_settings
+from insitu.extensions.ignite.connection import Connection, ConnectionFailed, ServerFailure
+from insitu.extensions.ignite.protocol import GET_ENDPOINTS, decode_endpoints, encode_endpoints
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "tests" / "ignite"

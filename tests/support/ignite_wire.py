@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from insitu.grid.ignite import protocol
-from insitu.grid.ignite.protocol import BinaryType, Field
-from insitu.grid.ignite.wire import (
+from insitu.extensions.ignite import protocol
+from insitu.extensions.ignite.protocol import BinaryType, Field
+from insitu.extensions.ignite.wire import (
     OBJECT,
     Reader,
     end_of_value,

@@ -11,7 +11,8 @@ from insitu.base.errors import InputError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-SOURCES, ENGINES, EXPORTERS, EXTENSIONS = "sources", "engines", "exporters", "extensions"
+SOURCES, CONNECTORS, ENGINES, EXPORTERS = "sources", "connectors", "engines", "exporters"
+EXTENSIONS = "extensions"
 
 
 @functools.cache

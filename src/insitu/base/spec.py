@@ -245,7 +245,7 @@ class JobSpec:
     memory_per_worker: int = 0
     #: Processors of its node that each task that trains has for itself; 0: any.
     cores_per_worker: int = 0
-    #: After how many epochs rows are read from Apache Ignite again; 0: never.
+    #: After how many epochs rows are read from another system again; 0: never.
     refresh: int = 0
     #: The nodes that tasks may run on; empty: all.
     nodes: tuple[NodeId, ...] = ()

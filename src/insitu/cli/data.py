@@ -14,8 +14,8 @@ from insitu.base.errors import ClusterError, GridError
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count
 from insitu.cli.command_group import take_options
+from insitu.cli.connected import find_address, find_agents, format_origin
 from insitu.cli.console import JsonOption, format_cell, format_size, print_json, print_notice, print_table
-from insitu.cli.ignite import find_address, find_agents, format_origin
 from insitu.cli.import_progress import shown_progress
 from insitu.options import ImportOptions
 from insitu.service import build_cache_report, describe_columns, summarize_cache

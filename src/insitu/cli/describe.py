@@ -12,6 +12,7 @@ from insitu.base.errors import InputError, UnknownCache, UnknownJob
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count
 from insitu.cli.completion import complete_cache, complete_job
+from insitu.cli.connected import ConfigOption, describe_table, find_address, format_refreshes, format_snapshot
 from insitu.cli.console import (
     JsonOption,
     format_duration,
@@ -22,7 +23,6 @@ from insitu.cli.console import (
     print_notice,
     print_table,
 )
-from insitu.cli.ignite import ConfigOption, find_address, format_refreshes, format_snapshot
 from insitu.cli.rates import print_rates
 from insitu.service import build_job_report, format_staleness
 
@@ -170,16 +170,14 @@ def describe(
     ```
     """
     from insitu.cli.data import describe_cache
-    from insitu.cli.ignite import describe_ignite_cache
-    from insitu.grid.ignite import is_ignite_address
 
     of_jobs = {"--ledger": ledger, "--events": events, "--goodput": goodput}
     name = find_address(name, config)
-    if is_ignite_address(name):
-        _refuse_options(f"{name} is a cache of Ignite", "a job", of_jobs)
-        _refuse_options(f"{name} is a cache of Ignite", "a cache", {"--statistics": statistics})
-        describe_ignite_cache(name, as_json, verify)
-        return
+    if "://" in name:
+        _refuse_options(f"{name} is a table of another system", "a job", of_jobs)
+        _refuse_options(f"{name} is a table of another system", "a cache", {"--statistics": statistics})
+        if describe_table(name, as_json, verify):
+            return
     job = find_cache_or_job(Paths.default(), name)
     if job is not None:
         _refuse_options(f"{name} is a job", "a cache", {"--verify": verify, "--statistics": statistics})

@@ -1,4 +1,4 @@
-"""The export command: rows of a cache into a cache of Apache Ignite, or a model out of a job's folder."""
+"""The export command: rows of a cache into a table of another system, or a model out of a job's folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from insitu.base.errors import InputError, UnknownJob
 from insitu.base.export_formats import KERAS, list_suffixes
 from insitu.base.paths import Paths
 from insitu.base.plugins import EXTENSIONS, load_plugin
+from insitu.cli.connected import ConfigOption, find_address
 from insitu.cli.console import format_time, print_notice
 from insitu.cli.describe import complete_either
-from insitu.cli.ignite import ConfigOption, find_address
 
 if TYPE_CHECKING:
     from insitu.cluster import ExportedModel
@@ -81,15 +81,15 @@ def export(
     insitu export predictions ignite://grid-1/PREDICTIONS --resume
     ```
     """
-    from insitu.grid.ignite import is_ignite_address
+    from insitu.grid.sources import find_connector
 
     address = find_address(target, config)
     of_cache = {"--key": key, "--type": type_name, "--without": without, "--resume": resume}
-    if is_ignite_address(address):
+    if find_connector(address) is not None:
         _refuse("a job's models", {"--best": best, "--exporter": exporter, "--format": format}, address)
         _export_rows(name, address, key, type_name, without or [], resume)
     else:
-        _refuse("rows that go to ignite://", of_cache, target)
+        _refuse("rows that go to another system", of_cache, target)
         _export_model(name, target, best, exporter, format)
 
 

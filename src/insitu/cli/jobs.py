@@ -15,6 +15,7 @@ from insitu.base.errors import InputError, UnknownJob
 from insitu.base.paths import Paths
 from insitu.cli.command_group import START_EXAMPLES, StartCommand, take_options
 from insitu.cli.completion import complete_node, complete_start
+from insitu.cli.connected import read_live_cache
 from insitu.cli.console import (
     JsonOption,
     format_cell,
@@ -25,7 +26,6 @@ from insitu.cli.console import (
     print_notice,
     print_table,
 )
-from insitu.cli.ignite import read_cache_of_ignite
 from insitu.cli.logs import JobArgument, PrefixOption, stream
 from insitu.options import JobOptions
 from insitu.service import summarize_job
@@ -56,7 +56,7 @@ def start(options: JobOptions) -> None:
     from insitu.cluster import submit
 
     require_detach(options.detach, options.as_json)
-    options = read_cache_of_ignite(options)
+    options = read_live_cache(options)
     paths = Paths.default()
     job_id = submit(paths, options)
     print_started(paths.job(job_id), options.detach, options.as_json)

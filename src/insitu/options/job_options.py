@@ -14,8 +14,8 @@ _MOST = 100_000
 _MOST_MIB = 1 << 40
 _MOST_CORES = 4096
 _OF_PRINTING: dict[Door, str] = command_line_only("It is about what the command prints.")
-_OF_IGNITE: dict[Door, str] = command_line_only(
-    "Reading a cache of Ignite may take longer than a request: import it first, and start a job on that."
+_OF_TABLES: dict[Door, str] = command_line_only(
+    "Reading a table may take longer than a request: import it first, and start a job on that."
 )
 
 
@@ -104,23 +104,23 @@ class JobOptions(Declared):
     )
     allow_unauthenticated: bool = option(False, "Let JAX, TensorFlow connect hosts without a secret.")
     tensor: tuple[str, ...] = option(
-        (), "Of Ignite: a byte[] as image=uint8[28,28].", metavar="COLUMN=DTYPE[SHAPE]", not_at=_OF_IGNITE
+        (), "Of Ignite: a byte[] as image=uint8[28,28].", metavar="COLUMN=DTYPE[SHAPE]", not_at=_OF_TABLES
     )
     fill: tuple[str, ...] = option(
-        (), "Of Ignite: what takes the place of null.", metavar="COLUMN=VALUE", not_at=_OF_IGNITE
+        (), "Of Ignite: what takes the place of null.", metavar="COLUMN=VALUE", not_at=_OF_TABLES
     )
     arrow: tuple[str, ...] = option(
-        (), "Of Ignite: a byte[] with Arrow IPC streams.", metavar="COLUMN", not_at=_OF_IGNITE
+        (), "Of Ignite: a byte[] with Arrow IPC streams.", metavar="COLUMN", not_at=_OF_TABLES
     )
     without: tuple[str, ...] = option(
-        (), "Of Ignite: a column that is left out.", metavar="COLUMN", not_at=_OF_IGNITE
+        (), "Of Ignite: a column that is left out.", metavar="COLUMN", not_at=_OF_TABLES
     )
     ragged: tuple[str, ...] = option(
-        (), "Of Ignite: arrays of different lengths.", metavar="COLUMN", not_at=_OF_IGNITE
+        (), "Of Ignite: arrays of different lengths.", metavar="COLUMN", not_at=_OF_TABLES
     )
     config: Path | None = option(  # noqa: RUF009
         None, "Of Ignite: a client's Spring XML; its servers have the cache.", flags=("--config", "-c"),
-        metavar="FILE", not_at=_OF_IGNITE
+        metavar="FILE", not_at=_OF_TABLES
     )
     gpus_per_worker: int = option(
         0, "GPUs that each worker has for itself.", metavar="N", default_text="any", least=0, most=_MOST

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _ASKING_SECONDS = 2.0
-"""How long `describe JOB` waits for a server of Ignite."""
+"""How long `describe JOB` waits for a server of another system."""
 
 
 def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def build_job_report(
     quick: bool = False,
 ) -> dict[str, Any]:
     """Return what `describe JOB --json` prints (docs/json.md). `quick`: without what has to be waited for,
-    which are stragglers and the present topology of Ignite."""
+    which are stragglers and the present topology of another system."""
     from insitu.cluster import Journal, encode_job, measure_goodput, read_placement, read_status
 
     status = read_status(job)
@@ -257,7 +257,7 @@ def audit_epochs(job: JobPaths, first: int = 0) -> list[dict[str, Any]]:
 
 
 def report_refreshes(job: JobPaths) -> list[dict[str, Any]]:
-    """Return what `describe JOB --json` says of the rows that were read from Ignite again."""
+    """Return what `describe JOB --json` says of the rows that were read from another system again."""
     from insitu.grid import read_refreshes
 
     return [
@@ -273,13 +273,13 @@ def report_refreshes(job: JobPaths) -> list[dict[str, Any]]:
 
 
 def report_snapshot(cache: CacheSpec, running: bool) -> dict[str, Any]:
-    """Return what `describe JOB --json` says of the snapshot of Ignite that a job trains on, if it does."""
+    """Return what `describe JOB --json` says of the snapshot that a job trains on, if it does."""
     if cache.origin is None:
         return {}
     origin = dict(cache.origin)
     if not (running and "servers" in origin):
         return {"snapshot": origin}
-    from insitu.grid.ignite import describe_moves
+    from insitu.grid.sources import describe_moves
 
     return {"snapshot": origin | {"now": describe_moves(origin, _ASKING_SECONDS)}}
 

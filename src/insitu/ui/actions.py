@@ -119,6 +119,8 @@ def start_board(state: UIState, job_id: str) -> dict[str, Any]:
 
 def start_import(state: UIState, form: ImportForm) -> dict[str, Any]:
     """Start an import. Raises InputError."""
+    from insitu.grid.sources import find_connector
+
     upload, options = form.upload, format_options(form.to_options())
     if bool(form.sources) == (upload is not None):
         raise InputError(
@@ -126,8 +128,11 @@ def start_import(state: UIState, form: ImportForm) -> dict[str, Any]:
         )
     if upload is None:
         for source in form.sources:
-            if "://" in source and not source.startswith("ignite://"):
-                raise InputError(f"A source is a path, or ignite://HOST/CACHE. Received: {source}")
+            if "://" in source and find_connector(source) is None:
+                raise InputError(
+                    f"A source is a path, or a table of another system, such as ignite://HOST/CACHE. "
+                    f"Received: {source}"
+                )
         return state.imports.start(form.cache, form.sources, options, lambda: None)
 
     def end() -> None:

@@ -69,7 +69,7 @@ def test_the_command_line_gives_options_to_a_job(option: Option, monkeypatch: py
         given.append(options)
         raise InsituError("seen")
 
-    monkeypatch.setattr(jobs, "read_cache_of_ignite", start)
+    monkeypatch.setattr(jobs, "read_live_cache", start)
     monkeypatch.setattr(jobs, "require_detach", lambda detach, as_json: None)
     expected = change(JOB, option)
     CliRunner().run(["start", *format_options(expected), "digits", "job", "train.py"])

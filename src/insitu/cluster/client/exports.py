@@ -227,7 +227,7 @@ def _describe(job: JobPaths, path: Path, kind: Kind, files: list[Path]) -> list[
 
 
 def _list_predictions(job: JobPaths) -> list[Output]:
-    """Return the caches and files that `insitu.predict_into` has made; those of Ignite aren't noted."""
+    """Return the caches and files that `insitu.predict_into` has made; those elsewhere aren't noted."""
     found: dict[str, Output] = {}
     for path in sorted((job.root / "predictions").glob("*/done.json")):
         with contextlib.suppress(OSError, ValueError):

@@ -22,10 +22,7 @@ from insitu.cluster.wire import is_of_host, is_of_session
 
 _SECRET_NAME = re.compile(r"SECRET|PASSW|PASSPHRASE|CREDENTIAL|(TOKEN|KEYS?|PASS|PWD)(?![A-Z0-9])")
 _SECRET_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@")
-_SURELY_SECRET = (
-    *("INSITU_SECRET", "INSITU_IGNITE_PASSWORD", "INSITU_IGNITE_KEY_PASSWORD"),
-    *("IGNITE_DATASET_PASSWORD", "IGNITE_DATASET_CERT_PASSWORD"),
-)
+_OWN_SECRET = "INSITU_SECRET"
 _BACKEND = "KERAS_BACKEND"
 _MOST_NAMES = 10
 """Names in a line for the user."""
@@ -39,15 +36,18 @@ def is_secret(name: str, value: str, is_file: Callable[[str], bool]) -> bool:
 
 
 def choose_variables(
-    shell: Mapping[str, str], names: Collection[str], is_file: Callable[[str], bool]
+    shell: Mapping[str, str],
+    names: Collection[str],
+    is_file: Callable[[str], bool],
+    surely_secret: Collection[str] = (),
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the variables that are kept with a job that this shell starts, and the names of its secrets.
 
     `names`: variables that the user wants kept, whatever their names say. Raises JobSpecError for one that
-    isn't set, or that surely is a secret.
+    isn't set, or that surely is a secret, as `surely_secret` are.
     """
     for name in names:
-        if name in _SURELY_SECRET:
+        if name == _OWN_SECRET or name in surely_secret:
             raise JobSpecError(
                 f"--env keeps a variable on disks, so it isn't for secrets. Received: {name}. Leave it out: "
                 f"`insitu resume` takes secrets from its shell"

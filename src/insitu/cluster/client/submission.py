@@ -19,14 +19,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Literal
 
 from insitu.base.config import DeviceSettings, read_settings
 from insitu.base.context import ALLOW_MIXED_ENV
 from insitu.base.disk.access import make_sticky_folder
 from insitu.base.disk.durable import sync_folder, sync_tree
-from insitu.base.errors import ClusterError, InsituError, JobSpecError, StorageFull
+from insitu.base.errors import ClusterError, InputError, InsituError, JobSpecError, StorageFull
 from insitu.base.net.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
 from insitu.base.paths import HOME_ENV, JobPaths, Paths
+from insitu.base.plugins import CONNECTORS, list_plugins, load_plugin
 from insitu.base.process.processes import read_available_bytes, read_host
 from insitu.base.spec import NO_CACHE, CacheSpec, JobSpec, NodeId, Placement, Topology, check_simple_name
 from insitu.base.wording import format_count, inflect
@@ -65,11 +67,6 @@ from insitu.options import JobOptions
 _LaidOut = tuple[JobSpec, CacheSpec | None, Topology, HostNodes | None]
 _supervisors: list[subprocess.Popen[bytes]] = []
 """Supervisors that this process has started and not reaped yet."""
-_FILES_OF_IGNITE = (
-    *("INSITU_IGNITE_CREDENTIALS", "INSITU_IGNITE_CA", "INSITU_IGNITE_CERT", "INSITU_IGNITE_KEY"),
-    *("IGNITE_DATASET_CERTFILE", "IGNITE_DATASET_KEYFILE"),
-)
-"""Variables with files that a job with --refresh reads while it runs."""
 
 
 def submit(paths: Paths, options: JobOptions) -> str:
@@ -167,8 +164,8 @@ def _check_refresh(options: JobOptions, cache: CacheSpec | None) -> None:
     origin = {} if cache is None or cache.origin is None else dict(cache.origin)
     if "servers" not in origin:
         raise JobSpecError(
-            f"--refresh is for jobs on a partitioned cache of Apache Ignite, or on a snapshot of one. "
-            f"Received: {options.cache}. Leave it out, or start the job on ignite://HOST/CACHE"
+            f"--refresh is for jobs on a partitioned table of another system, or on a snapshot of one. "
+            f"Received: {options.cache}. Leave it out, or start the job on a table, such as ignite://HOST/CACHE"
         )
     if options.ps != 0:
         raise JobSpecError(
@@ -271,7 +268,8 @@ def _spec(
 def _keep_environment(options: JobOptions) -> JobEnvironment:
     """Return what is kept of this process and its machine. Raises JobSpecError for a wrong --env."""
     shell = resolve_paths(os.environ)
-    variables, secrets = choose_variables(shell, options.env, os.path.isfile)
+    surely_secret = _list_variables("secrets") if options.env else ()
+    variables, secrets = choose_variables(shell, options.env, os.path.isfile, surely_secret)
     return JobEnvironment(
         variables,
         secrets,
@@ -376,9 +374,18 @@ def resolve_paths(given: Mapping[str, str]) -> dict[str, str]:
     if "PYTHONPATH" in found:
         parts = found["PYTHONPATH"].split(os.pathsep)
         found["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts if part)
-    for name in _FILES_OF_IGNITE:
+    for name in _list_variables("files"):
         if found.get(name):
             found[name] = os.path.abspath(found[name])
+    return found
+
+
+def _list_variables(kind: Literal["files", "secrets"]) -> list[str]:
+    """Return the variables of all connectors that name files, or that surely are secrets."""
+    found = list[str]()
+    for scheme in list_plugins(CONNECTORS):
+        with contextlib.suppress(InputError):  # of a broken package, which is named to who uses it
+            found += getattr(load_plugin(CONNECTORS, scheme), kind, ())
     return found
 
 

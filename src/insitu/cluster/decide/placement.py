@@ -98,8 +98,8 @@ def lay_out_shards(
 ) -> tuple[tuple[NodeId, ...], tuple[tuple[int, ...], ...]]:
     """Return (home node of each shard, partitions of each shard). Raises PlacementError.
 
-    The shards of a snapshot of Ignite follow from its servers, not from the nodes beside them: the same rows
-    on the same servers make the same shards on any number of nodes.
+    The shards of a snapshot follow from the servers that it was read from, not from the nodes beside them:
+    the same rows on the same servers make the same shards on any number of nodes.
     """
     from insitu.grid.layout import shard_partitions
 

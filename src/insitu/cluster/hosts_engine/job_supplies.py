@@ -208,7 +208,7 @@ def _merge(readers: Readers, others: Mapping[NodeId, range]) -> Readers:
     }
 
 
-# Has rows of Ignite read again for the epochs that the tasks of a job on hosts come to.
+# Has rows of another system read again for the epochs that the tasks of a job on hosts come to.
 #
 # A process of its own does that, see `refresh_reading.py`: the supervisor loads no library that moves
 # bytes. It inherits the environment of `insitu start` or `insitu resume`, in which credentials are

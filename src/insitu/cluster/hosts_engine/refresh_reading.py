@@ -1,4 +1,4 @@
-"""Has the agents of a cluster read rows of Ignite again, for an epoch of a job that is about to begin.
+"""Has the agents of a cluster read the rows of a snapshot again, for an epoch of a job that begins.
 
 `python -P -m insitu.cluster.hosts_engine.refresh_reading JOB_FOLDER EPOCH` writes the record of the epoch
 into the job's folder. The settings of connections, passwords among them, are those of its environment.

@@ -1,4 +1,4 @@
-"""Requests of users to a cache: rows, exports, predictions, snapshots of Ignite. Begin reading with
+"""Requests of users to a cache: rows, exports, predictions, snapshots of other systems. Begin reading with
 `dataset_opening.py`.
 """
 
@@ -10,8 +10,6 @@ from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.grid.caches.dataset_opening import dataset
-    from insitu.grid.caches.ignite_export import export_cache
-    from insitu.grid.caches.ignite_snapshots import read_snapshot, read_snapshot_again
     from insitu.grid.caches.predictions import IdReader, open_target
     from insitu.grid.caches.refreshing import (
         EpochVersions,
@@ -22,5 +20,7 @@ if TYPE_CHECKING:
         read_refreshes,
         record_failed_refresh,
     )
+    from insitu.grid.caches.row_export import export_cache
+    from insitu.grid.caches.snapshots import read_snapshot, read_snapshot_again
 
 __getattr__, __dir__ = lazy_door(__name__)

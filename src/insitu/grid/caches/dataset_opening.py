@@ -37,9 +37,10 @@ def dataset(
     so there is outside a job, of the latest version. Raises UnknownCache, and InputError for an unknown
     column, or no name if no job has a cache.
 
-    `name` may be the address of a cache of Apache Ignite, ignite://HOST[:PORT][,HOST...]/CACHE. A job that
-    was started on it has read it; outside a job the first call reads it. `tensor`, `fill`, `arrow`, `without`
-    and `ragged` are then as on the command line, such as tensor="image=uint8[28,28]" or without=["a", "b"].
+    `name` may be the address of a table of another system, such as ignite://HOST[:PORT][,HOST...]/CACHE. A
+    job that was started on it has read it; outside a job the first call reads it. `tensor`, `fill`, `arrow`,
+    `without` and `ragged` are then as on the command line, such as tensor="image=uint8[28,28]" or
+    without=["a", "b"].
     """
     context = context or context_of_process()
     paths = paths or context.paths
@@ -47,7 +48,7 @@ def dataset(
     version = None
     if columns or "://" in name:
         # Most scripts need nothing of it.
-        from insitu.grid.caches.ignite_snapshots import find_snapshot
+        from insitu.grid.caches.snapshots import find_snapshot
 
         name, version = find_snapshot(paths, context, name, columns)
     cache, shard_map = resolve(name, paths, context, version)

@@ -1,6 +1,6 @@
-"""Keeps predictions with the ids of their rows: in a cache of Apache Ignite, in one of insitu, or in a file.
+"""Keeps predictions with the ids of their rows: in a table of another system, in a cache, or in a file.
 
-Each task of a job writes those of its own shards. Into Ignite they go as they come: a row replaces the one
+Each task of a job writes those of its own shards. Into a table they go as they come: a row replaces the one
 under its key, so that what is written again changes nothing. For other targets each shard becomes a file in
 the job's folder; the task that completes them publishes all.
 """
@@ -27,10 +27,11 @@ from insitu.base.disk.durable import staged_file
 from insitu.base.errors import InputError, SourceError
 from insitu.base.spec import Column, check_cache_name
 from insitu.grid.catalog import full_disk_as_error, is_catalog_copy, publish_file
-from insitu.grid.ignite import Cluster, encoding, is_ignite_address, parse_address, read_settings
 from insitu.grid.importing import import_cache
+from insitu.grid.intake import check_key
 from insitu.grid.partitions import TEXT
 from insitu.grid.reading import ROW, Batch, CacheReader, Dataset, numbers_rows
+from insitu.grid.sources import Connector, find_connector
 
 KEY, VALUE = "key", "value"
 FILES = (".parquet", ".csv")
@@ -78,7 +79,7 @@ class IdReader:
             )
         self.key = columns.get(name, Column(ROW, "int64"))
         """The column of the keys; ROW if the number of a row is its key."""
-        encoding.check_key(self.key)
+        check_key(self.key.name, (self.key,))
         self._reader: CacheReader | None = None
         if name in columns:
             self._reader = dataset._reader.read_others([name])
@@ -103,49 +104,30 @@ def open_target(
 
     Raises InputError and SourceError.
     """
-    if is_ignite_address(target):
-        return IgnitePredictions(target, key, type_name)
+    connector = find_connector(target)
+    if connector is not None:
+        return TablePredictions(connector, target, key, type_name)
     if type_name is not None:
-        raise InputError(f"type_name is a class of Ignite. Received: it with {target}. Leave it out")
+        raise InputError(f"type_name is a class of another system. Received: it with {target}. Leave it out")
     if target.endswith(FILES):
         return FilePredictions(Path(target).absolute(), context, dataset)
     return CachePredictions(check_cache_name(target), context, dataset)
 
 
-class IgnitePredictions:
-    """Puts predictions into a cache of Ignite, which is made if need be."""
+class TablePredictions:
+    """Puts predictions into a table of another system, which is made if need be."""
 
     joins_parts = False
 
-    def __init__(self, address: str, key: Column, type_name: str | None) -> None:
-        target = parse_address(address)
-        self._key, self._type_name = key, type_name or target.cache
-        self._cluster = Cluster(target, read_settings())
-        if self._cluster.make_cache().name.startswith("SQL_"):
-            self._cluster.__exit__(None, None, None)
-            raise InputError(
-                f"Predictions go into a cache of keys and values. Received: the SQL table {target.cache}. "
-                f"Name another cache, and copy from there by SQL"
-            )
-        self._cluster.find_layout()
-        #: How values are written; None before the first ones, and if they are no objects.
-        self._layout: encoding.ObjectLayout | None = None
-        self._columns: list[Column] | None = None
+    def __init__(self, connector: Connector, address: str, key: Column, type_name: str | None) -> None:
+        self._writer = connector.make_writer(address, key, type_name).__enter__()
+        self._is_laid_out = False
 
     def write(self, shard: int, ids: Ids, outputs: Outputs) -> None:
-        if self._columns is None:
-            self._columns = [_find_column(name, values) for name, values in outputs.items()]
-            if [column.name for column in self._columns] != [VALUE]:
-                self._layout = encoding.lay_out(self._type_name, self._columns)
-                for kind in self._layout.kinds:
-                    self._cluster.put_type(kind)
-        if self._layout is None:
-            contents = encoding.encode_column(self._columns[0], outputs[VALUE])
-        else:
-            contents = self._layout.encode(outputs)
-        keys = ids[KEY] if KEY in ids else ids[ROW]
-        rows = encoding.join([encoding.encode_column(self._key, keys), contents])
-        self._cluster.put_rows(len(rows.lengths), rows.data.tobytes())
+        if not self._is_laid_out:
+            self._writer.lay_out([_find_column(name, values) for name, values in outputs.items()])
+            self._is_laid_out = True
+        self._writer.write(ids[KEY] if KEY in ids else ids[ROW], outputs)
 
     def has(self, shard: int) -> bool:
         return False  # written again, they replace themselves
@@ -154,7 +136,7 @@ class IgnitePredictions:
         """Nothing is left to do: rows are there as soon as they are written."""
 
     def close(self, *, whole: bool) -> None:
-        self._cluster.__exit__(None, None, None)
+        self._writer.__exit__(None, None, None)
 
 
 class _Parts:
@@ -169,16 +151,16 @@ class _Parts:
         if context.job is None:
             if context.by_hand or context.shared_secret is not None:
                 raise InputError(
-                    f"Several processes that no job has started can predict into a cache of Ignite. "
-                    f"Received: {what}. Start them by `insitu start`, or give an address ignite://..."
+                    f"Several processes that no job has started can predict into a table of another system. "
+                    f"Received: {what}. Start them by `insitu start`, or give an address such as ignite://..."
                 )
             self._temporary = tempfile.TemporaryDirectory(prefix="insitu-predictions-")
             self._folder = Path(self._temporary.name)
         else:
             if is_catalog_copy(context.paths):
                 raise InputError(
-                    f"On hosts of agents predictions go into a cache of Ignite. Received: {what}. Give "
-                    f"an address ignite://..., or run the job with --engine local"
+                    f"On hosts of agents predictions go into a table of another system. Received: {what}. "
+                    f"Give an address such as ignite://..., or run the job with --engine local"
                 )
             number = _calls[str(context.job.root), name]
             _calls[str(context.job.root), name] += 1
@@ -316,9 +298,7 @@ def _spread(columns: Mapping[str, Any]) -> Mapping[str, Any]:
 def _find_column(name: str, values: Any) -> Column:
     array = np.asarray(values)
     dtype = TEXT if array.dtype.kind in "OSU" else array.dtype.name
-    column = Column(name, dtype, tuple(array.shape[1:]))
-    encoding.find_code(column)
-    return column
+    return Column(name, dtype, tuple(array.shape[1:]))
 
 
 def _to_arrow(values: Any) -> pa.Array:

@@ -1,7 +1,7 @@
 """`insitu start --refresh`: which version of its cache each epoch of a job reads.
 
-Rows of Apache Ignite that were added or changed enter at the beginning of an epoch. The first task that comes
-to such an epoch reads them into a new version, while the others wait for its record in the job's folder. A
+Rows of another system that were added or changed enter as an epoch begins. The first task that comes to such
+an epoch reads them into a new version, while the others wait for its record in the job's folder. A
 record never changes: whatever is started again later, and every audit, finds the rows that the epoch had.
 
 On hosts of agents the tasks ask the job's supervisor, since only there the catalogue can be changed. It has
@@ -172,7 +172,7 @@ class EpochVersions:
         """Let some time pass. Raises GridError, which says who reads, if none is left."""
         if time.monotonic() >= deadline:
             raise GridError(
-                f"{who} the rows of epoch {epoch + 1} from Ignite. Received: {received} for "
+                f"{who} the rows of epoch {epoch + 1}. Received: {received} for "
                 f"{self._seconds:g} s. Look at {log}, and give `insitu start` a longer --stall-timeout if "
                 f"there are many rows"
             )
@@ -218,6 +218,6 @@ class EpochVersions:
 
 
 def _read_again(paths: Paths, before: CacheSpec) -> CacheSpec:
-    from insitu.grid.caches.ignite_snapshots import read_snapshot_again  # few jobs need it
+    from insitu.grid.caches.snapshots import read_snapshot_again  # few jobs need it
 
     return read_snapshot_again(paths, before)

@@ -45,7 +45,6 @@ from insitu.grid.catalog import (
     refuse_copy,
     sweep,
 )
-from insitu.grid.ignite import FieldOptions, is_ignite_address, open_ignite, parse_field_options
 from insitu.grid.importing.appending import (
     check_base,
     check_columns,
@@ -92,13 +91,17 @@ from insitu.grid.intake import (
 from insitu.grid.layout import check_split, owners_of_partition
 from insitu.grid.ray_data import RayReader, open_ray_sources, parse_reader
 from insitu.grid.sources import (
+    COLUMN_OPTIONS,
+    ColumnOptions,
     Source,
     SourceFile,
     SourceOptions,
     UrlFile,
     check_reading,
+    find_connector,
     find_sources,
     open_sources,
+    parse_column_options,
 )
 from insitu.grid.stores import QuotaWatch, check_quotas
 from insitu.options import ImportOptions
@@ -127,7 +130,7 @@ class ImportJob:
     #: What was asked for.
     options: ImportOptions
     #: The options of columns that come from Ignite or Ray.
-    fields: FieldOptions
+    fields: ColumnOptions
     #: The reader of Ray Data that reads the sources; None: insitu reads them.
     reader: RayReader | None
     #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
@@ -189,13 +192,14 @@ def run_import(
     """Import as `options` say; return the versions that were published.
 
     `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
-    `beside_servers` keeps the partitions of a cache of Ignite, each on the node beside the server that is
-    primary for it, or on its node in the version `after`, whose files are shared if rows are as they were.
+    `beside_servers` keeps the partitions of a table of another system, each on the node beside the server
+    that is primary for it, or on its node in the version `after`, whose files are shared if rows are as they
+    were.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports into
     the cache, StorageFull, TransferError if an agent fails; after any of them all is as it was before.
     """
-    fields = parse_field_options(options.tensor, options.fill, options.arrow, options.without)
+    fields = parse_column_options({name: getattr(options, name) for name in COLUMN_OPTIONS})
     request = parse_reader(options.reader, options.reader_options)
     reader = None if request is None else RayReader(request)
     report = progress or (lambda rows, done, total: None)
@@ -538,7 +542,7 @@ def _put_in_place(job: ImportJob, plan: ImportPlan, versions: Sequence[CacheSpec
     return shared
 
 
-# The sources of an import: files, or a cache of Ignite, opened as the options say
+# The sources of an import: files, or a table of another system, opened as the options say
 
 
 _MEANINGS = {
@@ -553,10 +557,16 @@ def open_sources_of(job: ImportJob, base: CacheSpec | None) -> tuple[Sequence[So
     """Return the opened sources, and the state of the file of each before. Raises InputError, SourceError."""
     given, options, fields = job.options.sources, job.options, job.fields
     reading = _choose_reading(options, base)
-    if any(map(is_ignite_address, given)):
-        _refuse_for_format(options, [(source, "ignite") for source in given])
-        source = open_ignite(given, fields, reading)
-        return [source], (FileState(source.expected_bytes, 0, 0),)
+    connector = next(filter(None, map(find_connector, given)), None)
+    if connector is not None:
+        _refuse_for_format(options, [(source, connector.scheme) for source in given])
+        if len(given) != 1:
+            raise InputError(
+                f"A table of another system is imported alone. Received: {len(given)} sources. Several "
+                f"servers are named in one address: {connector.scheme}://HOST,HOST/..."
+            )
+        table = connector.open(given[0], fields, reading)
+        return [table], (FileState(table.expected_bytes, 0, 0),)
     if job.reader is not None:
         opened = open_ray_sources(job.reader, given, options.read_on, reading, fields.tensors, fields.without)
         return opened, tuple(FileState.of(source.path) for source in opened)

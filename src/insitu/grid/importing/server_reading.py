@@ -1,9 +1,9 @@
-"""Has the nodes of a cluster of hosts read a cache of Ignite, each from the servers on its own host.
+"""Has the nodes of a cluster of hosts read a table of another system, each from the servers on its own host.
 
 A node reads the partitions that it will hold, and puts their rows into its own store: nothing of them goes
 over the network if its server runs beside it. Which node that is follows from the addresses of the servers
-and of the hosts (`ignite/placing.py`). The order of rows in a partition is that of their keys, so its bytes
-are those of a reading on one machine.
+and of the hosts (`layout/server_places.py`). The order of rows in a partition doesn't depend on who reads it,
+so its bytes are those of a reading on one machine.
 
 The settings of connections, passwords among them, are those of the process that imports. They go to the
 agents in requests, which are encrypted and authenticated, and are kept nowhere.
@@ -14,9 +14,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -24,30 +23,27 @@ import numpy.typing as npt
 from insitu.base.errors import InputError, SourceError
 from insitu.base.net.ports import list_host_addresses
 from insitu.base.spec import CacheSpec, NodeId
-from insitu.grid.ignite import (
-    HostAddresses,
-    HostPlaces,
-    IgniteSource,
-    ReadAccount,
-    carry_settings,
-    find_host_places,
-    find_ways,
-    normalize_address,
-    parse_address,
-    parse_field_options,
-    take_settings,
-)
 from insitu.grid.importing.appending import check_columns
 from insitu.grid.importing.import_owners import ImportOwners, failures_explained
 from insitu.grid.intake import ImportPlan, ImportRows, RowPlan, find_primaries
-from insitu.grid.sources import Block, Source, SourceOptions, describe_columns
+from insitu.grid.layout import HostAddresses, HostPlaces, find_host_places, normalize_address
+from insitu.grid.sources import (
+    Block,
+    PartitionedTable,
+    ReadAccount,
+    Source,
+    SourceOptions,
+    describe_columns,
+    find_table_connector,
+    parse_column_options,
+)
 
 if TYPE_CHECKING:
     from insitu.grid.importing.row_routing import RowRouter
     from insitu.grid.transfer import RemoteStores
 
 READ_BYTES = 8 << 20
-"""About the bytes of Ignite that a node passes on at once."""
+"""About the bytes of a table that a node passes on at once."""
 
 Counts = npt.NDArray[np.int64]
 Append = Callable[[Block, Counts], None]
@@ -58,15 +54,15 @@ Progress = Callable[[int, int, int | None], None]
 class ServerRequest:
     """The request to a node: it reads the partitions of the import that it holds."""
 
-    #: The address of the cache, as the node reaches it.
+    #: The address of the table, as the node reaches it.
     address: str
     #: Options of the columns, by name.
     options: Mapping[str, list[str]]
-    #: The UUIDs of the nodes of Ignite on its host: bytes from there are local.
+    #: The ids of the servers on its host: bytes from there are local.
     near: frozenset[str]
-    #: The UUIDs of all nodes of Ignite: those of another cluster are others.
+    #: The ids of all servers: those of another cluster are others.
     servers: frozenset[str]
-    #: Settings of connections (`carry_settings`). Never printed: there are passwords in it.
+    #: Settings of connections (`Connector.carry_settings`). Never printed: there are passwords in it.
     settings: Any = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -85,6 +81,8 @@ class ServerRequest:
         try:
             options = {str(name): [str(each) for each in values] for name, values in data["options"].items()}
             near, servers = (frozenset(map(str, data[name])) for name in ("near", "servers"))
+            if data["settings"] is None:  # which would stand for those of this host
+                raise TypeError
             return cls(str(data["address"]), options, near, servers, data["settings"])
         except (KeyError, TypeError, AttributeError):
             raise InputError(
@@ -95,8 +93,8 @@ class ServerRequest:
 def place_rows(
     source: Source, owners: ImportOwners, after: CacheSpec | None, beside_servers: bool
 ) -> tuple[tuple[NodeId, ...], HostPlaces | None]:
-    """Return the node that holds each partition of a cache of Ignite whose partitions are kept, and how nodes
-    of other hosts read them; empty and None if that isn't asked for, or its servers don't say partitions.
+    """Return the node that holds each partition of a table whose partitions are kept, and how nodes of other
+    hosts read them; empty and None if that isn't asked for, or its servers don't say partitions.
 
     Raises SourceError, TransferError.
     """
@@ -106,14 +104,13 @@ def place_rows(
         return (), None
     primaries = find_primaries(source, owners.topology, after)
     remote = owners.remote
-    if remote is None or not isinstance(source, IgniteSource) or source.places is None:
+    if remote is None or not isinstance(source, PartitionedTable) or not source.primaries:
         return primaries, None
     kept = () if after is None else _keep_nodes(after, owners.topology.nodes)
-    layout = source.layout
     with failures_explained():
         found = remote.imports.list_addresses(owners.topology.nodes)
     hosts = HostAddresses(found, frozenset(map(normalize_address, list_host_addresses())))
-    places = find_host_places(layout.primaries, layout.endpoints, hosts, kept)
+    places = find_host_places(source.primaries, source.endpoints, hosts, kept)
     return places.owners, places
 
 
@@ -133,11 +130,11 @@ def read_on_hosts(
     router: RowRouter,
     progress: Progress,
 ) -> int:
-    """Have the nodes read all partitions of the cache of Ignite. Returns the number of units: 1.
+    """Have the nodes read all partitions of the table. Returns the number of units: 1.
 
     Raises SourceError, TransferError, TextsTooLong.
     """
-    (source,) = (source for source in plan.sources if isinstance(source, IgniteSource))
+    (source,) = (source for source in plan.sources if isinstance(source, PartitionedTable))
     requests = _make_requests(places, source)
     done: Counter[NodeId] = Counter()
     lock = threading.Lock()
@@ -157,25 +154,14 @@ def read_on_hosts(
     return 1
 
 
-def _make_requests(places: HostPlaces, source: IgniteSource) -> dict[NodeId, dict[str, Any]]:
+def _make_requests(places: HostPlaces, source: PartitionedTable) -> dict[NodeId, dict[str, Any]]:
     """Return what each node that holds partitions is asked to read. Raises SourceError, InputError."""
-    settings, requests = carry_settings(), {}
-    endpoints = source.layout.endpoints
+    settings, requests = find_table_connector(str(source.path)).carry_settings(), {}
     for node in sorted(set(places.owners)):
-        address = find_ways(source.address, endpoints, node, places)
-        if address is None:
-            raise SourceError(
-                f"Servers of Ignite must listen where the nodes that read them reach them. Received: "
-                f"{source.path}, whose servers name addresses of the loopback interface alone, and {node} on "
-                f"another host. Have them listen on an address of the network (`localHost` or "
-                f"`clientConnectorConfiguration.host` of their configuration), or read them on this machine: "
-                f"insitu start --engine local"
-            )
+        address = source.find_way(node, places)
         options = {name: list(values) for name, values in source.options.items()}
-        near, servers = frozenset(places.near[node]), frozenset(endpoints)
-        written = str(replace(address, cache=quote(address.cache, safe="")))
-        request = ServerRequest(written, options, near, servers, settings)
-        requests[node] = request.to_json()
+        near, servers = frozenset(places.near[node]), frozenset(source.endpoints)
+        requests[node] = ServerRequest(address, options, near, servers, settings).to_json()
     return requests
 
 
@@ -191,8 +177,8 @@ def note_read(account: ReadAccount, node: NodeId, found: Mapping[str, Any]) -> N
 def read_servers(
     plan: RowPlan, node: NodeId, request: ServerRequest, append: Append, on_read: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Read the partitions that a node holds, from Ignite; on that node. `append` gets rows, each with the
-    number of its file among those that the node holds; `on_read` receives the number of bytes.
+    """Read the partitions that a node holds from their servers, on that node. `append` gets rows, each with
+    the number of its file among those that the node holds; `on_read` receives the number of bytes.
 
     Returns the account, as JSON: `counts` by destination, `rows`, `digests`, `local_bytes`, `remote_bytes`.
     Raises InputError, SourceError, and what `append` raises.
@@ -202,21 +188,16 @@ def read_servers(
     file_of = np.full(plan.partitions, len(held), np.int64)
     file_of[numbers] = np.arange(len(held))
     counts, account, before = np.zeros(len(held), np.int64), ReadAccount(), 0
-    import_rows = ImportRows(plan)
-    with take_settings(request.settings) as settings:
-        given = {name: request.options.get(name, []) for name in ("tensor", "fill", "arrow", "without")}
-        fields = parse_field_options(given["tensor"], given["fill"], given["arrow"], given["without"])
-        reading = SourceOptions(ragged_columns=frozenset(request.options.get("ragged", [])))
-        source = IgniteSource(parse_address(request.address), settings, fields, reading)
-        _check_same(plan, request, source)
-        for block in source.blocks_of(sorted(numbers), READ_BYTES, account, request.near):
-            if block.partitions is None:  # those of Ignite have them
-                continue
-            files = file_of[block.partitions]
-            append(import_rows.prepare(source, block, int(counts.sum())), files)
-            counts += np.bincount(files, minlength=len(held))
-            on_read(block.source_bytes - before)
-            before = block.source_bytes
+    import_rows, source = ImportRows(plan), _open(request)
+    _check_same(plan, request, source)
+    for block in source.blocks_of(sorted(numbers), READ_BYTES, account, request.near):
+        if block.partitions is None:  # those of such a table have them
+            continue
+        files = file_of[block.partitions]
+        append(import_rows.prepare(source, block, int(counts.sum())), files)
+        counts += np.bincount(files, minlength=len(held))
+        on_read(block.source_bytes - before)
+        before = block.source_bytes
     whole = np.zeros(len(plan.destinations), np.int64)
     whole[held] = counts
     return {
@@ -228,22 +209,35 @@ def read_servers(
     }
 
 
-def _check_same(plan: RowPlan, request: ServerRequest, source: IgniteSource) -> None:
-    """Raise SourceError unless a node finds the cache that the import was planned for."""
-    if not request.servers & source.layout.endpoints.keys():
-        raise SourceError(
-            f"All hosts must read the same cluster of Ignite. Received: {source.path}, which leads to "
-            f"another one from this host, or its servers were all started again. Give an address that leads "
-            f"to the same cluster from all hosts"
+def _open(request: ServerRequest) -> PartitionedTable:
+    """Open the table that a node is asked to read. Raises InputError and SourceError."""
+    reading = SourceOptions(ragged_columns=frozenset(request.options.get("ragged", [])))
+    connector, columns = find_table_connector(request.address), parse_column_options(request.options)
+    source = connector.open(request.address, columns, reading, request.settings)
+    if not isinstance(source, PartitionedTable):
+        raise InputError(
+            f"A table is read beside its servers by the same connector on all hosts. Received: "
+            f"{request.address}, which isn't partitioned here. Install the same package on each host"
         )
-    if len(source.layout.primaries) != plan.partitions:
+    return source
+
+
+def _check_same(plan: RowPlan, request: ServerRequest, source: PartitionedTable) -> None:
+    """Raise SourceError unless a node finds the table that the import was planned for."""
+    if not request.servers & source.endpoints.keys():
+        raise SourceError(
+            f"All hosts must read the same servers. Received: {source.path}, which leads to others from this "
+            f"host, or they were all started again. Give an address that leads to the same servers from all "
+            f"hosts"
+        )
+    if len(source.primaries) != plan.partitions:
         raise SourceError(
             f"{source.path} must keep its partitions while it is read. Received: "
-            f"{len(source.layout.primaries)}, after {plan.partitions}. Import again"
+            f"{len(source.primaries)}, after {plan.partitions}. Import again"
         )
     if source.columns != plan.columns:
         raise SourceError(
-            f"The columns of a cache must stay as they are while it is read. Received: "
+            f"The columns of a table must stay as they are while it is read. Received: "
             f"{describe_columns(source.columns)}, after {describe_columns(plan.columns)}. Import again when "
             f"no program changes them"
         )

@@ -16,13 +16,21 @@ import numpy as np
 from insitu.base.errors import InputError, SourceError, StorageFull
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, Column, NodeId, Topology
-from insitu.grid.ignite import FieldOptions, HostPlaces, IgniteSource, is_ignite_address
 from insitu.grid.intake.partition_builder import BUFFER_BYTES
 from insitu.grid.intake.row_plan import MAX_PARTITIONS, RowPlan
 from insitu.grid.intake.source_blocks import FileState, read_blocks
+from insitu.grid.layout import HostPlaces, ServerPlaces, find_places
 from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
 from insitu.grid.ray_data import ReaderRequest
-from insitu.grid.sources import Source, SourceOptions, describe_columns
+from insitu.grid.sources import (
+    ColumnOptions,
+    PartitionedTable,
+    Source,
+    SourceOptions,
+    TableSource,
+    describe_columns,
+    find_connector,
+)
 from insitu.options import ImportOptions, list_given
 
 LEAST_PARTITIONS = 8
@@ -75,7 +83,7 @@ class ImportPlan:
     node_options: SourceOptions | None = None
     #: The reader of Ray Data that reads the sources, with its options; empty: insitu reads them.
     reader: tuple[str, ...] = ()
-    #: Which node reads which partition of a cache of Ignite; None: nodes don't.
+    #: Which node reads which partition of a table of another system; None: nodes don't.
     hosts: HostPlaces | None = None
 
     @property
@@ -104,16 +112,16 @@ class ImportPlan:
         return sum(state.size for state in self.states)
 
 
-def refuse_conflicts(options: ImportOptions, fields: FieldOptions, request: ReaderRequest | None) -> None:
-    """Raise InputError for options that a cache of Ignite excludes, or that are for such a cache alone, and
-    for those that a reader of Ray Data excludes."""
+def refuse_conflicts(options: ImportOptions, fields: ColumnOptions, request: ReaderRequest | None) -> None:
+    """Raise InputError for options that a table of another system excludes, or that are for such a table
+    alone, and for those that a reader of Ray Data excludes."""
     sources = ", ".join(options.sources)
-    if not any(map(is_ignite_address, options.sources)):
+    if not any(map(find_connector, options.sources)):
         if request is not None:
             _refuse_beside_reader(options, request)
         elif fields.given:
             raise InputError(
-                f"{fields.given} is said of the columns of a cache of Ignite, or with --reader. "
+                f"{fields.given} is said of the columns of a table of another system, or with --reader. "
                 f"Received: {sources}. Leave it out"
             )
         return
@@ -122,7 +130,7 @@ def refuse_conflicts(options: ImportOptions, fields: FieldOptions, request: Read
     )
     if named:
         raise InputError(
-            f"A cache of Ignite is imported as a whole, in the order of its keys. Received: "
+            f"A table of another system is imported as a whole, in its own order. Received: "
             f"{' and '.join(named)} for {sources}. Leave {'it' if len(named) == 1 else 'them'} "
             f"out; with --overwrite the rows of now make the next version"
         )
@@ -281,30 +289,37 @@ def _nearest_folder(path: Path) -> Path:
 
 
 def find_primaries(source: Source, topology: Topology, after: CacheSpec | None) -> tuple[NodeId, ...]:
-    """Return the node beside the primary server of each partition of a cache of Ignite; empty if the servers
-    don't say which that is. Partitions stay on their nodes of the version `after`.
+    """Return the node beside the primary server of each partition of a table; empty if the servers don't say
+    which that is. Partitions stay on their nodes of the version `after`.
 
     Raises SourceError if there are other partitions than in `after`.
     """
-    places = source.places if isinstance(source, IgniteSource) else None
+    places = _find_places(source)
     if after is not None:
         found = len(places.primaries) if places else 0
         if found != len(after.partitions):
             raise SourceError(
-                f"A cache of Ignite must keep its partitions while a job trains on it. Received: {found} of "
+                f"A table must keep its partitions while a job trains on it. Received: {found} of "
                 f"{source.path}, after {len(after.partitions)}. Start another job"
             )
         return tuple(info.owners[0] for info in after.partitions)
     return places.owners(topology.nodes) if places else ()
 
 
+def _find_places(source: Source) -> ServerPlaces | None:
+    """Return the server of each partition of a table; None if there is none, or it isn't known."""
+    if not isinstance(source, PartitionedTable) or not source.primaries:
+        return None
+    return find_places(source.primaries, source.endpoints)
+
+
 def describe_origin(plan: ImportPlan) -> Mapping[str, Any] | None:
-    """Return `CacheSpec.origin` of what was read. If partitions are those of Ignite, it has the server of
+    """Return `CacheSpec.origin` of what was read. If partitions are those of a table, it has the server of
     each."""
-    source = next((source for source in plan.sources if isinstance(source, IgniteSource)), None)
+    source = next((source for source in plan.sources if isinstance(source, TableSource)), None)
     if source is None or source.origin is None:
         return None
-    places = plan.hosts.places if plan.hosts else source.places if plan.rows.primaries else None
+    places = plan.hosts.places if plan.hosts else _find_places(source) if plan.rows.primaries else None
     if places is None:
         return source.origin
     return source.origin | {"servers": list(places.servers), "primaries": list(places.primaries)}

@@ -41,6 +41,16 @@ from insitu.grid.layout.permutation import Permutation
 from insitu.grid.layout.rebalancing import Move, RebalancePlan, plan_rebalancing
 from insitu.grid.layout.restoring import plan_restoring
 from insitu.grid.layout.sampling import draw_rows
+from insitu.grid.layout.server_places import (
+    Endpoint,
+    HostAddresses,
+    HostPlaces,
+    ServerPlaces,
+    count_moved,
+    find_host_places,
+    find_places,
+    normalize_address,
+)
 from insitu.grid.layout.windows import (
     FileOrder,
     WindowBlocks,

@@ -144,7 +144,7 @@ class CacheReader:
     def at_epoch(self, epoch: int | None) -> CacheReader:
         """Return the reader of the rows of an epoch (None: of the newest ones).
 
-        The first call for an epoch may read them from Ignite. Raises GridError.
+        The first call for an epoch may read them from another system. Raises GridError.
         """
         cache = self.cache if self._version_at is None else self._version_at(epoch)
         if cache.version == self.cache.version:

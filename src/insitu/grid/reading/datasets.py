@@ -286,7 +286,7 @@ class Dataset(PositionedData):
 
     @property
     def is_refreshed(self) -> bool:
-        """Whether later epochs may have other rows, which `insitu start --refresh` reads from Ignite."""
+        """Whether later epochs may have other rows, which `insitu start --refresh` reads."""
         return self._reader.is_refreshed
 
     def at_epoch(self, epoch: int | None) -> Dataset:

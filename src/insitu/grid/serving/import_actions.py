@@ -233,13 +233,13 @@ class ImportActions:
 
         return self._start(unit.state.size, read)
 
-    # Servers of Ignite that are read here
+    # Servers of another system that are read here
 
     def _list_addresses(self, fields: Fields) -> Any:
         return list_host_addresses()
 
     def _read_servers(self, fields: Fields) -> Any:
-        """Read the partitions that this node holds from Ignite. The task's result: that of `read_servers`."""
+        """Read what this node holds from servers. The task's result: that of `read_servers`."""
         token, request = _token(fields), ServerRequest.from_json(fields.get("request"))
         intake = self._find(token)
         with self._lock:

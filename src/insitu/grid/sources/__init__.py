@@ -1,6 +1,7 @@
 """The files that `import` reads: finds them, chooses their format, checks that they agree.
 
-Begin reading with `base.py`, what each format's module gives.
+Begin reading with `base.py`, what each format's module gives, and `connectors.py`, how tables of other
+systems are read.
 """
 
 from __future__ import annotations
@@ -29,6 +30,21 @@ from insitu.grid.sources.base import (
     describe_columns,
     malformed_as_error,
     raw_bytes,
+)
+from insitu.grid.sources.column_options import COLUMN_OPTIONS, ColumnOptions, parse_column_options
+from insitu.grid.sources.connectors import (
+    Connector,
+    Description,
+    Part,
+    PartitionedTable,
+    ReadAccount,
+    RowWriter,
+    TableSource,
+    address_by_configuration,
+    describe_moves,
+    find_connector,
+    find_table_connector,
+    load_connector,
 )
 from insitu.grid.sources.parallel import count_threads, map_ordered
 from insitu.grid.sources.tables import columns_of_batch, mixed_shapes, values_of_batch

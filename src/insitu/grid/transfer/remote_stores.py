@@ -19,8 +19,8 @@ import numpy.typing as npt
 from insitu.base.errors import SourceError, TransferError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, NodeId
-from insitu.grid.ignite import normalize_address
 from insitu.grid.intake import RowPlan, TextsTooLong, Unit, encode_options
+from insitu.grid.layout import normalize_address
 from insitu.grid.sources import SourceOptions
 from insitu.grid.transfer.client import SILENCE_SECONDS, PartitionClient, Refused, ServerAddress
 from insitu.grid.transfer.fetching import fetch_partition

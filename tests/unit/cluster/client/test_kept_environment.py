@@ -13,6 +13,7 @@ from insitu.cluster.client.kept_environment import (
     name_differences,
 )
 from insitu.cluster.job_files import JobEnvironment
+from insitu.extensions.ignite.connector import CONNECTOR
 
 SHELL = {
     "PATH": "/bin",
@@ -96,7 +97,7 @@ def test_what_is_named_is_kept_whatever_its_name_says() -> None:
 )
 def test_what_cannot_be_kept_is_named(name: str, why: str) -> None:
     with pytest.raises(JobSpecError, match=why):
-        choose_variables({**SHELL, "INSITU_IGNITE_PASSWORD": "geheim"}, (name,), is_file)
+        choose_variables({**SHELL, "INSITU_IGNITE_PASSWORD": "geheim"}, (name,), is_file, CONNECTOR.secrets)
 
 
 def test_a_job_starts_with_each_variable_of_its_shell() -> None:

@@ -18,8 +18,8 @@ from ignite_wire import FakeCache, cluster_of
 from insitu.base.context import Context
 from insitu.base.errors import InputError
 from insitu.base.paths import Paths
+from insitu.extensions.ignite import cluster as cluster_module
 from insitu.grid import Dataset, IdReader, dataset, import_cache, open_target
-from insitu.grid.ignite import cluster as cluster_module
 
 SHARDS = ((0, 1), (2, 3))
 
@@ -77,7 +77,7 @@ def test_a_column_that_cant_be_keys_is_refused(paths: Paths, drawn: str) -> None
         IdReader(ds, "id")
     with pytest.raises(InputError, match="whole numbers or text"):
         IdReader(ds, "x")
-    with pytest.raises(InputError, match="type_name is a class of Ignite"):
+    with pytest.raises(InputError, match="type_name is a class of another system"):
         open_target("own", ds, Context(paths), IdReader(ds, None).key, "Score")
 
 

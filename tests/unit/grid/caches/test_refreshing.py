@@ -19,6 +19,8 @@ from insitu.base.context import Context
 from insitu.base.errors import GridError, InputError, SourceError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, ShardMap
+from insitu.extensions.ignite import cluster as cluster_module
+from insitu.extensions.ignite import debounce
 from insitu.grid import (
     Catalog,
     Dataset,
@@ -29,10 +31,9 @@ from insitu.grid import (
     find_version,
     read_refreshes,
 )
-from insitu.grid.caches.ignite_snapshots import read_snapshot
 from insitu.grid.caches.refreshing import EpochVersions, find_refreshing_epoch
-from insitu.grid.ignite import FieldOptions, debounce
-from insitu.grid.ignite import cluster as cluster_module
+from insitu.grid.caches.snapshots import read_snapshot
+from insitu.grid.sources import ColumnOptions
 
 SHARDS = ((0, 1, 2), (3, 4))
 
@@ -54,7 +55,7 @@ def cluster(paths: Paths) -> Iterator[FakeCluster]:
 
 
 def start(paths: Paths, servers: FakeCluster, every: int) -> CacheSpec:
-    options = FieldOptions(without=frozenset(["value"]))
+    options = ColumnOptions(without=frozenset(["value"]))
     cache = read_snapshot(paths, servers.address(), options)
     Catalog(paths).pin(cache.name, cache.version, "job-1")
     write_own_map(paths, ("node-0", "node-1"), SHARDS, cache.name)
@@ -250,7 +251,7 @@ def test_a_task_on_a_host_asks_for_the_rows_of_an_epoch(paths: Paths, cluster: F
 def test_a_task_on_a_host_waits_for_its_supervisor_for_a_while(paths: Paths, cluster: FakeCluster) -> None:
     job, first = paths.job("job-1"), Catalog(paths).caches()[0]
     versions = EpochVersions(paths, job, first, 1, 0.1, asks_supervisor=True)
-    with pytest.raises(GridError, match=r"epoch 2 from Ignite. Received: nothing from the head's machine"):
+    with pytest.raises(GridError, match=r"epoch 2. Received: nothing from the head's machine"):
         versions.find(1)
     later = replace(first, version=7)
     job.refresh(1).write_text(json.dumps({"epoch": 1, "problem": None, "cache": later.to_json()}))

@@ -25,19 +25,21 @@ from store_hosts import StoreHosts
 from insitu.base.errors import InputError, SourceError, TransferError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, NodeId
+from insitu.extensions.ignite import carried_settings, debounce, source, ways
+from insitu.extensions.ignite import cluster as cluster_module
+from insitu.extensions.ignite.protocol import NEXT_PAGE
+from insitu.extensions.ignite.wire import pack_string
 from insitu.grid import Catalog, bring_up
-from insitu.grid.caches.ignite_snapshots import read_snapshot, read_snapshot_again
+from insitu.grid.caches.snapshots import read_snapshot, read_snapshot_again
 from insitu.grid.catalog.leftovers import list_staged_imports
-from insitu.grid.ignite import FieldOptions, debounce, parse_address, placing
-from insitu.grid.ignite import cluster as cluster_module
-from insitu.grid.ignite.protocol import NEXT_PAGE
-from insitu.grid.ignite.wire import pack_string
 from insitu.grid.importing import server_reading
 from insitu.grid.importing.server_reading import ServerRequest, read_on_hosts
+from insitu.grid.layout import server_places
+from insitu.grid.sources import ColumnOptions
 from insitu.grid.transfer.client import PartitionClient
 from insitu.grid.transfer.remote_stores import RemoteImport
 
-NO_OPTIONS = FieldOptions()
+NO_OPTIONS = ColumnOptions()
 NAMES = ("a", "b", "c")
 
 
@@ -51,7 +53,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreHosts]:
     """Hosts a, b and c with the addresses 127.0.1.1 to 127.0.1.3, which count as addresses of a network."""
-    monkeypatch.setattr(placing, "is_loopback", lambda host: host == "127.0.0.1")
+    for module in (server_places, ways):
+        monkeypatch.setattr(module, "is_loopback", lambda host: host == "127.0.0.1")
     monkeypatch.setattr(server_reading, "list_host_addresses", lambda: ["127.0.1.254"])
     with contextlib.closing(StoreHosts(tmp_path, *NAMES)) as found:
         for place, node in enumerate(NAMES, start=1):
@@ -162,7 +165,7 @@ def test_passwords_go_to_the_agents_and_nowhere_else(
 ) -> None:
     monkeypatch.setenv("INSITU_IGNITE_USERNAME", "ada")
     monkeypatch.setenv("INSITU_IGNITE_PASSWORD", "hidden")
-    carry = server_reading.carry_settings
+    carry = carried_settings.carry_settings
 
     def carry_and_forget() -> dict[str, str]:
         found = carry()
@@ -170,7 +173,7 @@ def test_passwords_go_to_the_agents_and_nowhere_else(
         monkeypatch.delenv("INSITU_IGNITE_USERNAME")
         return found
 
-    monkeypatch.setattr(server_reading, "carry_settings", carry_and_forget)
+    monkeypatch.setattr(carried_settings, "carry_settings", carry_and_forget)
     with servers_on(drawings(60, 3), 1, 2, 3) as cluster:
         cluster.password = "hidden"
         cache = read_snapshot(head, cluster.address(), NO_OPTIONS, remote=hosts.remote())
@@ -289,7 +292,7 @@ def test_what_is_another_cache_by_then_is_named(
 
         with monkeypatch.context() as patch:
             change_on_the_way(patch, change)
-            with pytest.raises(SourceError, match=r"columns of a cache must stay.* value int64, after key"):
+            with pytest.raises(SourceError, match=r"columns of a table must stay.* value int64, after key"):
                 read_snapshot(head, cluster.address(), NO_OPTIONS, remote=hosts.remote())
     assert_nothing_left(head, hosts)
 
@@ -297,7 +300,7 @@ def test_what_is_another_cache_by_then_is_named(
 def test_another_cluster_at_the_same_address_is_named(
     head: Paths, hosts: StoreHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_ways = server_reading.find_ways
+    find_way = source.find_way
     with servers_on(drawings(60, 6), 1, 2, 3) as cluster, FakeCluster(drawings(60, 6), [7] * 6) as other:
         for _ in range(8):
             other.add()
@@ -305,10 +308,10 @@ def test_another_cluster_at_the_same_address_is_named(
             server.alive = False
 
         def lead_astray(*arguments: Any) -> Any:
-            return parse_address(other.address(7)) if arguments[2] == "b" else find_ways(*arguments)
+            return other.address(7) if arguments[2] == "b" else find_way(*arguments)
 
-        monkeypatch.setattr(server_reading, "find_ways", lead_astray)
-        with pytest.raises(SourceError, match=r"b: All hosts must read the same cluster of Ignite"):
+        monkeypatch.setattr(source, "find_way", lead_astray)
+        with pytest.raises(SourceError, match=r"b: All hosts must read the same servers"):
             read_snapshot(head, cluster.address(), NO_OPTIONS, remote=hosts.remote())
     assert_nothing_left(head, hosts)
 
@@ -351,7 +354,8 @@ def test_requests_of_other_forms_are_refused_without_their_passwords(hosts: Stor
     )
     assert ServerRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
     assert "hidden" not in repr(request)
-    for given in (None, [], {"settings": "hidden"}, request.to_json() | {"near": 5, "options": "hidden"}):
+    others = ({"near": 5, "options": "hidden"}, {"settings": None})
+    for given in (None, [], {"settings": "hidden"}, *(request.to_json() | each for each in others)):
         with pytest.raises(InputError, match="has address, options, near, servers and settings") as caught:
             ServerRequest.from_json(given)
         assert "hidden" not in str(caught.value)
