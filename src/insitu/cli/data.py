@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +14,12 @@ import typer
 from insitu.base.errors import ClusterError, GridError, InputError
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count
+from insitu.cli.caller import find_caller
 from insitu.cli.command_group import take_options
 from insitu.cli.console import JsonOption, format_cell, format_size, print_json, print_notice, print_table
 from insitu.cli.ignite import find_address, find_agents, format_origin
 from insitu.cli.import_progress import shown_progress
+from insitu.cli.remote import head_of_command, send_import
 from insitu.options import ImportOptions, options_of
 from insitu.service import build_cache_report, describe_columns, summarize_cache
 
@@ -94,10 +97,25 @@ ARGUMENTS = {
 
 
 def import_command(options: ImportOptions) -> None:
+    from insitu.grid import check_names
+
+    if (head := head_of_command()) is not None:
+        raise typer.Exit(send_import(head, options))
+    paths = Paths.default()
+    split = None if options.split is None else parse_split(options.split)
+    caller = find_caller()
+    if caller is not None and caller.has_files:
+        check_names(paths, options.cache, split=split, overwrite=options.overwrite, append=options.append)
+        with caller.received(paths) as files:
+            _import(paths, replace(options, sources=tuple(map(str, files))), split)
+    else:
+        _import(paths, options, split)
+
+
+def _import(paths: Paths, options: ImportOptions, split: Mapping[str, float] | None) -> None:
     from insitu.grid import import_cache
     from insitu.grid.ignite import parse_field_options
 
-    paths = Paths.default()
     started = time.monotonic()
     remote = find_agents(paths)
     taken = signature(import_cache).parameters
@@ -111,7 +129,7 @@ def import_command(options: ImportOptions) -> None:
             remote=remote,
             **{name: value for name, value in given.items() if name in taken}
             | {
-                "split": None if options.split is None else parse_split(options.split),
+                "split": split,
                 "fields": parse_field_options(options.tensor, options.fill, options.arrow, options.without),
                 "reader": find_reader(options.reader, options.reader_options),
             },

@@ -100,9 +100,11 @@ from insitu.grid.sources import (
     UrlFile,
     check_reading,
     find_sources,
+    is_url,
     open_sources,
 )
 from insitu.grid.stores import QuotaWatch, check_quotas
+from insitu.options import ImportOptions as GivenOptions
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
@@ -575,6 +577,31 @@ def options_for_nodes(
     return replace(read_by, float_columns=read_by.float_columns | floats)
 
 
+def find_source_files(sources: Sequence[str], options: GivenOptions) -> list[str]:
+    """Return the files of this machine that an import reads, in its order; none if the sources are elsewhere.
+
+    They are opened, to see that they can be read. Raises InputError, SourceError.
+    """
+    if all(is_ignite_address(source) or is_url(source) for source in sources):
+        return []
+    files = find_sources(sources, options.format)
+    if not options.append:  # what the cache says of its columns isn't known here
+        open_sources(files, _read_options(files, options, tuple(_MEANINGS)))
+    return [str(file) for file, _ in files]
+
+
+def check_names(
+    paths: Paths, name: str, *, split: Mapping[str, float] | None, overwrite: bool, append: bool
+) -> None:
+    """Raise what `import_cache` raises for the name of a cache, before it reads anything."""
+    catalog = Catalog(paths, of_one_head=True)
+    names, _ = _names_and_fractions(name, split)
+    if append:
+        catalog.get(name)
+    else:
+        _refuse_existing(catalog, names, overwrite)
+
+
 def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_cluster: bool) -> bool:
     """Return whether nodes read the sources themselves. Raises InputError if they can't."""
     if options.reader is not None:
@@ -589,7 +616,9 @@ def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_clust
 
 
 def _read_options(
-    files: Sequence[tuple[str | SourceFile, str]], options: ImportOptions, names: Sequence[str]
+    files: Sequence[tuple[str | SourceFile, str]],
+    options: ImportOptions | GivenOptions,
+    names: Sequence[str],
 ) -> SourceOptions:
     """Return what the user adds to what is in the files. Raises InputError if their format doesn't take one
     of the named options."""
