@@ -53,7 +53,7 @@ def assert_asked_from_outside(hosts: LoopbackHosts, tmp_path: Path) -> None:
     failed = insitu(home, "describe", "more", code=None, **variables)
     assert failed.returncode == insitu(hosts.head, "describe", "more", code=None).returncode != 0
     assert "more" in failed.stderr and failed.stdout == ""
-    assert "Received: import with" in insitu(home, *by_option, "import", "x", "y", code=2, **token).stderr
+    assert "Received: up with" in insitu(home, *by_option, "up", code=2, **token).stderr
     (tmp_path / "other").write_text("x" * 32)
     (tmp_path / "other").chmod(0o600)
     token["INSITU_TOKEN_FILE"] = str(tmp_path / "other")

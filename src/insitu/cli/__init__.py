@@ -21,9 +21,8 @@ def build_app() -> object:
     """Return the whole command line, as a Typer application."""
     import typer
 
-    from insitu.cli.by_url import URL_OPTION, run_by_url
     from insitu.cli.command_group import CommandGroup, show_version
-    from insitu.cli.outside import CLUSTER_OPTION, run_from_outside
+    from insitu.cli.remote import CLUSTER_OPTION
 
     app = typer.Typer(
         name="insitu",
@@ -41,10 +40,11 @@ def build_app() -> object:
             False, "--version", "-V", help="Print the version.", callback=show_version, is_eager=True
         ),
         cluster: str = typer.Option("", "--cluster", **CLUSTER_OPTION),
-        url: str = typer.Option("", "--url", **URL_OPTION),
+        for_caller: str = typer.Option("", "--for-caller", hidden=True),
     ) -> None:
-        run_by_url(url)
-        run_from_outside(cluster, _follow_top)
+        for name in ("out", "err"):
+            if name in for_caller.split(","):  # so it is, though this process writes to a pipe
+                getattr(sys, f"std{name}").isatty = lambda: True
 
     for panel, modules in _list_modules().items():
         commands, groups = len(app.registered_commands), len(app.registered_groups)
@@ -55,12 +55,6 @@ def build_app() -> object:
         for group in app.registered_groups[groups:]:
             group.rich_help_panel = panel
     return app
-
-
-def _follow_top(*arguments: Any) -> int:
-    from insitu.cli.top import follow_answers
-
-    return follow_answers(*arguments)
 
 
 def _list_modules() -> dict[str, tuple[Any, ...]]:

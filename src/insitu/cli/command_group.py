@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from insitu.cli.console import print_notice
-from insitu.cli.outside import ARGUMENTS
+from insitu.cli.remote import run_where_due
 from insitu.options import Declared, Option, options_of
 
 START_EXAMPLES = """
@@ -64,14 +64,17 @@ class VersionedGroup(TyperGroup):
 
 
 class CommandGroup(VersionedGroup):
-    """Leaves the suggestion to Click where that makes one: Typer would add the same a second time."""
+    """Has the head run commands that are for it.
+
+    Leaves the suggestion to Click where that makes one: Typer would add the same a second time.
+    """
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        ctx.meta[ARGUMENTS] = list(args)
         self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and run_where_due(command, [*args]), rest
 
 
 class StartCommand(TyperCommand):
@@ -141,15 +144,14 @@ def take_options(
     arguments: Mapping[str, Any],
     command: Callable[[_Made], None],
     *,
-    without: Callable[[Option], object] = lambda option: False,
     complete: Mapping[str, Callable[[str], list[str]]] | None = None,
 ) -> Callable[..., None]:
     """Return a function for Typer that takes `arguments` and the options, and calls `command` with them.
 
-    `arguments`: parameters by the fields of `declaration` that are no options. `without` returns true for
-    options that it doesn't take. `complete` returns what the shell completes, by option.
+    `arguments`: parameters by the fields of `declaration` that are no options. `complete` returns what the
+    shell completes, by option.
     """
-    chosen = [each for each in options_of(declaration) if not without(each)]
+    chosen = options_of(declaration)
 
     def run(**given: Any) -> None:
         values = {

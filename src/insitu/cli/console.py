@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TextIO
 
 import typer
@@ -151,3 +151,15 @@ def open_byte_bar(*further: str) -> Iterator[Progress]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield bar
+
+
+@contextlib.contextmanager
+def shown_bytes(task: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a bar on stderr if that is a terminal. Yield what receives the bytes done, and those in all. An
+    empty `task` has none."""
+    if not task or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    with open_byte_bar() as bar:
+        number = bar.add_task(task, total=None)
+        yield lambda done, total: bar.update(number, completed=done, total=total)

@@ -13,10 +13,12 @@ import typer
 from insitu.base.errors import ClusterError, GridError
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count
+from insitu.cli.caller import find_caller
 from insitu.cli.command_group import take_options
 from insitu.cli.connected import find_address, find_agents, format_origin
 from insitu.cli.console import JsonOption, format_cell, format_size, print_json, print_notice, print_table
 from insitu.cli.import_progress import shown_progress
+from insitu.cli.remote import head_of_command, send_import
 from insitu.options import ImportOptions
 from insitu.service import build_cache_report, describe_columns, summarize_cache
 
@@ -83,9 +85,23 @@ ARGUMENTS = {
 
 
 def import_command(options: ImportOptions) -> None:
+    from insitu.grid import check_names
+
+    if (head := head_of_command()) is not None:
+        raise typer.Exit(send_import(head, options))
+    paths = Paths.default()
+    caller = find_caller()
+    if caller is not None and caller.has_files:
+        check_names(paths, options)
+        with caller.received(paths) as files:
+            _import(paths, replace(options, sources=tuple(map(str, files))))
+    else:
+        _import(paths, options)
+
+
+def _import(paths: Paths, options: ImportOptions) -> None:
     from insitu.grid import run_import
 
-    paths = Paths.default()
     started = time.monotonic()
     remote = find_agents(paths)
     with _interruption_explained(paths, options.resume), shown_progress(options.cache) as progress:

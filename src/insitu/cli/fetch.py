@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
-from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -14,7 +11,7 @@ from insitu.base.errors import GridError
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count
 from insitu.cli.completion import complete_cache
-from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice
+from insitu.cli.console import JsonOption, format_size, print_json, print_notice, shown_bytes
 
 _HELP = """
 Copy the partitions of CACHE that lie on other hosts alone to this machine, for processes outside of jobs.
@@ -53,8 +50,10 @@ def fetch(
                 f"The partitions of a cache lie in stores that can be reached. Received: {name}, of which "
                 f"{len(missing)} are missing in {paths.home}. `insitu describe {name} --verify` names them"
             )
-        with _shown_progress(name) as progress:
-            moved = remote.fetch_here(paths, node, cache, missing, progress).bytes
+        with shown_bytes(f"fetch {name}") as show:
+            moved = remote.fetch_here(
+                paths, node, cache, missing, lambda node, done, total: show(done, total)
+            ).bytes
     if as_json:
         print_json({"cache": name, "version": cache.version, "partitions": len(missing), "bytes": moved})
     elif not missing:
@@ -64,14 +63,3 @@ def fetch(
             f"Fetched {format_count(len(missing), 'partition')} of {name} version {cache.version} into "
             f"{node}: {format_size(moved)} in {time.monotonic() - started:.1f} s"
         )
-
-
-@contextlib.contextmanager
-def _shown_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda node, done, total: None
-        return
-    with open_byte_bar() as bar:
-        task = bar.add_task(f"fetch {name}", total=None)
-        yield lambda node, done, total: bar.update(task, completed=done, total=total)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 
 from insitu.base.errors import InputError, UnknownJob
 from insitu.base.paths import Paths
+from insitu.cli.caller import find_caller
 from insitu.cli.command_group import START_EXAMPLES, StartCommand, take_options
 from insitu.cli.completion import complete_node, complete_start
 from insitu.cli.connected import read_live_cache
@@ -27,6 +29,7 @@ from insitu.cli.console import (
     print_table,
 )
 from insitu.cli.logs import JobArgument, PrefixOption, stream
+from insitu.cli.remote import head_of_command, send_job
 from insitu.options import JobOptions
 from insitu.service import summarize_job
 
@@ -56,13 +59,35 @@ def start(options: JobOptions) -> None:
     from insitu.cluster import submit
 
     require_detach(options.detach, options.as_json)
-    options = read_live_cache(options)
+    if (head := head_of_command()) is not None:
+        raise typer.Exit(send_job(head, options))
     paths = Paths.default()
-    job_id = submit(paths, options)
+    with _received(options) as options:
+        options = read_live_cache(options)
+        job_id = submit(paths, options)
     print_started(paths.job(job_id), options.detach, options.as_json)
     _tell_of_shell(options)
     if not options.detach:
         raise typer.Exit(stream(paths.job(job_id), prefix=options.prefix))
+
+
+@contextlib.contextmanager
+def _received(options: JobOptions) -> Iterator[JobOptions]:
+    """Yield the options with the JOB_DIR that a caller sends, once the others are known to make a job."""
+    from insitu.cluster import check_job
+    from insitu.grid.sources import find_connector
+
+    caller = find_caller()
+    if caller is None:
+        yield options
+        return
+    for name, value in caller.variables.items():
+        os.environ.pop(name, None)
+        os.environ |= {} if value is None else {name: value}
+    if find_connector(options.cache) is None:
+        check_job(Paths.default(), options)
+    with caller.received(Paths.default()) as (archive,):
+        yield replace(options, job_dir=archive)
 
 
 def require_detach(detach: bool, as_json: bool) -> None:
@@ -107,7 +132,6 @@ def resume(
         list[str] | None,
         typer.Option(metavar="NAME", help="A variable that the job takes from this shell, set or not."),
     ] = None,
-    env_on_stdin: Annotated[bool, typer.Option("--env-on-stdin", hidden=True)] = False,
     lost_at: Annotated[int | None, typer.Option("--lost-at", hidden=True)] = None,
     prefix: PrefixOption = True,
     as_json: JsonOption = False,
@@ -131,8 +155,8 @@ def resume(
     require_detach(detach, as_json)
     job = find_or_bring_job(Paths.default(), job_id, print_notice)
     shell = Shell(os.environ, tuple(env or ()))
-    if env_on_stdin:
-        shell = Shell.of_server(json.loads(sys.stdin.read() or "{}"))
+    if (caller := find_caller()) is not None:
+        shell = Shell.of_server(caller.variables)
     lines: list[str] = []
     start = resume_job(job, shell, lines.append)
     print_started(job, detach, as_json)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +11,7 @@ from insitu.base.errors import GridError, InputError
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count
 from insitu.cli.completion import complete_cache
-from insitu.cli.console import JsonOption, format_size, open_byte_bar, print_json, print_notice, print_table
+from insitu.cli.console import JsonOption, format_size, print_json, print_notice, print_table, shown_bytes
 
 if TYPE_CHECKING:
     from insitu.grid import RebalanceReport
@@ -65,7 +62,7 @@ def rebalance(
             f"Partitions move between the agents of several hosts. Received: {paths.home}, which has none. "
             f"`insitu up --hosts FILE` starts them"
         )
-    with _shown_progress(name) as on_moved:
+    with shown_bytes(f"rebalance {name}") as on_moved:
         limit = _choose_rate(paths) if rate is None else rate * 1e6 or None
         reports = rebalance_cache(paths, name, remote, dry_run=dry_run, rate=limit, on_moved=on_moved)
     if as_json:
@@ -136,14 +133,3 @@ def _print(report: RebalanceReport, dry_run: bool) -> None:
         print_notice(f"This was a dry run: {format_size(plan.bytes)} of {named} would move.")
     else:
         print_notice(f"Moved {format_size(report.moved)} of {named}.")
-
-
-@contextlib.contextmanager
-def _shown_progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    with open_byte_bar() as bar:
-        task = bar.add_task(f"rebalance {name}", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from insitu.base.paths import JobPaths
 
 _LOOPBACK = "127.0.0.1"
-_SECONDS_BETWEEN_ANSWERS = 2.0
-"""Each is that of a process which the head starts."""
 
 
 def top(
@@ -148,38 +145,6 @@ def format_top(shown: Mapping[str, Any]) -> list[str]:
         for task in shown["tasks"]
     ]
     return [", ".join(facts), "", *table_lines((*RATES_HEADER, "NODE", "NOW"), rows)]
-
-
-def follow_answers(
-    arguments: list[str],
-    ask: Callable[[list[str], Callable[[str, bytes], None]], int],
-    write: Callable[[str, bytes], None],
-) -> int:
-    """Show what `top` with these arguments says until the job has ended. Returns the exit code.
-
-    `ask` runs a command of insitu elsewhere, and has what it says written to "out" or "err".
-    """
-    from rich.live import Live
-    from rich.text import Text
-
-    from insitu.cluster import ENDED
-
-    with Live(auto_refresh=False) as live:
-        while True:
-            said = {"out": b"", "err": b""}
-
-            def keep(stream: str, data: bytes, said: dict[str, bytes] = said) -> None:
-                said[stream] += data
-
-            code = ask([*arguments, "--json"], keep)
-            if code != 0:
-                write("err", said["err"])
-                return code
-            shown = json.loads(said["out"])
-            live.update(Text("\n".join(format_top(shown)), no_wrap=True, overflow="crop"), refresh=True)
-            if shown["state"] in ENDED:
-                return 0
-            time.sleep(_SECONDS_BETWEEN_ANSWERS)
 
 
 def _follow(job: JobPaths, every: float) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Rates,
         Shell,
         begin_lost_store,
+        check_job,
         copy_export,
         delete_job,
         end_job,
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.wire import (
         CLUSTER_ENV,
+        PART_BYTES,
         RELAYED,
         SSH,
         TOKEN_FILE_ENV,
@@ -120,6 +122,7 @@ if TYPE_CHECKING:
         choose_copy_rate,
         find_head_of_agents,
         list_jobs_elsewhere,
+        make_request,
         parse_hosts,
         read_head,
         read_nodes,

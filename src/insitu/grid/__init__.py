@@ -52,10 +52,11 @@ if TYPE_CHECKING:
         read_store_id,
         read_stores,
         reconcile_store,
+        scratch_folder,
         sweep,
         tidy_store,
     )
-    from insitu.grid.importing import import_cache, run_import
+    from insitu.grid.importing import check_names, find_source_files, import_cache, run_import
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.maintenance import (
         RebalanceReport,

@@ -1,7 +1,7 @@
 """Options of `insitu start` and `insitu import`: each is declared once, for all doors by which it is given.
 
-The doors are the command line, `insitu --url`, the REST interface and the forms of the page. Begin reading
-with `start.py`.
+The doors are the command line, the REST interface and the forms of the page. Begin reading with
+`job_options.py`.
 """
 
 from __future__ import annotations

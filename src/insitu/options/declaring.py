@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 from insitu.base.errors import InputError
 from insitu.base.plugins import list_plugins
 
-Door = Literal["url", "rest", "form"]
+Door = Literal["rest", "form"]
 """Interfaces that take options, beside the command line, which takes all of them."""
 
 

@@ -99,7 +99,6 @@ class JobOptions(Declared):
     memory_checkpoint: bool = option(False, "Keep checkpoints in the memory of the other workers, too.")
     env: tuple[str, ...] = option(
         (), "A variable that is no secret, though it is named like one.", metavar="NAME",
-        not_at={"url": "A job takes the variables of the page's process, none of the caller's shell."},
         label="Variables of the page that are no secrets, though they are named like some"
     )
     allow_unauthenticated: bool = option(False, "Let JAX, TensorFlow connect hosts without a secret.")

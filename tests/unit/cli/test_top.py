@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from insitu.base.spec import TaskId
 from insitu.cli import top as module
 from insitu.cli.describe import describe
 from insitu.cli.metrics import serve_metrics
-from insitu.cli.top import build_top, follow_answers, top
+from insitu.cli.top import build_top, top
 from insitu.cluster import Journal, submit
 from insitu.cluster.client import submission
 from insitu.cluster.decide.events import LaunchedEvent, SubmittedEvent, TaskExitedEvent
@@ -173,35 +172,6 @@ def test_without_the_library_the_user_learns_what_to_install(monkeypatch: pytest
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(InputError, match=r"insitu\[metrics\]"):
         serve_metrics(list, "127.0.0.1", 0)
-
-
-def test_top_from_outside_is_asked_for_until_the_job_has_ended(
-    job: JobPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "_SECONDS_BETWEEN_ANSWERS", 0.0)
-    shown = build_top(job)
-    states = iter(["running", "restarting", "finished"])
-    asked: list[list[str]] = []
-
-    def ask(arguments: list[str], write: Callable[[str, bytes], None]) -> int:
-        asked.append(arguments)
-        text = json.dumps(shown | {"state": next(states)}).encode()
-        write("out", text[:9])
-        write("out", text[9:])
-        return 0
-
-    assert follow_answers(["top", "j"], ask, lambda stream, data: None) == 0
-    assert asked == [["top", "j", "--json"]] * 3 and next(states, None) is None
-    assert "finished" in capsys.readouterr().out
-
-    written: list[tuple[str, bytes]] = []
-
-    def fail(arguments: list[str], write: Callable[[str, bytes], None]) -> int:
-        write("err", b"no such job")
-        return 2
-
-    assert follow_answers(["top", "j"], fail, lambda *said: written.append(said)) == 2
-    assert written == [("err", b"no such job")]
 
 
 def test_tensorboard_ends_where_a_job_that_has_ended_wrote_nothing(

@@ -14,7 +14,8 @@ from job_runs import Insitu
 pytest.importorskip("pydantic")
 
 from insitu.base.errors import InsituError
-from insitu.cli import by_url, data, jobs
+from insitu.cli import data, jobs
+from insitu.cli.remote import Head, send_job
 from insitu.cluster import read_spec, submit
 from insitu.cluster.client import submission
 from insitu.cluster.job_files import read_environment
@@ -76,17 +77,24 @@ def test_the_command_line_gives_options_to_a_job(option: Option, monkeypatch: py
     assert given == [expected]
 
 
-@by_name(options_at(JobOptions, "url"))
-def test_a_page_elsewhere_gives_options_to_a_job(option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(by_url, "send_job", lambda client, folder, fields: sent.append(fields))
-    expected = change(replace(JOB, detach=True), option)
-    monkeypatch.setenv("INSITU_UI_TOKEN_FILE", __file__)
-    monkeypatch.setattr("insitu.cli.rest.read_ui_token", lambda path: "token")
-    url = ["--url", "http://127.0.0.1:1", "start"]
-    CliRunner().run([*url, *format_options(expected), "digits", "job", "train.py"])
-    form = StartForm.model_validate_json(json.dumps(sent[0]))
-    assert replace(form.to_options(Path("job")), detach=True) == replace(expected, detach=True)
+@by_name([each for each in options_of(JobOptions) if each.name not in ("config", "as_json")])
+def test_a_caller_elsewhere_gives_options_to_a_job(
+    option: Option, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[JobOptions] = []
+    sent: list[list[str]] = []
+
+    def send(head: Head, options: JobOptions) -> int:
+        given.append(options)
+        return send_job(head, options)
+
+    monkeypatch.setattr(Head, "run", lambda head, arguments, files: sent.append(arguments) or 0)
+    monkeypatch.setattr(jobs, "send_job", send)
+    expected = change(replace(JOB, job_dir=tmp_path), option)
+    arguments = ["start", *format_options(expected), "digits", str(tmp_path), "train.py"]
+    CliRunner().run(["--cluster", "h:1", *arguments])
+    CliRunner().run(["--cluster", "h:1", *sent[0]])  # the head's side reads what is sent as well
+    assert given == [expected, replace(expected, job_dir=Path(f"{tmp_path.stem}.zip"))]
 
 
 @by_name(options_at(JobOptions, "rest"))

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.client.straggler_watch import watch_stragglers
     from insitu.cluster.client.submission import (
+        check_job,
         find_inherited_settings,
         find_problems,
         submit,

@@ -110,6 +110,12 @@ def submit(paths: Paths, options: JobOptions) -> str:
     return spec.job_id
 
 
+def check_job(paths: Paths, options: JobOptions) -> None:
+    """Raise what `submit` raises before it reads JOB_DIR. Nothing is made."""
+    _keep_environment(options)
+    _lay_out(paths, options)
+
+
 def find_problems(paths: Paths, options: JobOptions) -> list[str]:
     """Return why `submit` would refuse this, as far as nothing has to be made or copied for that."""
     problems, laid_out = list[str](), None

@@ -150,8 +150,8 @@ class Head:
         for descriptor, caller in by_descriptor.items():
             poll.register(descriptor, select.POLLIN | (select.POLLOUT if caller.channel.unsent_bytes else 0))
         relayed = self._relays.list_descriptors(lambda number: self._callers[number].channel.unsent_bytes)
-        for descriptor in relayed:
-            poll.register(descriptor, select.POLLIN)
+        for descriptor, (_, events) in relayed.items():
+            poll.register(descriptor, events)
         for descriptor, _ in poll.poll(seconds * 1000):
             if descriptor == self._acceptor.fileno():
                 self._acceptor.accept()
@@ -162,7 +162,7 @@ class Head:
             elif descriptor == self._files.fileno():
                 for number, answer in self._files.take_answers(self._callers):
                     self._send(self._callers[number], answer)
-            elif (asking := self._callers.get(relayed.get(descriptor, 0))) is not None:
+            elif (asking := self._callers.get(relayed.get(descriptor, (0, 0))[0])) is not None:
                 self._send(asking, *self._relays.advance(asking.number))
 
     def _advance(self, descriptor: int) -> None:
@@ -414,13 +414,13 @@ class Head:
                 self._drain(caller, node, None if message.get("cancel") is True else seconds)
             case "engine":
                 self._forward_engine(caller, message)
-            case "unpin" | "run" as kind:
+            case "unpin" | "run" | "input" | "interrupt" as kind:
                 try:
-                    if kind == "run":
-                        self._relays.start(caller.number, message)
-                    else:
+                    if kind == "unpin":
                         Catalog(self._paths).unpin(str(message.get("job")))
                         self._send(caller, {"do": "unpin"})
+                    else:
+                        self._relays.handle(caller.number, message)
                 except (ClusterError, GridError) as error:
                     self._send(caller, {"error": str(error)})
             case "replaced":
@@ -486,7 +486,10 @@ class Head:
         }
         for caller in waiting:
             self._send(caller, answer)
-        self._stopping = self.went_down = True
+        self.went_down = True
+        self._down = [], 0.0
+        # One that the head runs for a caller has more to do, and to say.
+        self._stopping = not self._relays.is_running("down")
 
 
 # Questions to all agents which of the others they can't reach, until all have answered

@@ -233,7 +233,10 @@ def take_down_hosts(paths: Paths, *, delete: bool, report: Report) -> DownReport
 
 
 def _end_head(paths: Paths, record: HeadRecord) -> None:
-    """Wait until the head has ended, and kill it if it doesn't."""
+    """Wait until the head has ended, and kill it if it doesn't. If it runs this command for a caller, it ends
+    after that."""
+    if record.pid == os.getppid():
+        return
     process = open_process(ProcessIdentity(record.pid, record.start))
     if process is not None:
         try:

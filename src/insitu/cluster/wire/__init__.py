@@ -106,7 +106,14 @@ if TYPE_CHECKING:
         write_head,
         write_token,
     )
-    from insitu.cluster.wire.relays import CLUSTER_ENV, RELAYED, TOKEN_FILE_ENV, Relays
+    from insitu.cluster.wire.relays import (
+        CLUSTER_ENV,
+        PART_BYTES,
+        RELAYED,
+        TOKEN_FILE_ENV,
+        Relays,
+        make_request,
+    )
     from insitu.cluster.wire.remote import run_at_head
     from insitu.cluster.wire.saved_members import (
         read_kept_members,

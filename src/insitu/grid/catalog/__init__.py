@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         list_staged_imports,
         measure_dead,
         read_prepared,
+        scratch_folder,
         sweep,
     )
     from insitu.grid.catalog.manifests import (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 import stat
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from insitu.base.disk.access import make_folder
 from insitu.base.disk.guarded_paths import list_folders, open_folder
 from insitu.base.errors import CacheBusy, InputError
 from insitu.base.paths import Paths, StagedPaths, cache_name_of_folder
-from insitu.base.process.processes import read_host
+from insitu.base.process.processes import ProcessIdentity, has_ended, identify_process, read_host
 from insitu.base.spec import NodeId
 from insitu.grid.catalog.catalog import Catalog
 from insitu.grid.catalog.catalog_copy import is_catalog_copy
@@ -66,7 +67,7 @@ def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) 
                     (opened / folder.name).rename(paths.trash(secrets.token_hex(8)))
     removed = 0
     for folder in _folders(paths, paths.staging):
-        if not cache_name_of_folder(folder.name):
+        if not cache_name_of_folder(folder.name) and not _is_scratch(folder):
             removed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
             shutil.rmtree(folder, ignore_errors=True)
     return removed
@@ -137,6 +138,28 @@ def is_of_another_host(staged: Path) -> bool:
     """Return whether an import of another host made the folder: its lock may not be seen here."""
     mark, dash, _ = staged.name.partition("~")[2].partition("-")
     return bool(dash) and len(mark) == 8 and mark != host_mark()
+
+
+@contextlib.contextmanager
+def scratch_folder(paths: Paths) -> Iterator[Path]:
+    """Yield a new folder on the disk of the home. It is removed at the end, or by `sweep` once this process
+    has died."""
+    me = identify_process(os.getpid())
+    make_folder(paths.home, paths.staging)
+    folder = paths.trash(f"{host_mark()}-{os.getpid()}-{me.start if me else 0}-{secrets.token_hex(4)}")
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_scratch(folder: Path) -> bool:
+    """Return whether a process that may be alive works in a folder that `scratch_folder` has made."""
+    parts = folder.name.removeprefix("~").split("-")
+    if len(parts) != 4 or is_of_another_host(folder):
+        return len(parts) == 4
+    return not has_ended(ProcessIdentity(int(parts[1]), int(parts[2])))
 
 
 def _folders(paths: Paths, parent: Path) -> list[Path]:

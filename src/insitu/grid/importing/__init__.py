@@ -8,7 +8,7 @@ from insitu.base.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.grid.importing.appending import link_file, share_partitions
-    from insitu.grid.importing.importer import import_cache, run_import
+    from insitu.grid.importing.importer import check_names, find_source_files, import_cache, run_import
     from insitu.grid.importing.server_reading import ServerRequest, read_servers
 
 __getattr__, __dir__ = lazy_door(__name__)

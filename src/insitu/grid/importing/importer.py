@@ -100,6 +100,7 @@ from insitu.grid.sources import (
     check_reading,
     find_connector,
     find_sources,
+    is_url,
     open_sources,
     parse_column_options,
 )
@@ -600,6 +601,30 @@ def options_for_nodes(
     reading = _choose_reading(options, base)
     floats = frozenset(column.name for column in opened[0].columns if column.dtype == "float64")
     return replace(reading, float_columns=reading.float_columns | floats)
+
+
+def find_source_files(options: ImportOptions) -> list[str]:
+    """Return the files of this machine that an import reads, in its order; none if the sources are elsewhere.
+
+    They are opened, to see that they can be read. Raises InputError, SourceError.
+    """
+    if all(find_connector(source) is not None or is_url(source) for source in options.sources):
+        return []
+    files = find_sources(options.sources, options.format)
+    _refuse_for_format(options, files)
+    if not options.append:  # what the cache says of its columns isn't known here
+        open_sources(files, _choose_reading(options, None))
+    return [str(file) for file, _ in files]
+
+
+def check_names(paths: Paths, options: ImportOptions) -> None:
+    """Raise what `run_import` raises for the name of a cache, before it reads anything."""
+    catalog = Catalog(paths, of_one_head=True)
+    names, _ = _names_and_fractions(options)
+    if options.append:
+        catalog.get(options.cache)
+    else:
+        _refuse_existing(catalog, names, options.overwrite)
 
 
 def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_cluster: bool) -> bool:
