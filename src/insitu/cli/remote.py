@@ -108,19 +108,18 @@ def _find_head(arguments: list[str], cluster: str) -> Head | None:
     from insitu.cluster import CLUSTER_ENV, RELAYED, TOKEN_FILE_ENV
 
     address = cluster or os.environ[CLUSTER_ENV]
-    if any(each.startswith("insitu://") for each in arguments) or arguments[0] == "fs":
+    if arguments[0] in RELAYED:
+        return Head(address, os.environ.get(TOKEN_FILE_ENV, ""))
+    if arguments[0] == "fs" or any(each.startswith("insitu://") for each in arguments):
         os.environ[CLUSTER_ENV] = address  # it talks with the nodes itself, from wherever it is run
-        return None
-    if arguments[0] in _OF_THIS_MACHINE and not cluster:
-        return None
-    if arguments[0] not in RELAYED:
+    elif cluster or arguments[0] not in _OF_THIS_MACHINE:
         source = "--cluster" if cluster else CLUSTER_ENV
         advice = "leave --cluster out" if cluster else f"unset {CLUSTER_ENV}"
         raise InputError(
             f"From elsewhere, a cluster can be asked for {', '.join(RELAYED)}, fs. Received: {arguments[0]} "
             f"with {source} {address}. Run it on the machine of the head, or {advice} to run it on this one"
         )
-    return Head(address, os.environ.get(TOKEN_FILE_ENV, ""))
+    return None
 
 
 def _find_head_of_home(arguments: list[str]) -> str:

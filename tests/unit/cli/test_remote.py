@@ -239,7 +239,9 @@ def test_a_folder_is_sent_as_a_zip_without_what_is_left_out(asked: Asked, job_di
 def test_a_zip_is_sent_as_it_is(asked: Asked, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "sums.zip", "w") as archive:
         archive.writestr("train.py", "print(1)")
-    assert give("start", "--detach", "-", str(tmp_path / "sums.zip"), "train.py") == 7
+    command = ("train.py", "--out", "insitu://runs/7")
+    assert give("start", "--detach", "-", str(tmp_path / "sums.zip"), *command) == 7
+    assert asked.arguments == ["start", "--detach", "--", "-", "sums.zip", *command]
     assert asked.files == {"/sums.zip": (tmp_path / "sums.zip").read_bytes()}
 
 

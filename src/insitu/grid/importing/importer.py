@@ -23,7 +23,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +104,6 @@ from insitu.grid.sources import (
     open_sources,
 )
 from insitu.grid.stores import QuotaWatch, check_quotas
-from insitu.options import ImportOptions as GivenOptions
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
@@ -577,10 +576,11 @@ def options_for_nodes(
     return replace(read_by, float_columns=read_by.float_columns | floats)
 
 
-def find_source_files(sources: Sequence[str], options: GivenOptions) -> list[str]:
+def find_source_files(sources: Sequence[str], options: Any) -> list[str]:
     """Return the files of this machine that an import reads, in its order; none if the sources are elsewhere.
 
-    They are opened, to see that they can be read. Raises InputError, SourceError.
+    They are opened, to see that they can be read. `options` has the parameters of `import_cache` that are
+    about reading files, and `append`. Raises InputError, SourceError.
     """
     if all(is_ignite_address(source) or is_url(source) for source in sources):
         return []
@@ -616,9 +616,7 @@ def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_clust
 
 
 def _read_options(
-    files: Sequence[tuple[str | SourceFile, str]],
-    options: ImportOptions | GivenOptions,
-    names: Sequence[str],
+    files: Sequence[tuple[str | SourceFile, str]], options: Any, names: Sequence[str]
 ) -> SourceOptions:
     """Return what the user adds to what is in the files. Raises InputError if their format doesn't take one
     of the named options."""
