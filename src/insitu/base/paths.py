@@ -11,6 +11,7 @@
       locks/CACHE.lock                  held by the one process that imports into a cache
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         stores/NODE/  prepared          becomes vVERSION/ of a node's store; for an agent: which that was
+      staging/~TOKEN/                   files that another machine has sent for a command; what is removed
       exports/EXPORT.json               how far an export that isn't complete has come
       nodes/NODE/store-id               identifies this store, wherever its disk is
       nodes/NODE/store.json             its quota; see grid/store_settings.py

@@ -77,7 +77,7 @@ def run_where_due(command: click.Command, arguments: list[str]) -> click.Command
 
     def run(**given: Any) -> Any:
         context = click.get_current_context()
-        head = _find_head(arguments, context.find_root().params.get("cluster") or "")
+        head = _find_head(arguments, given, context.find_root().params.get("cluster") or "")
         if head is not None and arguments[0] in ("start", "import"):
             context.meta[_HEAD] = head
         elif head is not None:
@@ -97,13 +97,13 @@ def head_of_command() -> Head | None:
     return found
 
 
-def _find_head(arguments: list[str], cluster: str) -> Head | None:
+def _find_head(arguments: list[str], given: Mapping[str, Any], cluster: str) -> Head | None:
     """Return the head that is to run a command; None: it runs on this machine.
 
     Raises InputError for a command that isn't run for others.
     """
     if not cluster and not os.environ.get("INSITU_CLUSTER"):
-        address = _find_head_of_home(arguments)
+        address = "" if given.get("engine") == "local" else _find_head_of_home(arguments)
         return Head(address, "") if address else None
     from insitu.cluster import CLUSTER_ENV, RELAYED, TOKEN_FILE_ENV
 

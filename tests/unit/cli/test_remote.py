@@ -14,7 +14,7 @@ import pytest
 from command_line import CliRunner
 
 from insitu.base.disk.access import make_folder
-from insitu.base.errors import ClusterError, InputError, JobSpecError, SourceError
+from insitu.base.errors import ClusterError, InputError, JobSpecError, SourceError, UnknownCache
 from insitu.base.paths import Paths
 from insitu.base.spec import NodeId
 from insitu.cli.remote import Head, pack
@@ -304,6 +304,8 @@ def test_on_the_host_of_an_agent_the_head_runs_jobs_and_imports(agent_home: Path
         assert "Received: 127.0.0.1:9" in refuse(*command), command
     for command in (("caches",), ("--help",)):
         assert runner.run(command).exit_code == 0
+    local = runner.run(["start", "--engine", "local", "x", str(tmp_path), "train.py"])
+    assert isinstance(local.exception, UnknownCache)  # of this machine
     # Tasks of the head's jobs have folders here, too. A job that was started here has a journal.
     agent_home.job("t-1").root.mkdir(parents=True)
     assert "Received: 127.0.0.1:9" in refuse("ps")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import select
 import signal
@@ -38,8 +39,13 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
 
     def run(serve: Callable[[Channel], None], given: tuple[bytes, ...] = ()) -> Any:
         here, there = open_channel_pair()
+
+        def serve_and_close() -> None:
+            with contextlib.closing(there):
+                serve(there)
+
         monkeypatch.setattr(remote, "dial_head", lambda *_: HeadConnection(here, {}, ""))
-        threads.append(threading.Thread(target=lambda: (serve(there), there.close())))
+        threads.append(threading.Thread(target=serve_and_close))
         threads[-1].start()
         said: list[tuple[str, bytes]] = []
         request = make_request(["ps"], 80, [])
