@@ -221,8 +221,8 @@ def tensorflow_only(results: dict[str, float], everything: bool) -> None:
 
 
 def torch_only(results: dict[str, float]) -> None:
+    from insitu.train.backends.torch.several_devices import TorchMultiDeviceReplica
     from insitu.train.replicated.step import MultiDeviceStep
-    from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
     class Copying(insitu.CentralStorageStrategy):
         """As on GPUs, where each device has memory of its own."""

@@ -78,7 +78,7 @@ INNER = {
         {"replica"},
         {"elastic"},
         {"fit"},
-        {"checkpoint", "replicated", "spmd", "placement"},
+        {"checkpoint", "replicated", "placement"},
         {"custom_loop"},
         {"parameter_server"},
         {"strategies"},
@@ -168,7 +168,8 @@ def absolute_name(path: Path) -> str:
 def test_each_folder_is_an_inner_room_with_a_described_door(room: str):
     # A folder that another revision left behind holds compiled files alone.
     folders = {p.name for p in (SOURCE / room).iterdir() if any(p.glob("*.py"))}
-    assert folders == set().union(*INNER[room])
+    # The folders of backends are imported by those below and above them alike.
+    assert folders - {"backends"} == set().union(*INNER[room])
     assert [p.name for p in (SOURCE / room).glob("*.py")] == ["__init__.py"]
     for folder in folders:
         description = ast.get_docstring(ast.parse((SOURCE / room / folder / "__init__.py").read_text()))

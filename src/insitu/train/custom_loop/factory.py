@@ -47,7 +47,7 @@ def prepare_backend() -> None:
     """Prepare TensorFlow's functions that scripts use around and in their steps. Done once. Other backends
     need nothing, and load nothing here."""
     if _is_tensorflow():
-        from insitu.train.custom_loop import tf_distribute, tf_function
+        from insitu.train.backends.tensorflow import tf_distribute, tf_function
 
         tf_distribute.install()
         tf_function.install()
@@ -80,4 +80,4 @@ def _is_tensorflow() -> bool:
 
 
 def _backend() -> Any:
-    return importlib.import_module(f"insitu.train.custom_loop.{keras.backend.backend()}")
+    return importlib.import_module(f"insitu.train.backends.{keras.backend.backend()}.loop")

@@ -323,6 +323,6 @@ def record_summaries(replica_id: Any, first: int) -> contextlib.AbstractContextM
     `replica_id` is that of the replica that runs, a tensor."""
     if keras.backend.backend() != "tensorflow":
         return contextlib.nullcontext()
-    from insitu.train.custom_loop import tf_distribute
+    from insitu.train.backends.tensorflow import tf_distribute
 
     return tf_distribute.record_summaries(replica_id, first)

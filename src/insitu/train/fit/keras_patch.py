@@ -170,7 +170,7 @@ def _dispatch_build(original: Original) -> Original:
 
 def _dispatch_state(original: Original) -> Original:
     """Keep the values in the variables while a trainer does the steps: Keras' loop would take them out."""
-    from insitu.train.replica.jax import copy_aliased
+    from insitu.train.backends.jax.replica import copy_aliased
 
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         trainer = _trainer_of(model)

@@ -690,7 +690,7 @@ def needs_insitu(arguments: dict[str, Any]) -> bool:
 def check_delegated() -> None:
     """Raise TrainingError if Keras would do a call in another way than the strategy says."""
     if keras.backend.backend() == "jax":
-        from insitu.train.replica.jax import refuse_distribution
+        from insitu.train.backends.jax.replica import refuse_distribution
 
         refuse_distribution()
 

@@ -286,8 +286,8 @@ def _compile_jax(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
 def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
     import tensorflow as tf
 
-    from insitu.train.replica.tensorflow_calls import CompiledCall
-    from insitu.train.replica.tensorflow_memory import borrow
+    from insitu.train.backends.tensorflow.calls import CompiledCall
+    from insitu.train.backends.tensorflow.memory import borrow
 
     held = [v for made in optimizers for v in (made.variable, *made.slots.values())]
     pieces = [made.variable for made in optimizers]

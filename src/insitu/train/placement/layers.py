@@ -116,14 +116,14 @@ def _find_placed_variables(
 def _make_mover() -> DeviceMover:
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        from insitu.train.placement.tensorflow import TensorFlowDeviceMover
+        from insitu.train.backends.tensorflow.placement import TensorFlowDeviceMover
 
         return TensorFlowDeviceMover()
     if backend == "jax":
-        from insitu.train.placement.jax import JaxDeviceMover
+        from insitu.train.backends.jax.placement import JaxDeviceMover
 
         return JaxDeviceMover()
-    from insitu.train.placement.torch import TorchDeviceMover
+    from insitu.train.backends.torch.placement import TorchDeviceMover
 
     return TorchDeviceMover()
 

@@ -55,14 +55,14 @@ def make_replica(model: Any, data: Any, plan: CombinationPlan | None = None) -> 
     """
     backend = _active_backend()
     if backend == "tensorflow":
-        from insitu.train.replica.tensorflow import TensorFlowReplica
+        from insitu.train.backends.tensorflow.replica import TensorFlowReplica
 
         return TensorFlowReplica(model, data, plan)
     if backend == "jax":
-        from insitu.train.replica.jax import JaxReplica
+        from insitu.train.backends.jax.replica import JaxReplica
 
         return JaxReplica(model, data, plan)
-    from insitu.train.replica.torch import TorchReplica
+    from insitu.train.backends.torch.replica import TorchReplica
 
     return TorchReplica(model, data, plan)
 
@@ -71,14 +71,14 @@ def make_fused_replica(model: Any, data: Any) -> FusedReplica:
     """Do as `make_replica` for a replica without peers."""
     backend = _active_backend()
     if backend == "tensorflow":
-        from insitu.train.replica.fused_tensorflow import FusedTensorFlow
+        from insitu.train.backends.tensorflow.replica import FusedTensorFlow
 
         return FusedTensorFlow(model, data)
     if backend == "jax":
-        from insitu.train.replica.fused_jax import FusedJax
+        from insitu.train.backends.jax.replica import FusedJax
 
         return FusedJax(model, data)
-    from insitu.train.replica.fused_torch import FusedTorch
+    from insitu.train.backends.torch.replica import FusedTorch
 
     return FusedTorch(model, data)
 
@@ -90,9 +90,9 @@ def add_up_repeated_rows(model: Any) -> AbstractContextManager[None]:
 
     if keras.backend.backend() != "tensorflow":
         return nullcontext()
-    from insitu.train.replica import fused_tensorflow
+    from insitu.train.backends.tensorflow import replica
 
-    return fused_tensorflow.add_up_repeated_rows(model)
+    return replica.add_up_repeated_rows(model)
 
 
 def _active_backend() -> str:
@@ -114,6 +114,6 @@ def wrap_train_function(run: Callable[[Any], Logs]) -> Callable[..., Any]:
 
     if keras.backend.backend() != "jax":
         return run
-    from insitu.train.replica.jax import as_trainer_function
+    from insitu.train.backends.jax.replica import as_trainer_function
 
     return as_trainer_function(run)

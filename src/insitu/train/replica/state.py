@@ -206,7 +206,7 @@ def view(variable: Any) -> NDArray[Any]:
     if backend == "torch":
         return np.asarray(keras.ops.convert_to_numpy(value))
     if backend == "tensorflow":
-        from insitu.train.replica.tensorflow_memory import read
+        from insitu.train.backends.tensorflow.memory import read
 
         return read(value)
     # Not by convert_to_numpy: for JAX it uses a call that future NumPy versions refuse.
@@ -245,7 +245,7 @@ def _as_tensor(array: NDArray[Any]) -> Any:
     worthwhile = array.nbytes >= _MIN_BORROWED_BYTES and array.dtype.kind in "fiu" and array.flags.writeable
     if keras.backend.backend() != "tensorflow" or not worthwhile:
         return array
-    from insitu.train.replica.tensorflow_memory import borrow
+    from insitu.train.backends.tensorflow.memory import borrow
 
     return borrow(array)
 

@@ -67,14 +67,14 @@ class MirroredStrategy(MultiDeviceStrategy):
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if self._runs_one_program:
-            from insitu.train.spmd import make_mesh_step
+            from insitu.train.backends.jax.spmd import make_mesh_step
 
             return make_mesh_step(model, example, [d.handle() for d in self.devices], self.membership)
         return super().make_step(model, example, first=first)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         if self._runs_one_program:
-            from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
+            from insitu.train.backends.jax.spmd.loop import MeshLoopStep, plan_replica_axis
 
             devices = np.array([device.handle() for device in self.devices])
             return MeshLoopStep(model, example, plan_replica_axis(devices, len(devices)), self.membership)

@@ -81,11 +81,11 @@ class ModelParallelStrategy(SynchronousStrategy):
         mesh)."""
         if self._mesh is None:
             if len(self.membership.context.workers) > 1:
-                from insitu.train.spmd.distributed import connect
+                from insitu.train.backends.jax.spmd.distributed import connect
 
                 connect(self.membership)
-            from insitu.train.spmd.auto_sharding import AutoSharding
-            from insitu.train.spmd.mesh_sharding import MeshSharding
+            from insitu.train.backends.jax.spmd.auto_sharding import AutoSharding
+            from insitu.train.backends.jax.spmd.mesh_sharding import MeshSharding
 
             layout_map, mesh = self._mesh_arguments
             if isinstance(layout_map, keras.distribution.LayoutMap):
@@ -112,7 +112,7 @@ class ModelParallelStrategy(SynchronousStrategy):
         devices = [device.handle() for device in resolve_all(self._names)]
         workers = max(1, len(self.membership.context.workers))
         if workers > 1:
-            from insitu.train.spmd.distributed import devices_like
+            from insitu.train.backends.jax.spmd.distributed import devices_like
 
             devices = devices_like(devices)
         sizes = dict(mesh) if mesh is not None else {_DATA: workers, _MODEL: -1}
@@ -168,7 +168,7 @@ class ModelParallelStrategy(SynchronousStrategy):
     def call_scope(self) -> AbstractContextManager[Any]:
         if self._placements:
             return super().call_scope()
-        from insitu.train.spmd import without_distribution
+        from insitu.train.backends.jax.spmd import without_distribution
 
         return without_distribution()
 
@@ -182,7 +182,7 @@ class ModelParallelStrategy(SynchronousStrategy):
 
             placed = place_layers(model, self._placements)
             return PlacedLayersStep(super().make_step(model, example, first=first), placed)
-        from insitu.train.spmd.program import MeshStep
+        from insitu.train.backends.jax.spmd.program import MeshStep
 
         mesh_sharding, _, everywhere = self._make_mesh()
         if first and len(self.membership.context.workers) > 1:
@@ -201,7 +201,7 @@ class ModelParallelStrategy(SynchronousStrategy):
                 "A mesh computes one shard for each worker in a custom loop. Received: the shards "
                 f"{list(self.membership.context.shards)}. Use as many workers as shards."
             )
-        from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
+        from insitu.train.backends.jax.spmd.loop import MeshLoopStep, plan_replica_axis
 
         mesh_sharding, here, _ = self._make_mesh()
         workers, axes = max(1, len(self.membership.context.workers)), mesh_sharding.mesh.axis_names

@@ -82,16 +82,16 @@ class MultiDeviceStrategy(SynchronousStrategy):
         tell_unchecked(plan, model, self._membership)
         backend = keras.backend.backend()
         if backend == "tensorflow":
-            from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica
+            from insitu.train.backends.tensorflow.several_devices import TensorFlowMultiDeviceReplica
 
             home = self._home.handle() if self._home else None
             shards = self.membership.context.shards
             return TensorFlowMultiDeviceReplica(model, example, devices, shards, home=home, plan=plan)
         if backend == "jax":
-            from insitu.train.replicated.jax import JaxMultiDeviceReplica
+            from insitu.train.backends.jax.several_devices import JaxMultiDeviceReplica
 
             home = (self._home or self.devices[0]).handle()
             return JaxMultiDeviceReplica(model, example, devices, home, plan)
-        from insitu.train.replicated.torch import TorchMultiDeviceReplica
+        from insitu.train.backends.torch.several_devices import TorchMultiDeviceReplica
 
         return TorchMultiDeviceReplica(model, example, devices, plan=plan)

@@ -116,7 +116,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         """The chosen one: `ring` or `xla`."""
         publish_choice(self._membership.context, type(self).__name__, communication)
         if communication == "xla" and several:
-            from insitu.train.spmd.distributed import connect
+            from insitu.train.backends.jax.spmd.distributed import connect
 
             connect(self._membership)
 
@@ -132,8 +132,8 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if not self._runs_one_program:
             return super().make_step(model, example, first=first)
-        from insitu.train.spmd import make_mesh_step
-        from insitu.train.spmd.distributed import all_devices
+        from insitu.train.backends.jax.spmd import make_mesh_step
+        from insitu.train.backends.jax.spmd.distributed import all_devices
 
         if first:
             broadcast_state(read_state(model), self._membership.group(), model)
@@ -143,8 +143,8 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         context = self.membership.context
         if self.communication != "xla" or len(context.shards) != 1:
             return super().make_loop_step(model, example)
-        from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
-        from insitu.train.spmd.distributed import all_devices
+        from insitu.train.backends.jax.spmd.distributed import all_devices
+        from insitu.train.backends.jax.spmd.loop import MeshLoopStep, plan_replica_axis
 
         mesh_sharding = plan_replica_axis(np.array(all_devices()), max(1, len(context.workers)))
         return MeshLoopStep(model, example, mesh_sharding, self.membership)
@@ -164,7 +164,7 @@ def _follow_options(options: Any, communication: str, context: Context) -> tuple
 
 
 def _sees_accelerators() -> bool:
-    from insitu.train.spmd.distributed import visible_accelerators
+    from insitu.train.backends.jax.spmd.distributed import visible_accelerators
 
     return bool(visible_accelerators())
 
@@ -175,7 +175,7 @@ def _choose(backend: str, workers: Sequence[str]) -> tuple[Communication, str]:
         return "ring", "one process"
     if backend != "jax":
         return "ring", f"the {backend} backend"
-    from insitu.train.spmd.distributed import backend_started, visible_accelerators
+    from insitu.train.backends.jax.spmd.distributed import backend_started, visible_accelerators
 
     if not visible_accelerators():
         return "ring", "between CPUs it is the faster one"

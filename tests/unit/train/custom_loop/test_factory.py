@@ -30,4 +30,4 @@ def test_each_backend_has_a_module_of_its_own(monkeypatch: pytest.MonkeyPatch, b
     assert factory.make_loop_replica(MODEL, [1]) == ("replica", MODEL, [1])
     made = factory.make_multi_device_loop_replica(MODEL, [1], ["d"], (0,), None)
     assert made == ("devices", MODEL, [1], ["d"], (0,), None)
-    assert names == [f"insitu.train.custom_loop.{backend}"] * 3
+    assert names == [f"insitu.train.backends.{backend}.loop"] * 3

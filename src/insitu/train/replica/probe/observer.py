@@ -219,14 +219,14 @@ def _moved(value: NDArray[Any], index: int, variable: Any) -> NDArray[Any]:
 def _make_steps(model: Any, trainable: Any) -> Steps:
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        from insitu.train.replica.probe.tensorflow import TensorFlowSteps
+        from insitu.train.backends.tensorflow.probe import TensorFlowSteps
 
         return TensorFlowSteps(model, trainable)
     if backend == "jax":
-        from insitu.train.replica.probe.jax import JaxSteps
+        from insitu.train.backends.jax.probe import JaxSteps
 
         return JaxSteps(model, trainable)
-    from insitu.train.replica.probe.torch import TorchSteps
+    from insitu.train.backends.torch.probe import TorchSteps
 
     return TorchSteps(model, trainable)
 

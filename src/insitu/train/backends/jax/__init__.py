@@ -1,0 +1,4 @@
+"""The JAX backend.
+
+Begin reading with `replica.py`.
+"""

@@ -1,0 +1,4 @@
+"""The TensorFlow backend.
+
+Begin reading with `replica.py`.
+"""

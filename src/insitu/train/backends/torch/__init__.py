@@ -1,0 +1,4 @@
+"""The PyTorch backend.
+
+Begin reading with `replica.py`.
+"""
