@@ -1,4 +1,7 @@
-"""What is particular to a Keras backend, in a folder for each.
+"""The Keras backends: a folder for each, and the interface by which all else asks them.
 
-Begin reading with `tensorflow/replica.py`.
+Begin reading with `protocol.py`. Nothing but `loading.py` imports the folders.
 """
+
+from insitu.train.backends.loading import active_backend, active_name, load_backend
+from insitu.train.backends.protocol import Backend

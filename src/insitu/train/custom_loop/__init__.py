@@ -6,14 +6,6 @@ Begin reading with `runner.py`. `loop.py` in the folder of each backend has the 
 from insitu.train.custom_loop.averaging import average_loss, current_share, scale_by_share, scale_rows
 from insitu.train.custom_loop.distributed_dataset import DistributedDataset, DistributedIterator
 from insitu.train.custom_loop.epoch_log import EpochLog
-from insitu.train.custom_loop.factory import (
-    leave_graph,
-    make_loop_replica,
-    make_multi_device_loop_replica,
-    make_trackable,
-    out_of_range_error,
-    prepare_backend,
-)
 from insitu.train.custom_loop.input_context import (
     InputContext,
     InputOptions,

@@ -1,4 +1,4 @@
-"""One copy of a model, compiled so that plain arrays go in and come out, on each Keras backend.
+"""One copy of a model, compiled so that plain arrays go in and come out.
 
 Begin reading with `protocol.py`, the seam; `replica.py` in the folder of each backend fills it.
 """
@@ -8,12 +8,6 @@ from insitu.train.replica.batch import SKIPPED, ShardBatch, StepBatch
 from insitu.train.replica.batch_losses import GLOBAL, check_global, find_rows, over_batch
 from insitu.train.replica.building import build_to_predict, build_to_train, is_unbuilt
 from insitu.train.replica.combination import Operation
-from insitu.train.replica.factory import (
-    add_up_repeated_rows,
-    make_fused_replica,
-    make_replica,
-    wrap_train_function,
-)
 from insitu.train.replica.flat import Span
 from insitu.train.replica.fused import FusedStep
 from insitu.train.replica.gradient_capture import CapturedGradients, capture_gradients

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ def leave_graph(name: str) -> None:
 
 
 def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
-    """See `insitu.train.custom_loop.trace_step`."""
+    """See `Backend`."""
     arrays = [np.asarray(array) for array in example]
     jax.eval_shape(lambda given: model.trace(given, jax.ensure_compile_time_eval), arrays)
     metrics = model.metrics_variables
@@ -68,9 +67,3 @@ class LoopReplica(_OutputsMixin, JaxReplica):
 
 class LoopDeviceReplicas(_OutputsMixin, JaxMultiDeviceReplica):
     """See `insitu.train.custom_loop.MultiDeviceLoopReplica`."""
-
-    def __init__(
-        self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
-    ) -> None:
-        del shards  # each part has its own
-        super().__init__(model, example, devices, home or devices[0])

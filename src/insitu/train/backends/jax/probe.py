@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,9 +12,18 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.train.backends.jax.replica import compile_for, unpack_step
-from insitu.train.replica import BatchTotals, capture_gradients, count_losses, count_rows, watch_step
-from insitu.train.replica.probe import Outcome, Totals, losses_of, read_logs, to_float64
+from insitu.train.backends.jax.replica import assign_groups, compile_for, unpack_step, values_of, variables_of
+from insitu.train.replica import capture_gradients, count_losses, watch_step
+from insitu.train.replica.probe import (
+    Outcome,
+    Totals,
+    add_rows,
+    losses_of,
+    make_outcome,
+    read_logs,
+    split_inputs,
+    to_float64,
+)
 
 
 class JaxSteps:
@@ -23,12 +32,7 @@ class JaxSteps:
     def __init__(self, model: Any, trainable: Any) -> None:
         self._model = model
         self._trainable = trainable
-        self._groups = (
-            list(model.trainable_variables),
-            list(model.non_trainable_variables),
-            list(model.optimizer.variables) if model.optimizer is not None else [],
-            list(model.metrics_variables),
-        )
+        self._groups = variables_of(model)
         # Each program runs a few times only. CPUs have this option.
         quickly = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
         options = {"compiler_options": quickly}
@@ -44,19 +48,16 @@ class JaxSteps:
         del shift  # nothing can be read past Keras: the state goes in and out
         arguments = (self._values(), data, jnp.float32(factor), totals)
         gradients, logs, others, metrics = self._train(*arguments)
-        self._assign(others, metrics)
-        arrays = {name: to_float64(value) for name, value in logs.items()}
-        return Outcome([to_float64(g) for g in gradients], arrays, self._averaged, self._seen)
+        assign_groups(self._groups[1::2], (others, metrics))
+        return make_outcome(gradients, logs, self._averaged, self._seen)
 
     def test(self, data: Any, *, totals: Totals = None) -> Outcome:
         logs, others, metrics = self._test(self._values(), data, totals)
-        self._assign(others, metrics)
-        return Outcome([], {name: to_float64(value) for name, value in logs.items()}, self._averaged)
+        assign_groups(self._groups[1::2], (others, metrics))
+        return make_outcome([], logs, self._averaged)
 
     def count(self, data: Any, *, training: bool) -> Totals:
-        counts = self._count(self._values(), data, training)
-        totals = np.array([count_rows(data), *map(float, counts.totals)], np.float32)
-        return BatchTotals(totals, counts.rows)
+        return add_rows(data, self._count(self._values(), data, training))
 
     def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
         return [to_float64(leaf) for leaf in self._forward(self._values(), data, training)]
@@ -67,12 +68,7 @@ class JaxSteps:
             jax.clear_caches()
 
     def _values(self) -> Any:
-        return tuple([v.value for v in group] for group in self._groups)
-
-    def _assign(self, others: Any, metrics: Any) -> None:
-        for variables, values in ((self._groups[1], others), (self._groups[3], metrics)):
-            for variable, value in zip(variables, values, strict=True):
-                variable._direct_assign(value)
+        return values_of(self._groups)
 
     def _trace_train(self, state: Any, data: Any, factor: Any, totals: Any) -> Any:
         with (
@@ -83,9 +79,10 @@ class JaxSteps:
         ):
             logs, end = unpack_step(self._model.train_step(state, data), 4)
         self._averaged, self._seen = frozenset(watch.means.variables), bool(seen)
-        by_variable = {id(v): g for v, g in zip(captured.variables, captured.gradients, strict=True)}
-        zeros = {id(v): jnp.zeros(tuple(v.shape)) for v in self._trainable}
-        gradients = [zeros[id(v)] if (g := by_variable.get(id(v))) is None else g for v in self._trainable]
+        gradients = [
+            jnp.zeros(tuple(v.shape)) if g is None else g
+            for v, g in zip(self._trainable, captured.sort_for(self._trainable), strict=True)
+        ]
         return gradients, read_logs(logs, watch), end[1], end[3]
 
     def _trace_test(self, state: Any, data: Any, totals: Any) -> Any:
@@ -106,8 +103,7 @@ class JaxSteps:
         return counts
 
     def _trace_forward(self, state: Any, data: Any, training: bool) -> Any:
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        options = {"training": training} if self._model._call_has_training_arg else {}
+        x, options = split_inputs(self._model, data, training)
         outputs, _ = self._model.stateless_call(state[0], state[1], x, **options)
         return keras.tree.flatten(outputs)
 
@@ -148,3 +144,22 @@ class JaxSteps:
             yield seen
         finally:
             jax.grad, jax.value_and_grad = originals
+
+
+def random_functions(
+    of_keras: Mapping[str, Any],
+) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """See `Backend`."""
+    ops = keras.ops
+
+    def uniform(key: Any, shape: Any = (), dtype: Any = float, minval: Any = 0.0, maxval: Any = 1.0) -> Any:
+        return of_keras["uniform"](shape, minval, maxval, _floating(dtype))
+
+    yield jax.random, "normal", lambda key, shape=(), dtype=float: ops.zeros(shape, _floating(dtype))
+    yield jax.random, "uniform", uniform
+    yield jax.random, "bernoulli", lambda key, p=0.5, shape=(): ops.broadcast_to(p >= 0.5, shape)
+    yield jax.random, "permutation", lambda key, x, **options: ops.arange(x) if np.ndim(x) == 0 else x
+
+
+def _floating(dtype: Any) -> Any:
+    return keras.config.floatx() if dtype is float else dtype

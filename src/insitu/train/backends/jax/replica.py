@@ -49,12 +49,7 @@ class JaxReplica(BaseReplica):
         refuse_distribution()
         super().__init__(model, data, plan)
         # Collected once: Keras searches all layers each time.
-        self._variables = (
-            list(model.trainable_variables),
-            list(model.non_trainable_variables),
-            list(model.optimizer.variables) if model.optimizer is not None else [],
-            list(model.metrics_variables),
-        )
+        self._variables = variables_of(model)
         indices = {id(v): index for index, v in enumerate(self._variables[0])}
         self._trainable_indices = [indices[id(v)] for v in self._state.trainable]
         self._seeds = {id(v) for v in self._state.seeds}
@@ -78,9 +73,8 @@ class JaxReplica(BaseReplica):
     def _compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         return compile_for(self._model, function, **options)
 
-    def _values(self) -> Functional:
-        trainable, others, optimizer, metrics = ([v.value for v in group] for group in self._variables)
-        return trainable, others, optimizer, metrics
+    def _values(self) -> Any:
+        return values_of(self._variables)
 
     # The interface of `Replica`
 
@@ -102,29 +96,25 @@ class JaxReplica(BaseReplica):
         (packed, extra, buckets), rows = started
         for bucket, tensor in zip(self._all_buckets, buckets, strict=True):
             self.copy_out(floats[bucket.start : bucket.stop], _view(tensor))
-        self._fill(record, self._train_packer, packed, rows)
-        start = self._train_record.extra_start
-        record[start : start + len(extra)] = [float(value) for value in extra]
+        self._fill(record, self._train_packer, packed, extra, rows)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._combine_train(records)
+        combined = self._combine_records(records, training=True)
         buckets = [floats[p.start : p.stop] for p in self._all_buckets]
         state = copy_aliased(self._values())
         logs, state = self._apply(state, self._train_packer.split(combined), buckets)
         # XLA reads `floats` in place: the caller may overwrite them after the return.
         jax.block_until_ready(state)
-        for group, values in zip(self._variables, state, strict=True):
-            _assign(group, values)
-        return self._to_train_logs(logs, combined)
+        assign_groups(self._variables, state)
+        return self._to_logs(logs, combined, training=True)
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._combine_train(records)
+        combined = self._combine_records(records, training=True)
         buckets = [floats[p.start : p.stop] for p in self._all_buckets]
         logs, state = self._load(self._values(), self._train_packer.split(combined), buckets)
         jax.block_until_ready(state)
-        for group, values in zip((self._variables[0], *self._variables[1::2]), state, strict=True):
-            _assign(group, values)
-        return self._to_train_logs(logs, combined)
+        assign_groups((self._variables[0], *self._variables[1::2]), state)
+        return self._to_logs(logs, combined, training=True)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         self._plan.check_test()
@@ -137,20 +127,17 @@ class JaxReplica(BaseReplica):
         )
         with self._noting_needs(training=False):
             packed, extra = self._evaluate(*arguments)
-        self._fill(record, self._test_packer, packed, len(leaves[0]))
-        start = self._test_record.extra_start
-        record[start : start + len(extra)] = [float(value) for value in extra]
+        self._fill(record, self._test_packer, packed, extra, len(leaves[0]))
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
-        combined = self._combine_test(records)
+        combined = self._combine_records(records, training=False)
         logs, *state = self._merge(*self._values()[1::2], self._test_packer.split(combined))
-        for group, values in zip(self._variables[1::2], state, strict=True):
-            _assign(group, values)
-        return self._to_test_logs(logs, combined)
+        assign_groups(self._variables[1::2], state)
+        return self._to_logs(logs, combined, training=False)
 
     def predict(self, data: Any) -> Any:
         outputs, seeds = self._predict(self._values(), flatten_to_numpy(data))
-        _assign(self._state.seeds, seeds)
+        assign_groups([self._state.seeds], [seeds])
         return keras.tree.map_structure(np.array, outputs)
 
     def _totals(self, shard: int, *, training: bool) -> tuple[BatchTotals, ...]:
@@ -161,19 +148,19 @@ class JaxReplica(BaseReplica):
         return (BatchTotals(batch.totals.astype(np.float32), batch.rows, np.int32(batch.start)),)
 
     def _count(self, shard: int, data: Any, *, training: bool) -> LossCounts:
-        self._plan.check_train() if training else self._plan.check_test()
         leaves = flatten_to_numpy(data)
         counts = self._counts[training](self._values(), np.uint32(seed_offset(shard)), leaves)
         return LossCounts(np.array(_view(counts.totals), np.float64), [_view(each) for each in counts.rows])
 
     @staticmethod
     def _fill(
-        record: NDArray[np.float64], packer: _RecordPacker, packed: Mapping[str, Any], rows: int
+        record: NDArray[np.float64], packer: _RecordPacker, packed: Any, extra: Sequence[Any], rows: int
     ) -> None:
         record[:] = 0
         record[0] = rows
         for dtype, vector in packed.items():
             record[packer.indices[dtype]] = _view(vector)
+        record[packer.extra_start :][: len(extra)] = [float(value) for value in extra]
 
     # Traced functions
 
@@ -197,9 +184,7 @@ class JaxReplica(BaseReplica):
 
     def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays, totals: Any = None) -> Any:
         after, extra, gradients, means = self._trace_parts(state, offset, leaves, totals)
-        buckets = [self._join(bucket.members, gradients) for bucket in self._gradient_buckets]
-        buckets += [self._join(bucket.members, means) for bucket in self._mean_buckets]
-        return self._train_packer.pack(after), extra, buckets
+        return self._train_packer.pack(after), extra, self._join(gradients, means)
 
     def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays, totals: Any = None) -> Any:
         """Return (values of other variables after the step by variable, logs that are no metrics, a gradient
@@ -219,7 +204,7 @@ class JaxReplica(BaseReplica):
             jnp.zeros(tuple(v.shape), self.floats_dtype) if g is None else g
             for v, g in zip(
                 self._state.trainable,
-                self._order_gradients(captured.variables, captured.gradients),
+                self._order_gradients(captured),
                 strict=True,
             )
         ]
@@ -260,9 +245,7 @@ class JaxReplica(BaseReplica):
     ) -> tuple[Arrays, Arrays, Arrays]:
         """Return (the content of `buckets` for the trainable variables, `others` and `metrics` after the
         step)."""
-        split = len(self._gradient_buckets)
-        floats = self._split(buckets[:split], self._gradient_buckets, self._gradient_spans)
-        means = self._split(buckets[split:], self._mean_buckets, self._mean_spans)
+        floats, means = self._split(buckets)
         return floats, *self._with_state(others, metrics, packed, means)
 
     def _with_state(
@@ -322,15 +305,10 @@ class JaxReplica(BaseReplica):
 
     # Helpers
 
-    def _learn_train_logs(self) -> None:
-        leaves = flatten_to_numpy(self._structure)
-        totals = self._totals(0, training=True)
-        jax.eval_shape(self._trace_gradient, self._values(), np.uint32(0), leaves, *totals)
-
-    def _learn_test_logs(self) -> None:
-        leaves = flatten_to_numpy(self._structure)
-        totals = self._totals(0, training=False)
-        jax.eval_shape(self._trace_evaluate, self._values(), np.uint32(0), leaves, *totals)
+    def _learn_logs(self, *, training: bool) -> None:
+        function = self._trace_gradient if training else self._trace_evaluate
+        leaves, totals = flatten_to_numpy(self._structure), self._totals(0, training=training)
+        jax.eval_shape(function, self._values(), np.uint32(0), leaves, *totals)
 
     def _shift_seeds(self, others: Sequence[Any], offset: Any) -> Arrays:
         return [
@@ -365,18 +343,6 @@ class JaxReplica(BaseReplica):
         with keras.StatelessScope(state_mapping=zip(self._variables[3], metrics, strict=True)):
             return self._metric_logs(training=training)
 
-    def _join(self, members: Sequence[int], tensors: Sequence[Any]) -> Any:
-        flat = [jnp.ravel(tensors[i]).astype(self.floats_dtype) for i in members]
-        return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
-
-    @staticmethod
-    def _split(tensors: Sequence[Any], buckets: Sequence[Any], spans: Sequence[Any]) -> Arrays:
-        return [
-            tensor[span.start - bucket.start : span.stop - bucket.start].reshape(span.shape)
-            for bucket, tensor in zip(buckets, tensors, strict=True)
-            for span in (spans[index] for index in bucket.members)
-        ]
-
 
 class _RecordPacker:
     """Packs a record into one vector for each dtype, since by default JAX has no float64.
@@ -385,6 +351,7 @@ class _RecordPacker:
     """
 
     def __init__(self, layout: RecordLayout) -> None:
+        self.extra_start = layout.extra_start
         self._added = {id(v) for v, _ in layout.sums}
         self._added |= {id(v) for v, _, operation in layout.others if operation is Operation.SUM_OF_CHANGES}
         self._members: dict[str, list[tuple[Any, Any]]] = {}
@@ -424,7 +391,7 @@ class _RecordPacker:
 
 
 def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., Any]:
-    """Return `run`, a function of an iterator, with the state going in and out, as the trainer calls it.
+    """See `Backend`. The state goes in and out.
 
     The returned state is empty, so that the trainer never overwrites the variables, which hold the current
     values.
@@ -434,6 +401,25 @@ def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., A
         return run(iterator), tuple([] for _ in state)
 
     return function
+
+
+def keras_methods(trainer_of: Callable[[Any], Any]) -> dict[str, Callable[[Any], Any]]:
+    """See `Backend`. Keep the values in the variables while a trainer does the steps: Keras' loop would take
+    them out."""
+
+    def dispatch(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+            trainer = trainer_of(model)
+            if trainer is None:
+                return original(model, *args, **kwargs)
+            if trainer.does_steps:
+                return original(model, *args, **{**kwargs, "purge_model_variables": False})
+            # Weights that became their averages share memory with them: Keras' step would donate it twice.
+            return copy_aliased(original(model, *args, **kwargs))
+
+        return method
+
+    return {"_get_jax_state": dispatch}
 
 
 # On accelerators the trainer moves its inputs to the device. For JAX a step is a container without arrays, so
@@ -492,9 +478,27 @@ def unpack_step(result: Any, parts: int) -> tuple[Any, Any]:
     )
 
 
-def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable._direct_assign(value)
+def variables_of(model: Any) -> tuple[list[Any], ...]:
+    """Return the variables of a model's state."""
+    optimizer = getattr(model, "optimizer", None)
+    return (
+        list(model.trainable_variables),
+        list(model.non_trainable_variables),
+        list(optimizer.variables) if optimizer is not None else [],
+        list(model.metrics_variables),
+    )
+
+
+def values_of(groups: Sequence[Sequence[Any]]) -> Any:
+    """Return the values of groups of variables."""
+    return tuple([variable.value for variable in group] for group in groups)
+
+
+def assign_groups(groups: Sequence[Sequence[Any]], state: Sequence[Sequence[Any]]) -> None:
+    """Set groups of variables to their values."""
+    for variables, values in zip(groups, state, strict=True):
+        for variable, value in zip(variables, values, strict=True):
+            variable._direct_assign(value)
 
 
 def _stacked(counts: LossCounts) -> LossCounts:
@@ -518,10 +522,7 @@ class FusedJax:
         self._model = model
         self._structure = data
         # Collected once: Keras searches all layers each time.
-        trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
-        optimizer = list(model.optimizer.variables) if model.optimizer is not None else []
-        metrics = list(model.metrics_variables)
-        self._trained = (trainable, others, optimizer, metrics)
+        self._trained = trainable, others, _, metrics = variables_of(model)
         self._tested = (trainable, others, metrics)
         self._predicting = (trainable, others)
         # The old state is donated, as in Keras' own step, so that XLA updates it in place.
@@ -571,3 +572,34 @@ def _set_values(groups: Any, state: Any) -> None:
     for group, values in zip(groups, state, strict=True):
         for variable, value in zip(group, values, strict=True):
             variable._value = value
+
+
+# The update of pieces of variables, on parameter servers
+
+
+def compile_update(optimizers: Sequence[Any], clip: Callable[[Any], Any], *, jit: bool) -> Callable[..., Any]:
+    """See `Backend`."""
+
+    def function(values: Any, slots: Any, gradients: Any, step: Any, rate: Any) -> Any:
+        gradients = clip(gradients)
+        new_values, new_slots = [], []
+        for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
+            slot_of = {id(v): x for v, x in zip(made.slots.values(), own, strict=True)}
+            state = [
+                step if v is made.counter else rate.astype(v.dtype) if v is made.rate else slot_of[id(v)]
+                for v in made.optimizer.variables
+            ]
+            updated, state = made.optimizer.stateless_apply(state, [gradient], [value])
+            after = {id(v): x for v, x in zip(made.optimizer.variables, state, strict=True)}
+            new_values.append(updated[0])
+            new_slots.append([after[id(v)] for v in made.slots.values()])
+        return new_values, new_slots
+
+    compiled = jax.jit(function) if jit else function
+
+    def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
+        return jax.block_until_ready(
+            compiled(values, slots, gradients, np.asarray(step, np.int32), np.asarray(rate, np.float32))
+        )
+
+    return update

@@ -16,17 +16,10 @@ from insitu.train.backends.tensorflow.several_devices import TensorFlowMultiDevi
 from insitu.train.custom_loop import CompiledGradientMixin, StepModel
 from insitu.train.replica import Logs, ShardBatch
 
-leave_graph = tf_function.leave_graph
-
-
-def make_spec(shape: Sequence[int | None], dtype: str) -> tf.TensorSpec:
-    """See `insitu.train.custom_loop.factory.make_spec`."""
-    return tf.TensorSpec(shape, dtype)
-
 
 @functools.cache
 def make_trackable(data: type[Any]) -> type[Any]:
-    """See `insitu.train.custom_loop.factory.make_trackable`."""
+    """See `Backend`."""
 
     def serialize(self: Any) -> str:
         return json.dumps(self.state_dict())
@@ -38,19 +31,8 @@ def make_trackable(data: type[Any]) -> type[Any]:
     return type(data.__name__, (data, tf.train.experimental.PythonState), methods)
 
 
-def as_batch(leaf: Any) -> Any:
-    """See `insitu.train.custom_loop.factory.as_batch`."""
-    return tf.convert_to_tensor(leaf)
-
-
-def out_of_range_error() -> Exception:
-    """See `insitu.train.custom_loop.factory.out_of_range_error`."""
-    error: Exception = tf.errors.OutOfRangeError(None, None, "End of sequence")
-    return error
-
-
 def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
-    """See `insitu.train.custom_loop.trace_step`."""
+    """See `Backend`."""
     specs = [tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)) for a in map(np.asarray, example)]
 
     def trace(*arrays: Any) -> list[Any]:
@@ -102,10 +84,8 @@ class LoopReplica(CompiledGradientMixin, TensorFlowReplica):
 class LoopDeviceReplicas(TensorFlowMultiDeviceReplica):
     """See `insitu.train.custom_loop.LoopDeviceReplicas` and `MultiDeviceLoopReplica`."""
 
-    def __init__(
-        self, model: StepModel, example: list[Any], devices: Sequence[str], shards: Sequence[int], home: Any
-    ) -> None:
-        super().__init__(model, example, devices, shards, home=home)
+    def __init__(self, model: StepModel, *arguments: Any) -> None:
+        super().__init__(model, *arguments)
         self._without_gradient = model.without_gradient
         self.outputs: dict[int, list[Any]] = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from numpy.typing import NDArray
 
-from insitu.train.backends.tensorflow.calls import RelaxingCall, compile_call
-from insitu.train.backends.tensorflow.memory import borrow
+from insitu.train.backends.tensorflow.calls import RelaxingCall, borrow, compile_call
 from insitu.train.replica import (
     EXTRA_LOGS,
     SEED_STRIDE,
@@ -92,7 +91,7 @@ class TensorFlowReplica(BaseReplica):
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         self._plan.check_train()
         with self._noting_needs(training=True):
-            outputs = self._gradient(self._number(shard), *self._tensors(data))
+            outputs = self._gradient(self._number(shard), *_tensors(data))
         self._watched_values = outputs[1 + len(self._all_buckets) :]
         for bucket, tensor in zip(self._all_buckets, outputs[1:], strict=False):
             self.copy_out(floats[bucket.start : bucket.stop], _view(tensor))
@@ -111,7 +110,7 @@ class TensorFlowReplica(BaseReplica):
         return [_view(value) for value in values]
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._combine_train(records)
+        combined = self._combine_records(records, training=True)
         as_tensor = _copy if self._copies_gradients else borrow
         buckets = [as_tensor(floats[p.start : p.stop]) for p in self._gradient_buckets]
         buckets += [_copy(floats[p.start : p.stop]) for p in self._mean_buckets]
@@ -119,25 +118,25 @@ class TensorFlowReplica(BaseReplica):
         if not self._applied:
             self._applied = True
             self._stop_borrowing_if_kept(floats)
-        return self._to_train_logs(logs, combined)
+        return self._to_logs(logs, combined, training=True)
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._combine_train(records)
+        combined = self._combine_records(records, training=True)
         # Large variables end up in the memory of `floats`, without a copy.
         buckets = [borrow(floats[p.start : p.stop]) for p in self._all_buckets]
-        return self._to_train_logs(self._load(tf.constant(combined), *buckets), combined)
+        return self._to_logs(self._load(tf.constant(combined), *buckets), combined, training=True)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         self._plan.check_test()
         with self._noting_needs(training=False):
-            np.copyto(record, _view(self._evaluate(self._number(shard), *self._tensors(data))))
+            np.copyto(record, _view(self._evaluate(self._number(shard), *_tensors(data))))
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
-        combined = self._combine_test(records)
-        return self._to_test_logs(self._merge(tf.constant(combined)), combined)
+        combined = self._combine_records(records, training=False)
+        return self._to_logs(self._merge(tf.constant(combined)), combined, training=False)
 
     def predict(self, data: Any) -> Any:
-        return keras.tree.map_structure(lambda t: np.array(_view(t)), self._predict(*self._tensors(data)))
+        return keras.tree.map_structure(lambda t: np.array(_view(t)), self._predict(*_tensors(data)))
 
     def set_totals(self, batch: BatchTotals, *, training: bool) -> None:
         """See `Replica`."""
@@ -150,8 +149,7 @@ class TensorFlowReplica(BaseReplica):
             variable.assign(value)
 
     def _count(self, shard: int, data: Any, *, training: bool) -> LossCounts:
-        self._plan.check_train() if training else self._plan.check_test()
-        totals, *rows = self._counts[training](self._number(shard), *self._tensors(data))
+        totals, *rows = self._counts[training](self._number(shard), *_tensors(data))
         return LossCounts(np.array(_view(totals)), [np.array(_view(each)) for each in rows])
 
     def _number(self, shard: int) -> Any:
@@ -212,12 +210,10 @@ class TensorFlowReplica(BaseReplica):
                 logs = self._model.train_step(self._pack(leaves))
             extra = self._note_logs(logs, watch, training=True)
             record = self._read_record(self._train_record, rows, before, extra)
-            ordered = self._order_gradients(captured.variables, captured.gradients)
+            ordered = self._order_gradients(captured)
             gradients = [self._dense(*pair) for pair in zip(self._state.trainable, ordered, strict=True)]
             averages = [tf.identity(variable.value) for variable in state.mean]
-        buckets = [self._join(bucket.members, gradients) for bucket in self._gradient_buckets]
-        buckets += [self._join(bucket.members, averages) for bucket in self._mean_buckets]
-        return [record, *buckets, *watched]
+        return [record, *self._join(gradients, averages), *watched]
 
     def _trace_apply(self, combined: Any, *buckets: Any) -> Any:
         self._write_record(self._train_record, combined)
@@ -226,10 +222,7 @@ class TensorFlowReplica(BaseReplica):
 
     def _trace_update(self, *buckets: Any) -> None:
         state = self._state
-        gradients = self._split(
-            buckets[: len(self._gradient_buckets)], self._gradient_buckets, self._gradient_spans
-        )
-        means = self._split(buckets[len(self._gradient_buckets) :], self._mean_buckets, self._mean_spans)
+        gradients, means = self._split(buckets)
         for variable, value in zip(state.mean, means, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
         updates = [
@@ -241,10 +234,8 @@ class TensorFlowReplica(BaseReplica):
 
     def _trace_load(self, combined: Any, *buckets: Any) -> Any:
         state = self._state
-        split = len(self._gradient_buckets)
-        values = self._split(buckets[:split], self._gradient_buckets, self._gradient_spans)
-        values += self._split(buckets[split:], self._mean_buckets, self._mean_spans)
-        for variable, value in zip((*state.trainable, *state.mean), values, strict=True):
+        floats, means = self._split(buckets)
+        for variable, value in zip((*state.trainable, *state.mean), (*floats, *means), strict=True):
             variable.assign(tf.cast(value, variable.dtype))
         self._write_record(self._train_record, combined)
         return self._metric_logs(training=True)
@@ -273,21 +264,12 @@ class TensorFlowReplica(BaseReplica):
 
     # Helpers
 
-    def _tensors(self, data: Any) -> list[Any]:
-        return [tf.constant(leaf) for leaf in flatten_batch(data)]
-
-    def _learn_train_logs(self) -> None:
-        self._trace_only(self._gradient, [tf.constant(0, tf.int64), *self._tensors(self._structure)])
-
-    def _learn_test_logs(self) -> None:
-        self._trace_only(self._evaluate, [tf.constant(0, tf.int64), *self._tensors(self._structure)])
-
-    @staticmethod
-    def _trace_only(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    def _learn_logs(self, *, training: bool) -> None:
+        function = self._gradient if training else self._evaluate
         if isinstance(function, RelaxingCall):
             function.trace()
         else:
-            function(*arguments)
+            function(tf.constant(0, tf.int64), *_tensors(self._structure))
 
     def _read_record(
         self, layout: RecordLayout, rows: Any, before: Mapping[int, Any], extra: Sequence[Any]
@@ -328,21 +310,6 @@ class TensorFlowReplica(BaseReplica):
         if gradient is None:
             return tf.zeros(variable.shape, self.floats_dtype.name)
         return tf.convert_to_tensor(gradient)
-
-    def _join(self, members: Sequence[int], tensors: Sequence[Any]) -> Any:
-        flat = [tf.reshape(tf.cast(tensors[i], self.floats_dtype.name), (-1,)) for i in members]
-        return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-
-    @staticmethod
-    def _split(tensors: Sequence[Any], buckets: Sequence[Any], spans: Sequence[Any]) -> list[Any]:
-        values = []
-        for bucket, tensor in zip(buckets, tensors, strict=True):
-            for index in bucket.members:
-                span = spans[index]
-                values.append(
-                    tf.reshape(tensor[span.start - bucket.start : span.stop - bucket.start], span.shape)
-                )
-        return values
 
     def _stop_borrowing_if_kept(self, floats: NDArray[Any]) -> None:
         """Copy gradients from now on, if an optimizer keeps one as it is. TensorFlow lets a variable share
@@ -401,15 +368,21 @@ class FusedTensorFlow:
     def __init__(self, model: Any, data: Any) -> None:
         self._model = model
         self._structure = data
-        self._signature = [batch_spec(leaf) for leaf in flatten_batch(data)]
-        self._train = self._compile(self._trace_train)
-        self._test = self._compile(self._trace_test)
-        self._predict = self._compile(self._trace_predict)
+        self._train, self._test, self._predict = map(
+            self._compile, ("train_step", "test_step", "predict_step")
+        )
 
-    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        if self._model.run_eagerly:
-            return function
-        return compile_call(function, self._signature, jit_compile=bool(self._model.jit_compile) or None)
+    def _compile(self, name: str) -> Callable[..., Any]:
+        model = self._model
+
+        def step(*leaves: Any) -> Any:
+            with add_up_repeated_rows(model) if name == "train_step" else nullcontext():
+                return getattr(model, name)(pack_batch(self._structure, leaves))
+
+        if model.run_eagerly:
+            return step
+        signature = [batch_spec(leaf) for leaf in flatten_batch(self._structure)]
+        return compile_call(step, signature, jit_compile=bool(model.jit_compile) or None)
 
     def train(self, data: Any) -> Logs:
         logs: Logs = self._train(*_tensors(data))
@@ -421,21 +394,6 @@ class FusedTensorFlow:
 
     def predict(self, data: Any) -> Any:
         return keras.tree.map_structure(np.array, self._predict(*_tensors(data)))
-
-    # Traced functions
-
-    def _pack(self, leaves: Any) -> Any:
-        return pack_batch(self._structure, leaves)
-
-    def _trace_train(self, *leaves: Any) -> Any:
-        with add_up_repeated_rows(self._model):
-            return self._model.train_step(self._pack(leaves))
-
-    def _trace_test(self, *leaves: Any) -> Any:
-        return self._model.test_step(self._pack(leaves))
-
-    def _trace_predict(self, *leaves: Any) -> Any:
-        return self._model.predict_step(self._pack(leaves))
 
 
 def _tensors(data: Any) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 
 from insitu.train.backends.tensorflow.calls import RelaxingCall, compile_function
 from insitu.train.backends.tensorflow.replica import TensorFlowReplica
+from insitu.train.devices import Device
+from insitu.train.placement import Placements
 from insitu.train.replica import (
     GLOBAL,
     BatchTotals,
@@ -49,7 +53,6 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         data: Any,
         devices: Sequence[str],
         shards: Sequence[int],
-        *,
         home: str | None = None,
         plan: CombinationPlan | None = None,
     ) -> None:
@@ -170,9 +173,9 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
     def apply(self, floats: Any, records: Any) -> Logs:
         """Update the model on each device by the mean over all tasks."""
-        combined = self._combine_train(records)
+        combined = self._combine_records(records, training=True)
         buckets = [tf.constant(floats[p.start : p.stop]) for p in self._all_buckets]
-        return self._to_train_logs(self._apply_all(tf.constant(combined), *buckets), combined)
+        return self._to_logs(self._apply_all(tf.constant(combined), *buckets), combined, training=True)
 
     def refresh(self, *, force: bool) -> None:
         """Copy assignments from outside of steps to all devices, if there were any or with `force`."""
@@ -245,7 +248,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         for kept, mean in zip(self._kept, means[0], strict=False):
             kept.assign(mean)
         metrics = self._update_devices(combined, means)
-        return _merge_logs(self._train_logs, metrics, combined[self._train_record.extra_start :])
+        return _merge_logs(self._logs[True], metrics, combined[self._train_record.extra_start :])
 
     def _trace_gradients_all(self, rows: Any, *leaves: Any) -> list[Any]:
         del rows
@@ -277,7 +280,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             # Sums begin from 0 in each step, wherever they are. Other state continues from its value.
             for device_index in range(1, len(self._all_devices)):
                 self._run_on(device_index, self._write_state, self._test_record, combined)
-        return _merge_logs(self._test_logs, metrics, combined[self._test_record.extra_start :])
+        return _merge_logs(self._logs[False], metrics, combined[self._test_record.extra_start :])
 
     def _trace_predict_all(self, rows: Any, *leaves: Any) -> list[Any]:
         del rows
@@ -496,3 +499,62 @@ def _call_on_assign(own: Any, changed: Any) -> None:
     for name in _ASSIGNING:
         setattr(own, name, wrap(getattr(own, name)))
     setattr(own, _RESTORING, wrap(getattr(own, _RESTORING), in_graphs=True))
+
+
+# Layers on chosen devices
+
+
+_SCOPE = re.compile(r"(?:^|/)insitu_on_(\d+)_")
+_devices: list[str] = []
+"""The devices, by the numbers in names of scopes."""
+_STEPS = ("train_step", "test_step", "predict_step")
+
+
+class TensorFlowDeviceMover:
+    """See `DeviceMover`."""
+
+    def is_on(self, variable: Any, device: Device) -> bool:
+        actual, expected = (
+            tf.DeviceSpec.from_string(name) for name in (variable.value.device, device.native)
+        )
+        return bool(
+            (actual.device_type, actual.device_index) == (expected.device_type, expected.device_index)
+        )
+
+    def move(self, variable: Any, device: Device) -> bool:
+        return False
+
+    def wrap(self, layer: Any, device: Device) -> None:
+        call = layer.call
+        if device.native not in _devices:
+            _devices.append(device.native)
+        # TensorFlow makes names of scopes unique by a suffix, after the last underscore.
+        scope = f"insitu_on_{_devices.index(device.native)}_"
+
+        @functools.wraps(call)
+        def on_device(*args: Any, **kwargs: Any) -> Any:
+            with tf.name_scope(scope), tf.device(device.native):
+                return call(*args, **kwargs)
+
+        object.__setattr__(layer, "call", on_device)
+
+    def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
+        """Compute gradients where the layer is: their names contain the scope of the layer."""
+        if _devices:
+            for name in filter(functools.partial(hasattr, model), _STEPS):
+                object.__setattr__(model, name, _by_name(getattr(model, name)))
+
+
+def _by_name(step: Callable[..., Any]) -> Callable[..., Any]:
+    def device_of(operation: Any) -> str:
+        found = _SCOPE.findall(operation.name)
+        return _devices[int(found[-1])] if found else ""
+
+    @functools.wraps(step)
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        if not tf.inside_function():
+            return step(*args, **kwargs)
+        with tf.compat.v1.get_default_graph().device(device_of):
+            return step(*args, **kwargs)
+
+    return stepped

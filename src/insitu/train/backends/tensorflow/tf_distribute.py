@@ -104,7 +104,7 @@ class _Replicas:
 
 @contextlib.contextmanager
 def record_summaries(replica_id: Any, first: int) -> Iterator[None]:
-    """See `insitu.train.custom_loop.step_model`."""
+    """See `Backend`."""
     state = summary_ops_v2._summary_state
     before = state.is_recording_distribution_strategy
     if state.writer is not None:

@@ -28,8 +28,8 @@ class CalledInGraph(BaseException):
 
 
 def leave_graph(name: str) -> None:
-    """Have the `tf.function` that is being traced, if any, run as Python instead. Called before anything is
-    changed: what the trace has done so far is done again."""
+    """See `Backend`. The `tf.function` that is being traced runs as Python: what its trace has done so far is
+    done again."""
     if tf.inside_function():
         raise CalledInGraph(
             f"{name} moves values between tasks, outside of graphs. Received: a call in a graph that isn't a "

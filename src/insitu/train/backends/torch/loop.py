@@ -26,7 +26,7 @@ def leave_graph(name: str) -> None:
 
 
 def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
-    """See `insitu.train.custom_loop.trace_step`."""
+    """See `Backend`."""
     arrays = [keras.ops.convert_to_tensor(np.array(array)) for array in example]
     before = _are_numbers(model.trace(arrays))
     # A value that depends on a metric is no number if the metric isn't.
@@ -62,12 +62,6 @@ class LoopReplica(TorchReplica):
 
 class LoopDeviceReplicas(LoopReplica, TorchMultiDeviceReplica):
     """See `insitu.train.custom_loop.MultiDeviceLoopReplica`."""
-
-    def __init__(
-        self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
-    ) -> None:
-        del shards, home  # each part has its own shard, and variables stay where they are
-        super().__init__(model, example, devices)
 
     def make_replica(self, model: Any, data: Any) -> TorchReplica:
         replica = LoopReplica(model, data)

@@ -79,11 +79,11 @@ class TorchReplica(BaseReplica):
             self._shift_seeds(-offset)
             extra = self._note_logs(logs, watch, training=True)
             self._read_record(self._train_record, len(leaves[0]), before, extra, record)
-            gradients = self._order_gradients(captured.variables, captured.gradients)
+            gradients = self._order_gradients(captured)
             self._write_floats(floats, gradients)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._combine_train(records)
+        combined = self._combine_records(records, training=True)
         values = self._views(floats)
         count = len(self._gradient_spans)
         state = self._state
@@ -99,17 +99,17 @@ class TorchReplica(BaseReplica):
             ]
             if gradients:
                 self._model.optimizer.apply(gradients, list(state.trainable))
-            return self._to_train_logs(self._metric_logs(training=True), combined)
+            return self._to_logs(self._metric_logs(training=True), combined, training=True)
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._combine_train(records)
+        combined = self._combine_records(records, training=True)
         state = self._state
         with torch.no_grad():
             targets = _tensors((*state.trainable, *state.mean))
             if targets:
                 torch._foreach_copy_(targets, self._views(floats))
             self._write_record(self._train_record, combined)
-            return self._to_train_logs(self._metric_logs(training=True), combined)
+            return self._to_logs(self._metric_logs(training=True), combined, training=True)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         self._plan.check_test()
@@ -130,10 +130,10 @@ class TorchReplica(BaseReplica):
             self._read_record(self._test_record, len(leaves[0]), before, extra, record)
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
-        combined = self._combine_test(records)
+        combined = self._combine_records(records, training=False)
         with torch.no_grad():
             self._write_record(self._test_record, combined)
-            return self._to_test_logs(self._metric_logs(training=False), combined)
+            return self._to_logs(self._metric_logs(training=False), combined, training=False)
 
     def predict(self, data: Any) -> Any:
         if self._model.training:
@@ -145,7 +145,6 @@ class TorchReplica(BaseReplica):
     # Helpers
 
     def _count(self, shard: int, data: Any, *, training: bool) -> LossCounts:
-        self._plan.check_train() if training else self._plan.check_test()
         leaves, state = as_tensors(data), self._state
         offset = _as_int32(seed_offset(shard))
         with (
@@ -187,12 +186,12 @@ class TorchReplica(BaseReplica):
         if present:
             torch._foreach_copy_([targets[i] for i in present], [values[i] for i in present])
 
-    def _learn_train_logs(self) -> None:
-        floats, record = np.zeros(self.floats_size, self.floats_dtype), np.zeros(self.train_record_size)
-        self.gradient(0, self._structure, floats, record)
-
-    def _learn_test_logs(self) -> None:
-        self.evaluate(0, self._structure, np.zeros(self.test_record_size))
+    def _learn_logs(self, *, training: bool) -> None:
+        record = np.zeros(self._layouts[training].size)
+        if training:
+            self.gradient(0, self._structure, np.zeros(self.floats_size, self.floats_dtype), record)
+        else:
+            self.evaluate(0, self._structure, record)
 
     @staticmethod
     def _read_changing(layout: RecordLayout) -> dict[int, Any]:

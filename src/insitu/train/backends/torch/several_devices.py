@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 import torch
+from keras.src.backend.torch.core import get_device
 from numpy.typing import NDArray
 
 from insitu.train.backends.torch.replica import TorchReplica
+from insitu.train.devices import Device
+from insitu.train.placement import Placements
 from insitu.train.replica import CombinationPlan, ShardBatch
 
 
@@ -25,11 +29,14 @@ class TorchMultiDeviceReplica(TorchReplica):
         model: Any,
         data: Any,
         devices: Sequence[Any],
+        shards: Sequence[int] = (),
+        home: Any = None,
+        plan: CombinationPlan | None = None,
         *,
         copy: bool | None = None,
-        plan: CombinationPlan | None = None,
     ) -> None:
         """`copy` says that the devices have memory of their own. None: find out."""
+        del shards, home  # each part has its own shard, and variables stay where they are
         super().__init__(model, data, plan)
         self._copies_by_device = [
             _DeviceCopy(model, data, device, self.make_replica)
@@ -102,3 +109,40 @@ def _copy_of(own: Any, device: Any) -> Any:
 
 def _device_of(model: Any) -> Any:
     return next((variable.value.device for variable in model.variables), None)
+
+
+# Layers on chosen devices
+
+
+class TorchDeviceMover:
+    """See `DeviceMover`."""
+
+    def is_on(self, variable: Any, device: Device) -> bool:
+        return bool(variable.value.device == torch.empty(0, device=device.native).device)
+
+    def move(self, variable: Any, device: Device) -> bool:
+        with torch.no_grad():
+            variable.value.data = variable.value.data.to(device.native)
+        return True
+
+    def wrap(self, layer: Any, device: Device) -> None:
+        call = layer.call
+
+        @functools.wraps(call)
+        def on_device(*args: Any, **kwargs: Any) -> Any:
+            home = get_device()
+            args, kwargs = _to(device.native, (args, kwargs))
+            with device.scope():
+                outputs = call(*args, **kwargs)
+            return _to(home, outputs)
+
+        object.__setattr__(layer, "call", on_device)
+
+    def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
+        pass
+
+
+def _to(device: str, structure: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, structure
+    )

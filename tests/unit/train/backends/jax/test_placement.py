@@ -8,7 +8,7 @@ import numpy as np
 def test_an_uncommitted_array_is_the_same_memory() -> None:
     import jax
 
-    from insitu.train.backends.jax.placement import uncommit
+    from insitu.train.backends.jax.several_devices import uncommit
 
     device = jax.devices("cpu")[0]
     held = jax.device_put(np.arange(3.0), device)
@@ -20,7 +20,7 @@ def test_an_uncommitted_array_is_the_same_memory() -> None:
 def test_a_traced_value_is_left_as_it_is() -> None:
     import jax
 
-    from insitu.train.backends.jax.placement import uncommit
+    from insitu.train.backends.jax.several_devices import uncommit
 
     traced = []
 
@@ -35,7 +35,7 @@ def test_a_traced_value_is_left_as_it_is() -> None:
 def test_values_and_gradients_are_moved_there_and_back() -> None:
     import jax
 
-    from insitu.train.backends.jax.placement import _to_device, _to_home
+    from insitu.train.backends.jax.several_devices import _to_device, _to_home
 
     device = jax.devices("cpu")[0]
 
@@ -50,7 +50,7 @@ def test_values_and_gradients_are_moved_there_and_back() -> None:
 def test_integers_are_moved_without_a_gradient() -> None:
     import jax
 
-    from insitu.train.backends.jax.placement import _to_device, _to_home
+    from insitu.train.backends.jax.several_devices import _to_device, _to_home
 
     device = jax.devices("cpu")[0]
     there = _to_device(jax.numpy.arange(3), device, None)
@@ -60,7 +60,7 @@ def test_integers_are_moved_without_a_gradient() -> None:
 def test_an_optimizer_computes_where_the_variable_is() -> None:
     import jax
 
-    from insitu.train.backends.jax.placement import JaxDeviceMover
+    from insitu.train.backends.jax.several_devices import JaxDeviceMover
     from insitu.train.devices import Device
 
     seen = []

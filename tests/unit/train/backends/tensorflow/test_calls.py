@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from insitu.train.backends.tensorflow import calls as tensorflow_calls
+from insitu.train.backends.tensorflow import calls
 from insitu.train.backends.tensorflow.calls import (
     PARALLEL,
     SEQUENTIAL,
@@ -24,7 +24,7 @@ FULL, LAST = [(64, 8)], [(3, 8)]
 
 @pytest.fixture
 def many_cores(monkeypatch):
-    monkeypatch.setattr(tensorflow_calls, "_runs_sequentially", lambda: False)
+    monkeypatch.setattr(calls, "_runs_sequentially", lambda: False)
 
 
 def measure_calls(
@@ -124,7 +124,7 @@ def test_the_short_way_runs_what_was_compiled(jit: bool | None):
 
 
 def test_one_core_does_one_operation_after_the_other(monkeypatch):
-    monkeypatch.setattr(tensorflow_calls.os, "sched_getaffinity", lambda pid: {3})
+    monkeypatch.setattr(calls.os, "sched_getaffinity", lambda pid: {3})
     call = CompiledCall(tf.function(lambda x: [x + 1], input_signature=[tf.TensorSpec((2,))]))
     call(np.zeros(2, np.float32))
     assert (call._chooser.chosen, call._chooser.mode) == (True, SEQUENTIAL)
@@ -132,7 +132,7 @@ def test_one_core_does_one_operation_after_the_other(monkeypatch):
 
 @pytest.mark.parametrize("sequential", [True, False])
 def test_other_sizes_are_left_open_once_they_come(monkeypatch, sequential: bool):
-    monkeypatch.setattr(tensorflow_calls, "_runs_sequentially", lambda: sequential)
+    monkeypatch.setattr(calls, "_runs_sequentially", lambda: sequential)
     traced = []
 
     def mean(x, y):
@@ -160,7 +160,7 @@ def test_numbers_of_rows_and_other_arguments_need_no_other_function():
         made.append(specs)
         return lambda *tensors: tensors
 
-    call = tensorflow_calls.RelaxingCall(compile_for, [tf.TensorSpec(()), tf.TensorSpec((None, 2))])
+    call = calls.RelaxingCall(compile_for, [tf.TensorSpec(()), tf.TensorSpec((None, 2))])
     for rows in (1, 3):
         call(tf.constant(0.0), tf.ones((rows, 2)))
     assert len(made) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from insitu.train.backends.tensorflow import placement
+from insitu.train.backends.tensorflow import several_devices as placement
 from insitu.train.devices import Device
 
 CPU = Device("cpu:0", "cpu", 0, "tensorflow", "/device:CPU:0")

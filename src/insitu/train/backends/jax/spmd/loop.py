@@ -121,7 +121,7 @@ class MeshLoopStep(JaxReplica):
         self._records[:] = 0
         for record, part, results in zip(self._records, parts, started, strict=True):
             if results is not None:
-                self._fill(record, self._train_packer, results[0], part.rows)
+                self._fill(record, self._train_packer, results[0], (), part.rows)
         records = self._records if self._alone else self._group.all_gather(squeeze_shards(self._records))
         if not records[:, 0].any():
             raise TrainingError(

@@ -16,7 +16,7 @@ from insitu.base.errors import PeerLost, TrainingError
 from insitu.exchange import Group
 from insitu.train.backends.jax.replica import unpack_step
 from insitu.train.backends.jax.spmd.distributed import skip_shutdown
-from insitu.train.backends.jax.spmd.mesh_sharding import MeshSharding
+from insitu.train.backends.jax.spmd.mesh_sharding import DATA_AXIS, MeshSharding
 from insitu.train.backends.jax.spmd.variables import METRICS, OTHERS, TRAINABLE, get_mesh_variables
 from insitu.train.collectives import squeeze_shards
 from insitu.train.elastic import LoopPosition, Membership
@@ -352,21 +352,8 @@ def make_mesh_step(model: Any, example: Any, devices: Sequence[Any], membership:
     BatchNorm sees the global batch, Dropout draws the same mask, a loss is the mean over the global batch.
     The number of rows is free; each row counts once, with the same weight.
 
-    Raises TrainingError if another backend than JAX is active, or the job has several tasks and the
-    devices are of one.
+    Raises TrainingError if the job has several tasks and the devices are of one.
     """
-    import keras
-
-    if keras.backend.backend() != "jax":
-        raise TrainingError(
-            "A mesh of devices needs the JAX backend of Keras. Received: the "
-            f"{keras.backend.backend()!r} backend. Set KERAS_BACKEND=jax before keras is imported."
-        )
-    import numpy as np
-
-    from insitu.train.backends.jax.spmd.mesh_sharding import DATA_AXIS, MeshSharding
-    from insitu.train.backends.jax.spmd.program import MeshStep
-
     return MeshStep(model, example, MeshSharding.from_devices(np.array(devices), (DATA_AXIS,)), membership)
 
 

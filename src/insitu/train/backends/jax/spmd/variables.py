@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from insitu.train.backends.jax.replica import variables_of
 from insitu.train.backends.jax.spmd.mesh_sharding import MeshSharding
 
 GROUPS = 4
@@ -33,14 +34,14 @@ class MeshVariables:
 
     def __init__(self, model: Any, mesh_sharding: MeshSharding) -> None:
         self.mesh_sharding = mesh_sharding
-        self._variables = _variables_of(model)
+        self._variables = variables_of(model)
         self.shardings: tuple[list[NamedSharding], ...] = tuple(
             [mesh_sharding.sharding_of(v.value) for v in group] for group in self._variables
         )
 
     def matches(self, model: Any, mesh_sharding: MeshSharding) -> bool:
         """Return True if these are the variables that `model` has now."""
-        now = _variables_of(model)
+        now = variables_of(model)
         return self.mesh_sharding == mesh_sharding and all(
             len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
             for new, old in zip(now, self._variables, strict=True)
@@ -94,13 +95,3 @@ def get_mesh_variables(model: Any, mesh_sharding: MeshSharding) -> MeshVariables
     if made is None or not made.matches(model, mesh_sharding):
         made = _made[model] = MeshVariables(model, mesh_sharding)
     return made
-
-
-def _variables_of(model: Any) -> tuple[list[Any], ...]:
-    optimizer = getattr(model, "optimizer", None)
-    return (
-        list(model.trainable_variables),
-        list(model.non_trainable_variables),
-        list(optimizer.variables) if optimizer is not None else [],
-        list(model.metrics_variables),
-    )
