@@ -14,7 +14,7 @@ from insitu.base.context import Context
 from insitu.base.context import context as read_context
 from insitu.base.errors import TrainingError
 from insitu.base.net.unauthenticated import find_open
-from insitu.train.backends import active_backend, active_name
+from insitu.train.backends import active_backend, active_name, load_backend
 from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.elastic import CHECK_EVERY
 from insitu.train.fit import StepExecutor
@@ -168,7 +168,7 @@ def _choose(backend: str, workers: Sequence[str]) -> tuple[Communication, str]:
     """Return (communication, reason) for tasks at these addresses."""
     if len(workers) <= 1:
         return "ring", "one process"
-    meshes = active_backend().meshes
+    meshes = load_backend(backend).meshes
     if meshes is None:
         return "ring", f"the {backend} backend"
     if not meshes.visible_accelerators():
