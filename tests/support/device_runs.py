@@ -185,7 +185,7 @@ def between(make: Callable[[], Any], run: Callable[..., Any], **options: Any) ->
 
 
 def tensorflow_only(results: dict[str, float], everything: bool) -> None:
-    from insitu.train.custom_loop.factory import make_multi_device_loop_replica
+    from insitu.train.backends import active_backend
     from insitu.train.custom_loop.steps import MultiDeviceExchangeStep
     from insitu.train.replicated.step import MultiDeviceStep
 
@@ -197,7 +197,7 @@ def tensorflow_only(results: dict[str, float], everything: bool) -> None:
 
         def make_loop_step(self, model: Any, example: Any) -> Any:
             devices = [device.handle() for device in self.devices]
-            replica = make_multi_device_loop_replica(
+            replica = active_backend().make_device_loop_replica(
                 model, example, devices, self.membership.context.shards, None
             )
             return MultiDeviceExchangeStep(model, replica, self._membership)
@@ -221,8 +221,8 @@ def tensorflow_only(results: dict[str, float], everything: bool) -> None:
 
 
 def torch_only(results: dict[str, float]) -> None:
+    from insitu.train.backends.torch.several_devices import TorchMultiDeviceReplica
     from insitu.train.replicated.step import MultiDeviceStep
-    from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
     class Copying(insitu.CentralStorageStrategy):
         """As on GPUs, where each device has memory of its own."""

@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 from backend_runs import FailAt, Failure, OwnStepOnJax, SeesWeights, digest  # noqa: E402
 
 import insitu  # noqa: E402
-from insitu.train.spmd.program import make_mesh_step  # noqa: E402
+from insitu.train.backends.jax.spmd.program import make_mesh_step  # noqa: E402
 from insitu.train.strategies.synchronous import SynchronousStrategy  # noqa: E402
 
 BATCH, EPOCHS, ROWS = 32, 2, 97

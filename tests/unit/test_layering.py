@@ -36,6 +36,9 @@ BELOW = {
 }
 """What each room may import, beside itself. `base` imports only itself."""
 
+FOLDERS = {f"backends/{path.parent.name}" for path in (SOURCE / "train" / "backends").glob("*/__init__.py")}
+"""The folders of Keras' backends. They are loaded by their names: all else asks the interface below them."""
+
 INNER = {
     "grid": [
         {"layout"},
@@ -73,13 +76,15 @@ INNER = {
         {"chaos"},
     ],
     "train": [
+        {"backends"},
         {"devices", "files"},
         {"collectives"},
         {"replica"},
         {"elastic"},
         {"fit"},
-        {"checkpoint", "replicated", "spmd", "placement"},
+        {"checkpoint", "replicated", "placement"},
         {"custom_loop"},
+        FOLDERS,
         {"parameter_server"},
         {"strategies"},
         {"evaluation"},
@@ -168,6 +173,8 @@ def inner_room_of(name: str) -> tuple[str, str] | None:
     parts = name.split(".")
     if len(parts) < 3 or parts[0] != "insitu":
         return None
+    if "/".join(parts[2:4]) in FOLDERS:
+        return parts[1], "/".join(parts[2:4])
     inner = any(parts[2] in level for level in INNER.get(parts[1], []))
     return (parts[1], parts[2]) if inner else None
 
@@ -181,6 +188,7 @@ def absolute_name(path: Path) -> str:
 def test_each_folder_is_an_inner_room_with_a_described_door(room: str):
     # A folder that another revision left behind holds compiled files alone.
     folders = {p.name for p in (SOURCE / room).iterdir() if any(p.glob("*.py"))}
+    folders |= FOLDERS if room == "train" else set()
     assert folders == set().union(*INNER[room])
     assert [p.name for p in (SOURCE / room).glob("*.py")] == ["__init__.py"]
     for folder in folders:
@@ -205,6 +213,14 @@ def test_inner_rooms_import_only_those_below_them(path: Path):
     assert not above
 
 
+@pytest.mark.parametrize("path", IN_INNER_ROOMS, ids=identity)
+def test_only_the_interface_knows_a_backends_folder(path: Path):
+    """A further backend is a further folder: nothing else names one."""
+    own = inner_room_of(absolute_name(path))
+    named = {room for room in map(inner_room_of, imports(path)) if room and room[1] in FOLDERS}
+    assert named <= {own}
+
+
 STARTED = {
     "insitu.cluster.control.supervisor",
     "insitu.cluster.failover.etcd_process",
@@ -219,21 +235,6 @@ STARTED = {
     "insitu.train.devices",
 }
 """Modules whose names are passed to `python -m`: programs that are started, not modules that are imported."""
-
-
-@functools.cache
-def imports_a_backend(path: Path) -> bool:
-    """Whether importing the module imports a backend of Keras, itself or by others of its room."""
-    for node in ast.parse(path.read_text()).body:
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-        for name in names:
-            if name.split(".")[0] in BACKENDS - {"keras"}:
-                return True
-            near = path.with_name(f"{name.rpartition('.')[2]}.py")
-            if name == absolute_name(near) and near != path and near.exists() and imports_a_backend(near):
-                return True
-    return False
 
 
 @functools.cache
@@ -259,15 +260,14 @@ def names_of_door(folder: Path) -> set[str]:
 @pytest.mark.parametrize("path", [m for m in MODULES if m != SOURCE / "__init__.py"], ids=identity)
 def test_rooms_are_entered_by_their_doors(path: Path):
     """A room is any package in insitu. Its own modules and those of rooms inside it import each other. Others
-    import from the package, which may give a whole module too. A module that imports a backend isn't behind
-    the door: importing that would import every backend. Modules of `base` are imported one by one."""
+    import from the package, which may give a whole module too. Modules of `base` are imported one by one."""
     past = []
     for name in imports(path):
         module = module_of(name) if name.startswith("insitu.") and name not in STARTED else None
         if module is None or room_of(module) == "base" or module.parent in {SOURCE, *path.parents}:
             continue
         given_whole = name == absolute_name(module) and module.stem in names_of_door(module.parent)
-        if not given_whole and not imports_a_backend(module):
+        if not given_whole:
             past.append(name)
     assert not past
 

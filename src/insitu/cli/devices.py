@@ -33,9 +33,9 @@ def devices(
     insitu devices --backend jax --json
     ```
     """
-    from insitu.train.devices import active_backend
+    from insitu.train.backends import active_name
 
-    found = ask(backend or active_backend())
+    found = ask(backend or active_name())
     if as_json:
         print_json(found)
         return

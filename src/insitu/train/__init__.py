@@ -1,8 +1,9 @@
 """Strategies, and what makes Keras train under them. Of the core, it alone imports Keras and a backend.
 
-Inner rooms, each of which may import those to its right: `evaluation`, `strategies`, `parameter_server`,
-`custom_loop`, then `placement`, `spmd`, `replicated` and `checkpoint` side by side, `fit`, `elastic`,
-`replica`, `collectives`, then `devices` and `files` side by side. Begin reading with `fit/trainer.py`.
+Inner rooms, each of which may import those to its right: `evaluation`, `strategies`, `parameter_server`, the
+folders in `backends`, `custom_loop`, then `placement`, `replicated` and `checkpoint` side by side, `fit`,
+`elastic`, `replica`, `collectives`, then `devices` and `files` side by side, and `backends`, the interface of
+these folders. Begin reading with `fit/trainer.py`.
 """
 
 from __future__ import annotations

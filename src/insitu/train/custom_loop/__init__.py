@@ -1,19 +1,11 @@
 """Custom loops: `strategy.run` of a user's own step.
 
-Begin reading with `runner.py`. There is a replica for each backend: `tensorflow.py`, `jax.py`, `torch.py`.
+Begin reading with `runner.py`. `loop.py` in the folder of each backend has the replicas.
 """
 
-from insitu.train.custom_loop.averaging import average_loss, scale_by_share
+from insitu.train.custom_loop.averaging import average_loss, current_share, scale_by_share, scale_rows
 from insitu.train.custom_loop.distributed_dataset import DistributedDataset, DistributedIterator
 from insitu.train.custom_loop.epoch_log import EpochLog
-from insitu.train.custom_loop.factory import (
-    leave_graph,
-    make_loop_replica,
-    make_multi_device_loop_replica,
-    make_trackable,
-    out_of_range_error,
-    prepare_backend,
-)
 from insitu.train.custom_loop.input_context import (
     InputContext,
     InputOptions,
@@ -22,7 +14,7 @@ from insitu.train.custom_loop.input_context import (
     ValueContext,
     is_per_replica,
 )
-from insitu.train.custom_loop.loop_replica import LoopReplica
+from insitu.train.custom_loop.loop_replica import CompiledGradientMixin, LoopReplica
 from insitu.train.custom_loop.per_replica import PerReplica, local_values, make_values
 from insitu.train.custom_loop.reduction import (
     AnyReduceOp,
@@ -47,10 +39,12 @@ from insitu.train.custom_loop.steps import (
     ExchangeStep,
     LoopStep,
     MultiDeviceExchangeStep,
+    Outputs,
     RestorePlacementStep,
     SingleFunctionStep,
     TrainOrObserveStep,
 )
+from insitu.train.custom_loop.tracing import DeferredUpdates
 from insitu.train.custom_loop.worker_feed import WorkerFeed, cut_for_replicas
 
 DistributedValues = PerReplica

@@ -11,8 +11,8 @@ import keras
 from insitu.base.errors import InputError
 from insitu.base.missing_names import missing_name
 from insitu.grid import PositionedData
+from insitu.train.backends import active_backend
 from insitu.train.custom_loop.epoch_log import EpochLog
-from insitu.train.custom_loop.factory import as_batch, leave_graph, make_spec, out_of_range_error
 from insitu.train.custom_loop.per_replica import merge_per_replica, note_batch
 from insitu.train.custom_loop.replica_check import LOOP_CHECK_INTERVAL
 from insitu.train.custom_loop.worker_feed import WorkerFeed
@@ -76,8 +76,9 @@ class DistributedDataset(PositionedData):
     @property
     def element_spec(self) -> Any:
         """The shapes and dtypes of one replica's rows, whose number is open."""
+        make = active_backend().make_spec
         return keras.tree.map_structure(
-            lambda leaf: make_spec((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype)),
+            lambda leaf: make((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype)),
             self._example,
         )
 
@@ -147,7 +148,7 @@ class DistributedDataset(PositionedData):
         data = part.data
         if not part.rows:
             data = keras.tree.map_structure(lambda leaf: leaf[:0], self._example)
-        return keras.tree.map_structure(as_batch, data)
+        return keras.tree.map_structure(active_backend().as_batch, data)
 
 
 class DistributedIterator:
@@ -162,7 +163,7 @@ class DistributedIterator:
         return self
 
     def __next__(self) -> Any:
-        leave_graph("The iterator of a distributed dataset")
+        active_backend().leave_graph("The iterator of a distributed dataset")
         return next(self._steps)
 
     def get_next(self) -> Any:
@@ -170,7 +171,7 @@ class DistributedIterator:
         StopIteration on other backends."""
         optional = self.get_next_as_optional()
         if not optional.has_value():
-            raise out_of_range_error()
+            raise active_backend().out_of_range_error()
         return optional.get_value()
 
     def get_next_as_optional(self) -> OptionalStep:

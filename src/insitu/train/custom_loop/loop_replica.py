@@ -1,5 +1,4 @@
-"""The replicas of a custom loop, one file per Keras backend. They extend those of `fit` and keep the outputs
-of the user's step."""
+"""The replicas of a custom loop. They extend those of `fit` and keep the outputs of the user's step."""
 
 from __future__ import annotations
 

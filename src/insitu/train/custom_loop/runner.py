@@ -12,7 +12,7 @@ from keras.src.backend.common.variables import Variable
 from numpy.typing import NDArray
 
 from insitu.base.errors import TrainingError
-from insitu.train.custom_loop.factory import leave_graph, trace_step
+from insitu.train.backends import active_backend
 from insitu.train.custom_loop.per_replica import (
     PerReplica,
     is_of_batch,
@@ -81,7 +81,7 @@ class LoopRunner:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Strategy.run`."""
-        leave_graph("strategy.run")
+        active_backend().leave_graph("strategy.run")
         with self._strategy.placement(), self._strategy.membership.explain_loss("run"):
             return self._run(fn, args, kwargs)
 
@@ -253,7 +253,7 @@ class _CompiledStep:
         optimizers = strategy.created_in_scope.optimizers
         self.model = StepModel(arguments.call, optimizers, aggregation.replicas, strategy)
         example = arguments.example()
-        _refuse_results(trace_step(self.model, example))
+        _refuse_results(active_backend().trace_step(self.model, example))
         strategy.created_in_scope.check_created_here(self.model.variables)
         for optimizer, variables in self.model.optimizer.groups:
             if not optimizer.built:

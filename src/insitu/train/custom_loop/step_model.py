@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.variables import Variable
 
+from insitu.train.backends import active_backend
 from insitu.train.collectives import pack_leaves
 from insitu.train.custom_loop.averaging import Share, share_scope
 from insitu.train.custom_loop.tracing import DeferredUpdates, VariableTracer, defer_apply
@@ -121,7 +122,7 @@ class StepModel:
         self._known = list(optimizers)
         self._replicas = replicas
         # In fit Keras decides on compilation by XLA. A user's own step is compiled on JAX only.
-        self.jit_compile = keras.backend.backend() == "jax"
+        self.jit_compile = active_backend().compiles_loops
         self.outputs: list[Any] = []
         """The tensors that the step has just returned."""
         self.result = StepResult(())
@@ -205,7 +206,8 @@ class StepModel:
         shards = () if self._strategy is None else self._strategy.membership.context.shards
         first = next(iter(shards), 0)
         before = [keras.ops.copy(keras.ops.convert_to_tensor(v)) for v in self.plain_means]
-        with share_scope(share), defer_apply(self._known, deferred), record_summaries(replica_id, first):
+        summaries = active_backend().record_summaries(replica_id, first)
+        with share_scope(share), defer_apply(self._known, deferred), summaries:
             self.result = StepResult(self._call(arrays[1:]))
         self._weigh_plain_means(before, rows, arrays[0][0])
         self.outputs = self.result.tensors
@@ -310,19 +312,5 @@ def _empty_like(tensor: Any) -> Any:
 def _is_tensor(leaf: Any) -> bool:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return True
-    # Elsewhere a plain number is part of the trace, so it is the same in each step.
     number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
-    return number and keras.backend.backend() == "torch"
-
-
-# Let one replica of each process write summaries
-
-
-def record_summaries(replica_id: Any, first: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a scope in which `tf.summary` writes for replica number `first` alone, as with `tf.distribute`.
-    `replica_id` is that of the replica that runs, a tensor."""
-    if keras.backend.backend() != "tensorflow":
-        return contextlib.nullcontext()
-    from insitu.train.custom_loop import tf_distribute
-
-    return tf_distribute.record_summaries(replica_id, first)
+    return number and active_backend().has_numbers_in_steps

@@ -5,10 +5,9 @@ Begin reading with `names.py`.
 
 from insitu.train.devices.names import (
     Device,
-    active_backend,
     default_device,
     list_devices,
     resolve,
     resolve_all,
 )
-from insitu.train.devices.setup import device_of, log_variables
+from insitu.train.devices.setup import already_started_error, device_of, log_variables, print_line

@@ -7,17 +7,16 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from insitu.base import config
 from insitu.base.errors import InputError
+from insitu.train.backends import active_name, load_backend
 
 _KINDS = {
     "cpu": "cpu",
@@ -57,37 +56,15 @@ class Device:
 
     def handle(self) -> Any:
         """Return the backend's own object: a name for TensorFlow, a `jax.Device`, a `torch.device`."""
-        if self.backend == "tensorflow":
-            return self.native
-        if self.backend == "jax":
-            import jax
-
-            return jax.local_devices(backend=self.kind)[self.index]
-        import torch
-
-        return torch.device(self.native)
+        return load_backend(self.backend).device_handle(self)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """While open, variables are made and operations run on the device."""
         import keras
 
-        name = self.native if self.backend == "torch" else self.name
-        with keras.device(name):
+        with keras.device(load_backend(self.backend).device_scope_name(self)):
             yield
-
-
-def active_backend() -> str:
-    """Return the backend that Keras uses or would use, without importing it."""
-    if "keras" in sys.modules:
-        return str(sys.modules["keras"].backend.backend())
-    if chosen := os.environ.get("KERAS_BACKEND"):
-        return chosen
-    home = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
-    try:
-        return str(json.loads((home / "keras.json").read_text())["backend"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "tensorflow"
 
 
 def list_devices(backend: str | None = None) -> list[Device]:
@@ -97,15 +74,16 @@ def list_devices(backend: str | None = None) -> list[Device]:
     Raises InputError for a backend that isn't there, or that has started with other devices than
     `insitu.base.config` asks for.
     """
-    backend = backend or active_backend()
+    backend = backend or active_name()
     if backend not in config.BACKENDS:
         raise InputError(f"A backend is one of {', '.join(config.BACKENDS)}. Received: {backend!r}")
     if backend not in sys.modules and importlib.util.find_spec(backend) is None:
         raise InputError(f"The backend {backend!r} isn't installed. Install it: pip install {backend}")
     importlib.import_module(backend)
     config.apply_device_settings()
-    make = {"tensorflow": _of_tensorflow, "jax": _of_jax, "torch": _of_torch}[backend]
-    return sorted(make(), key=lambda d: (("tpu", "gpu", "cpu").index(d.kind), d.index))
+    return sorted(
+        load_backend(backend).list_devices(), key=lambda d: (("tpu", "gpu", "cpu").index(d.kind), d.index)
+    )
 
 
 def default_device(backend: str | None = None) -> Device:
@@ -172,84 +150,6 @@ def resolve_all(names: Sequence[str | Device] | None, backend: str | None = None
         raise InputError(f"Each device may be named once. Received: {', '.join(map(str, names))}")
     # Once each: several that aren't there have the same replacement.
     return list({found.name: found for found in (resolve(name, backend) for name in names)}.values())
-
-
-def _of_tensorflow() -> list[Device]:
-    import tensorflow as tf
-
-    devices = []
-    for kind in ("CPU", "GPU", "TPU"):
-        physical = tf.config.list_physical_devices(kind)
-        logical = tf.config.list_logical_devices(kind)
-        virtual = len(logical) != len(physical)
-        for index, device in enumerate(logical):
-            details = {}
-            if kind == "GPU":
-                owner = physical[min(index, len(physical) - 1)]
-                details = tf.config.experimental.get_device_details(owner)
-            model = str(details.get("device_name", ""))
-            devices.append(
-                Device(
-                    f"{kind.lower()}:{index}",
-                    kind.lower(),
-                    index,
-                    "tensorflow",
-                    device.name,
-                    model=model,
-                    virtual=virtual,
-                )
-            )
-    return devices
-
-
-def _of_jax() -> list[Device]:
-    import jax
-
-    devices = []
-    for kind in ("cpu", "gpu", "tpu"):
-        try:
-            found = jax.local_devices(backend=kind)
-        except RuntimeError:
-            continue  # this build or this machine has none of the kind
-        for index, device in enumerate(found):
-            statistics = (device.memory_stats() or {}) if kind != "cpu" else {}
-            devices.append(
-                Device(
-                    f"{kind}:{index}",
-                    kind,
-                    index,
-                    "jax",
-                    str(device),
-                    model="" if kind == "cpu" else device.device_kind,
-                    memory=statistics.get("bytes_limit"),
-                    virtual=kind == "cpu" and len(found) > 1,
-                )
-            )
-    return devices
-
-
-def _of_torch() -> list[Device]:
-    import torch
-
-    virtual = config.settings().virtual_devices
-    count = virtual[1] if virtual is not None and virtual[0] == "cpu" else 1
-    devices = [Device(f"cpu:{i}", "cpu", i, "torch", "cpu", virtual=count > 1) for i in range(count)]
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        properties = torch.cuda.get_device_properties(index)
-        devices.append(
-            Device(
-                f"gpu:{index}",
-                "gpu",
-                index,
-                "torch",
-                f"cuda:{index}",
-                model=properties.name,
-                memory=properties.total_memory,
-            )
-        )
-    if torch.backends.mps.is_available():
-        devices.append(Device("gpu:0", "gpu", 0, "torch", "mps:0", model="Apple"))
-    return devices
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ they start, and set up all of them alike.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 
 from insitu.base import config
 from insitu.base.errors import InputError
-from insitu.train.devices.names import active_backend, list_devices
+from insitu.train.backends import active_name, load_backend
+from insitu.train.devices.names import list_devices
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
@@ -52,7 +52,7 @@ class LogicalDeviceConfiguration:
 
 def list_physical_devices(device_type: str | None = None) -> list[Any]:
     """Return the devices of this machine that the backend may use, without starting it."""
-    if active_backend() == "tensorflow":
+    if active_name() == "tensorflow":
         found: list[Any] = _tensorflow().list_physical_devices(device_type)
         return found
     kinds = ["CPU"] + ["GPU"] * len(_read_visible())
@@ -64,7 +64,7 @@ def list_physical_devices(device_type: str | None = None) -> list[Any]:
 
 def list_logical_devices(device_type: str | None = None) -> list[Any]:
     """Return the devices that the backend has. This starts it."""
-    if active_backend() == "tensorflow":
+    if active_name() == "tensorflow":
         found: list[Any] = _tensorflow().list_logical_devices(device_type)
         return found
     devices = [LogicalDevice(f"/device:{d.kind.upper()}:{d.index}", d.kind.upper()) for d in list_devices()]
@@ -74,13 +74,13 @@ def list_logical_devices(device_type: str | None = None) -> list[Any]:
 def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
     """Let the backend see these devices alone, of those of `device_type`; None: of all. Raises InputError
     once it has started."""
-    if active_backend() == "tensorflow":
+    if active_name() == "tensorflow":
         _call_tensorflow("set_visible_devices", devices, device_type)
         return
     listed = list(devices) if isinstance(devices, Sequence) else [devices] if devices else []
     if device_type in (None, "CPU") and not any(device.device_type == "CPU" for device in listed):
         raise InputError(
-            f"The CPU is always used on {active_backend()}. Received: {devices!r} as the visible devices. "
+            f"The CPU is always used on {active_name()}. Received: {devices!r} as the visible devices. "
             "Name it, or pass device_type='GPU'"
         )
     if device_type == "CPU":
@@ -93,7 +93,7 @@ def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
 
 def get_visible_devices(device_type: str | None = None) -> list[Any]:
     """Return the devices that the backend may use."""
-    if active_backend() == "tensorflow":
+    if active_name() == "tensorflow":
         found: list[Any] = _tensorflow().get_visible_devices(device_type)
         return found
     return list_physical_devices(device_type)
@@ -102,7 +102,7 @@ def get_visible_devices(device_type: str | None = None) -> list[Any]:
 def set_memory_growth(device: Any, enable: bool) -> None:
     """Let the backend take the memory of a GPU as it needs it. Raises InputError once it has started, and if
     it can't set up one GPU alone."""
-    if active_backend() == "tensorflow":
+    if active_name() == "tensorflow":
         _call_tensorflow("experimental.set_memory_growth", device, enable)
         return
     _check_alone(device, "memory growth", f"insitu.base.config.set_memory_growth({enable})")
@@ -112,7 +112,7 @@ def set_memory_growth(device: Any, enable: bool) -> None:
 def set_logical_device_configuration(device: Any, logical_devices: Sequence[Any]) -> None:
     """Make several devices of one, or limit its memory. Raises InputError once the backend has started, and
     if it can't."""
-    if active_backend() == "tensorflow":
+    if active_name() == "tensorflow":
         make = _tensorflow().LogicalDeviceConfiguration
         own = [make(memory_limit=each.memory_limit) for each in logical_devices]
         _call_tensorflow("set_logical_device_configuration", device, own)
@@ -179,22 +179,14 @@ def _check_alone(device: Any, what: str, instead: str) -> None:
         _number_of(device, known)
     if len(known) > 1:
         raise InputError(
-            f"{active_backend()} sets up all GPUs alike. Received: {what} of {device.name}, one of "
+            f"{active_name()} sets up all GPUs alike. Received: {what} of {device.name}, one of "
             f"{len(known)}. Call {instead} for all, or let the process see one by set_visible_devices"
         )
 
 
 def _refuse_started(what: str, value: Any) -> None:
-    backend = active_backend()
-    started = False
-    if backend == "jax" and "jax" in sys.modules:
-        from jax._src import xla_bridge
-
-        started = bool(xla_bridge.backends_are_initialized())
-    elif backend == "torch" and "torch" in sys.modules:
-        started = sys.modules["torch"].cuda.is_initialized()
-    if started:
+    if load_backend(active_name()).has_started():
         raise InputError(
-            f"{what} must be set before {backend} starts. Received: {value!r} after its start. Set them at "
-            "the top of the script"
+            f"{what} must be set before {active_name()} starts. Received: {value!r} after its start. Set "
+            "them at the top of the script"
         )

@@ -42,6 +42,7 @@ from insitu.base.errors import (
     TrainingError,
 )
 from insitu.exchange import Group, parse_address
+from insitu.train.backends import active_backend
 from insitu.train.collectives import all_gather_json, broadcast_value
 from insitu.train.elastic.divergence import Fingerprint, check_equal
 from insitu.train.elastic.position import LOOP, TRAIN, LoopPosition
@@ -413,7 +414,9 @@ def probe_sums() -> str:
     shapes = ((67, 513), (513, 37), (2, 19, 19, 5), (3, 3, 5, 11), numbers.shape)
     given = [numbers[: math.prod(shape)].reshape(shape) for shape in shapes]
     found = hashlib.sha256()
-    for result in _run(given):
+    # JAX compiles it as a whole: that takes less time than each operation alone.
+    compute = active_backend().compile_once(_compute)
+    for result in compute(*map(keras.ops.convert_to_tensor, given)):
         found.update(np.ascontiguousarray(keras.ops.convert_to_numpy(result)).tobytes())
     return found.hexdigest()[:16]
 
@@ -428,17 +431,6 @@ def _compute(left: Any, right: Any, image: Any, kernel: Any, long: Any) -> tuple
         ops.exp(long),
         ops.tanh(long),
     )
-
-
-def _run(given: Sequence[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
-    """Return what is compared. JAX compiles it as a whole: that takes less time than each operation alone."""
-    if keras.backend.backend() != "jax":
-        return _compute(*map(keras.ops.convert_to_tensor, given))
-    import jax
-
-    # A function of its own: what was compiled before isn't taken.
-    compiled: Callable[..., tuple[Any, ...]] = jax.jit(lambda *arrays: _compute(*arrays))
-    return compiled(*given)
 
 
 def describe_sums(addresses: Sequence[str], node: str) -> dict[str, str]:

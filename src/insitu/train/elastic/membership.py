@@ -67,7 +67,7 @@ class Membership:
         #: Steps of `fit` between two comparisons of replicas. Written by the strategy.
         self.check_every = CHECK_EVERY
         #: Whether a program spans the devices of all tasks, so that none can compute without the others.
-        #: Written by `insitu.train.spmd`.
+        #: Written by `insitu.train.backends.jax.spmd`.
         self.program_spans_tasks = False
         #: Fits that have begun in this process. Written by `count_fit`.
         self._fits = 0

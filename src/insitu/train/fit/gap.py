@@ -9,12 +9,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.variables import Variable
 from numpy.typing import NDArray
 
+from insitu.train.backends import active_backend
 from insitu.train.replica import ModelState, view
 
 _RAW_ASSIGNMENTS = re.compile(
@@ -76,7 +75,7 @@ class Gap:
         return {name: self._value(variable) for name, variable in state.named()}
 
     def _value(self, variable: Any) -> NDArray[Any]:
-        kept = self._values.get(id(_holder_of(variable)))
+        kept = self._values.get(id(active_backend().raw_variable(variable)))
         return view(variable) if kept is None else kept[1]
 
     @property
@@ -133,12 +132,10 @@ _open_gaps: set[Gap] = set()
 @functools.cache
 def _install() -> None:
     """Have assignments to variables notify the open gaps. Done once: each costs a look at a set then."""
-    if keras.backend.backend() != "tensorflow":
+    owners = active_backend().raw_variable_types()
+    if not owners:
         _watch(Variable, "assign", lambda variable: np.array(view(variable)))
-        return
-    from tensorflow.python.ops import resource_variable_ops
-
-    for owner in (resource_variable_ops.BaseResourceVariable, resource_variable_ops.ResourceVariable):
+    for owner in owners:
         for name in list(vars(owner)):
             if _RAW_ASSIGNMENTS.fullmatch(name):
                 _watch(owner, name, lambda variable: np.array(variable.numpy()))
@@ -149,25 +146,9 @@ def _watch(owner: type, name: str, read: Callable[[Any], NDArray[Any]]) -> None:
 
     @functools.wraps(original)
     def assign(holder: Any, *args: Any, **kwargs: Any) -> Any:
-        if _open_gaps and not _is_traced():
+        if _open_gaps and not active_backend().is_tracing():
             for gap in _open_gaps:
                 gap.note(holder, lambda: read(holder))
         return original(holder, *args, **kwargs)
 
     setattr(owner, name, assign)
-
-
-def _is_traced() -> bool:
-    """Return whether a function is being traced, in which an assignment changes nothing yet."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        return not tf.executing_eagerly()
-    return bool(in_stateless_scope())
-
-
-def _holder_of(variable: Any) -> Any:
-    """Return what is assigned to: on TensorFlow, the raw variable."""
-    if keras.backend.backend() == "tensorflow" and hasattr(variable, "_value"):
-        return variable._value
-    return variable

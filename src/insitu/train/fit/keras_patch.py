@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import keras
 
 from insitu.base.errors import TrainingError
-from insitu.train.replica import add_up_repeated_rows, renew_optimizer
+from insitu.train.backends import active_backend
+from insitu.train.replica import renew_optimizer
 
 TRAINER_ATTRIBUTE = "_insitu_trainer"
 """The attribute of a model that holds its trainer."""
@@ -101,8 +102,8 @@ def dispatch_methods() -> None:
         _replace(f"make_{attribute}", functools.partial(_dispatch_making, attribute))
     _replace("compile", _dispatch_compile)
     _replace("_symbolic_build", _dispatch_build)
-    if keras.backend.backend() == "jax":
-        _replace("_get_jax_state", _dispatch_state)
+    for name, dispatch in active_backend().keras_methods(_trainer_of).items():
+        _replace(name, dispatch)
 
 
 Original = Callable[..., Any]
@@ -128,7 +129,7 @@ def _dispatch_call(name: str, original: Original) -> Original:
             return trainer.call(name, args, kwargs)
         if trains:
             check_not_of_scope(model)
-        with add_up_repeated_rows(model) if has_tables else contextlib.nullcontext():
+        with active_backend().add_up_repeated_rows(model) if has_tables else contextlib.nullcontext():
             return original(model, *args, **kwargs)
 
     return method
@@ -164,22 +165,6 @@ def _dispatch_build(original: Original) -> Original:
             build()
         else:
             trainer.build(build)
-
-    return method
-
-
-def _dispatch_state(original: Original) -> Original:
-    """Keep the values in the variables while a trainer does the steps: Keras' loop would take them out."""
-    from insitu.train.replica.jax import copy_aliased
-
-    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
-        trainer = _trainer_of(model)
-        if trainer is None:
-            return original(model, *args, **kwargs)
-        if trainer.does_steps:
-            return original(model, *args, **{**kwargs, "purge_model_variables": False})
-        # Weights that became their averages share memory with them, and Keras' step would donate it twice.
-        return copy_aliased(original(model, *args, **kwargs))
 
     return method
 

@@ -10,6 +10,7 @@ import keras
 
 from insitu.base.errors import TrainingError
 from insitu.base.measure.time_account import ACCOUNT, COMPILE
+from insitu.train.backends import active_backend
 from insitu.train.devices import log_variables
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.replica import SAMPLE_ROWS, build_to_train
@@ -86,7 +87,7 @@ class StepExecutors:
         """Raise TrainingError if other variables are trainable than the optimizer was built for, and the
         backend can't train them. Keras raises ValueError in its step."""
         optimizer, *trainable = self._trained_by()
-        if keras.backend.backend() != "jax" or optimizer is not self._first_made_with[0]:
+        if not active_backend().trains_as_compiled or optimizer is not self._first_made_with[0]:
             return
         built_for = self._first_made_with[1:]
         if not _are_same(trainable, built_for):
@@ -103,8 +104,8 @@ class StepExecutors:
 
     def _forget_stale(self) -> None:
         """Forget the executors if the model has another optimizer or trains other variables than when they
-        were made. On TensorFlow Keras keeps the function that it made once, and so do they."""
-        goes_on = keras.backend.backend() == "tensorflow" or _are_same(self._trained_by(), self._made_with)
+        were made. Where Keras keeps the function that it made once, so do they."""
+        goes_on = active_backend().keeps_step_functions or _are_same(self._trained_by(), self._made_with)
         if self._made and not goes_on:
             self._strategy.check_recompile(self._model)
             self._made = {}

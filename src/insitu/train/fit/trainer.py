@@ -21,6 +21,7 @@ import numpy as np
 from insitu.base.errors import TrainingError
 from insitu.exchange import Group
 from insitu.grid import Dataset
+from insitu.train.backends import active_backend
 from insitu.train.elastic import (
     PREDICT,
     TEST,
@@ -59,11 +60,9 @@ from insitu.train.replica import (
     ModelState,
     ShardBatch,
     StepBatch,
-    add_up_repeated_rows,
     build_to_predict,
     is_unbuilt,
     read_state,
-    wrap_train_function,
 )
 
 T = TypeVar("T")
@@ -107,7 +106,7 @@ class KerasTrainer:
         own = {"train_function": self.train_on, "test_function": self.test_on}
         self._functions = StepFunctions(
             model,
-            {attribute: wrap_train_function(run) for attribute, run in own.items()},
+            {attribute: active_backend().wrap_train_function(run) for attribute, run in own.items()},
             are_own=not strategy.delegates_to_keras,
         )
         attach_trainer(model, self)
@@ -146,11 +145,11 @@ class KerasTrainer:
         self, name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Leave a call to Keras, on the strategy's device."""
-        check_delegated()
+        active_backend().check_delegated()
         if name == "fit":
             self.strategy.check_open(self.model)
             self.fit_index = self.membership.count_fit()
-        summing = add_up_repeated_rows(self.model)
+        summing = active_backend().add_up_repeated_rows(self.model)
         with self._functions.switch(own=False), self.strategy.placement(), summing:
             result = method(*args, **kwargs)
         self._executors.log_variables()
@@ -398,8 +397,7 @@ class KerasTrainer:
     def _prepare_for(self, feed: Feed) -> StepExecutor:
         """Return the executor for the batches of a feed. Builds the model if it isn't built."""
         example = feed.example(choose_example_rows(self.model))
-        if keras.backend.backend() != "tensorflow" and is_unbuilt(self.model):
-            # Keras builds it there by an iteration of the data.
+        if active_backend().builds_by_data and is_unbuilt(self.model):
             feed.source.drop_peeked()
         return self._executors.prepare(example, feed.part_rows)
 
@@ -685,14 +683,6 @@ def needs_insitu(arguments: dict[str, Any]) -> bool:
     return any(isinstance(part, Dataset) for part in data) or any(
         getattr(callback, "restores_training", False) for callback in callbacks
     )
-
-
-def check_delegated() -> None:
-    """Raise TrainingError if Keras would do a call in another way than the strategy says."""
-    if keras.backend.backend() == "jax":
-        from insitu.train.replica.jax import refuse_distribution
-
-        refuse_distribution()
 
 
 def warn_of_own_fit(model: Any) -> None:

@@ -40,8 +40,8 @@ from insitu.base import errors
 from insitu.base.context import Context
 from insitu.base.errors import InputError, ServerLost, ServerMoved, ServerStalled, TrainingError
 from insitu.parameters import ClosureClient
+from insitu.train.backends import active_backend
 from insitu.train.collectives import NotSerializable, from_bytes, to_bytes
-from insitu.train.custom_loop import leave_graph, out_of_range_error
 from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.replica import to_numpy
 
@@ -79,7 +79,7 @@ class WorkerIterator:
         return self
 
     def __next__(self) -> Any:
-        leave_graph("The iterator of a per-worker dataset")
+        active_backend().leave_graph("The iterator of a per-worker dataset")
         item = next(self._items)
         if self._read is not None:
             self._read.append(item)
@@ -91,7 +91,7 @@ class WorkerIterator:
         try:
             return next(self)
         except StopIteration:
-            raise out_of_range_error() from None
+            raise active_backend().out_of_range_error() from None
 
     def begin_trial(self) -> None:
         """Remember what is read from now on."""
@@ -156,7 +156,7 @@ class Closure:
         try:
             returned = self.fn(*args, **kwargs)
         except StopIteration:
-            raise out_of_range_error() from None
+            raise active_backend().out_of_range_error() from None
         return keras.tree.map_structure(_to_plain, returned)
 
 
@@ -604,7 +604,7 @@ class AssignmentGuard:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._set(True))
             stack.enter_context(_replaced(Variable, "assign", self._check_keras))
-            for owner in _raw_owners():
+            for owner in active_backend().raw_variable_types():
                 for name in _RAW_ASSIGNMENTS:
                     if name in vars(owner):
                         stack.enter_context(_replaced(owner, name, self._check_raw))
@@ -644,15 +644,6 @@ def _refusal(name: str) -> TrainingError:
         f"assignment to {name}. Move it into the function that strategy.run runs, with gradients for "
         "optimizer.apply."
     )
-
-
-def _raw_owners() -> tuple[type, ...]:
-    """Return TensorFlow's classes of variables, on TensorFlow."""
-    if keras.backend.backend() != "tensorflow":
-        return ()
-    from tensorflow.python.ops import resource_variable_ops
-
-    return resource_variable_ops.BaseResourceVariable, resource_variable_ops.ResourceVariable
 
 
 @contextlib.contextmanager

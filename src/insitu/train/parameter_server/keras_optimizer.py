@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -18,7 +19,8 @@ from keras.src.optimizers.base_optimizer import clip_by_global_norm
 from numpy.typing import NDArray
 
 from insitu.base.errors import TrainingError
-from insitu.exchange import address_of, aligned_empty
+from insitu.exchange import aligned_empty
+from insitu.train.backends import active_backend
 from insitu.train.replica import to_numpy
 
 Arrays = list[NDArray[Any]]
@@ -242,98 +244,14 @@ Update = Callable[[Arrays, list[Arrays], Arrays, int, float], tuple[list[Any], l
 
 
 def _compile(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
-    backend = keras.backend.backend()
-    if backend == "jax":
-        return _compile_jax(optimizers, jit)
-    if backend == "tensorflow":
-        return _compile_tensorflow(optimizers, jit)
-    return _update_eagerly(optimizers)
+    clip = partial(_clip_global_norm, optimizers)
+    compiled: Update | None = active_backend().compile_update(optimizers, clip, jit=jit)
+    return compiled or _update_eagerly(optimizers)
 
 
 def _clip_global_norm(optimizers: Sequence[_PieceOptimizer], gradients: Any) -> Any:
     bound = optimizers[0].global_clipnorm
     return gradients if bound is None else clip_by_global_norm(list(gradients), bound)
-
-
-def _compile_jax(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
-    import jax
-
-    def function(values: Any, slots: Any, gradients: Any, step: Any, rate: Any) -> Any:
-        gradients = _clip_global_norm(optimizers, gradients)
-        new_values, new_slots = [], []
-        for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
-            slot_of = {id(v): x for v, x in zip(made.slots.values(), own, strict=True)}
-            state = [
-                step if v is made.counter else rate.astype(v.dtype) if v is made.rate else slot_of[id(v)]
-                for v in made.optimizer.variables
-            ]
-            updated, state = made.optimizer.stateless_apply(state, [gradient], [value])
-            after = {id(v): x for v, x in zip(made.optimizer.variables, state, strict=True)}
-            new_values.append(updated[0])
-            new_slots.append([after[id(v)] for v in made.slots.values()])
-        return new_values, new_slots
-
-    compiled = jax.jit(function) if jit else function
-
-    def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
-        return jax.block_until_ready(
-            compiled(values, slots, gradients, np.asarray(step, np.int32), np.asarray(rate, np.float32))
-        )
-
-    return update
-
-
-def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
-    import tensorflow as tf
-
-    from insitu.train.replica.tensorflow_calls import CompiledCall
-    from insitu.train.replica.tensorflow_memory import borrow
-
-    held = [v for made in optimizers for v in (made.variable, *made.slots.values())]
-    pieces = [made.variable for made in optimizers]
-
-    def function(step: Any, rate: Any, *arrays: Any) -> Any:
-        for variable, array in zip(held, arrays, strict=False):
-            variable.assign(array)
-        for made in optimizers:
-            made.counter.assign(tf.cast(step, made.counter.dtype))
-            if made.rate is not None:
-                made.rate.assign(tf.cast(rate, made.rate.dtype))
-        gradients = _clip_global_norm(optimizers, arrays[len(held) :])
-        for made, gradient in zip(optimizers, gradients, strict=True):
-            made.optimizer.apply([gradient], [made.variable])
-        return [tf.identity(v.value) for v in held]
-
-    signature = [tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32)]
-    signature += [tf.TensorSpec(v.shape, v.dtype) for v in (*held, *pieces)]
-    compiled = CompiledCall(
-        tf.function(
-            tf.autograph.experimental.do_not_convert(function),
-            input_signature=signature,
-            jit_compile=jit or None,
-        )
-    )
-
-    def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
-        own = [array for value, state in zip(values, slots, strict=True) for array in (value, *state)]
-        when = tf.constant(step, tf.int64), tf.constant(rate, tf.float32)
-        outputs = compiled(*when, *map(borrow, own), *map(borrow, gradients))
-        outputs = iter(_copy_aliased(outputs, [*own, *gradients]))
-        updated, moved = [], []
-        for state in slots:
-            updated.append(next(outputs))
-            moved.append([next(outputs) for _ in state])
-        return updated, moved
-
-    return update
-
-
-def _copy_aliased(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
-    """Return the outputs as arrays, copied if one is in an argument's memory, which is about to change:
-    an optimizer may have assigned a variable, as it was, to a slot."""
-    taken = {address_of(array) for array in arguments}
-    arrays = [np.asarray(output) for output in outputs]
-    return [array.copy() if address_of(array) in taken else array for array in arrays]
 
 
 def _update_eagerly(optimizers: Sequence[_PieceOptimizer]) -> Update:

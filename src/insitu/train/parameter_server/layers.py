@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from insitu.base.errors import TrainingError
 from insitu.parameters import Eviction
+from insitu.train.backends import active_backend
 from insitu.train.fit import dispatch_methods
 from insitu.train.replica import mark_loaded_table, to_numpy
 
@@ -307,7 +308,7 @@ def _key_variable(layer: Any, keys: NDArray[np.int64]) -> Any:
     """Return a variable of the ascending `keys`. Raises TrainingError if the backend can't hold them."""
     if not len(keys):
         keys = np.zeros(1, np.int64)
-    wide = keras.backend.backend() != "jax"
+    wide = active_backend().has_wide_integers
     if not wide and (keys[-1] > INT32_MAX or keys[0] < -INT32_MAX - 1):
         raise TrainingError(
             "JAX has integers of 32 bits by default: a table that is looked up without servers must have "

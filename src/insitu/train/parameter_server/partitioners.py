@@ -17,6 +17,7 @@ import numpy as np
 
 from insitu.base.errors import InputError
 from insitu.parameters.rules import as_dtype
+from insitu.train.backends import active_backend
 
 __all__ = ["FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"]
 
@@ -99,7 +100,8 @@ def count_parts(partitioner: Callable[..., Sequence[int]], shape: Sequence[int],
     """
     if not shape:
         return 1
-    answer = partitioner(shape=_as_shape(shape), dtype=_as_dtype(keras.backend.standardize_dtype(dtype)))
+    spec = active_backend().make_spec(tuple(shape), keras.backend.standardize_dtype(dtype))
+    answer = partitioner(shape=spec.shape, dtype=spec.dtype)
     parts = [int(n) for n in answer or ()]
     if len(parts) != len(shape) or parts[0] < 1 or any(n != 1 for n in parts[1:]):
         raise InputError(
@@ -108,23 +110,6 @@ def count_parts(partitioner: Callable[..., Sequence[int]], shape: Sequence[int],
             f"{[2, *[1] * (len(shape) - 1)]}."
         )
     return parts[0]
-
-
-def _as_shape(shape: Sequence[int]) -> Any:
-    """Return the shape as TensorFlow's partitioners expect it, on TensorFlow."""
-    if keras.backend.backend() != "tensorflow":
-        return tuple(shape)
-    import tensorflow as tf
-
-    return tf.TensorShape(shape)
-
-
-def _as_dtype(dtype: str) -> Any:
-    if keras.backend.backend() != "tensorflow":
-        return dtype
-    import tensorflow as tf
-
-    return tf.as_dtype(dtype)
 
 
 def _sizes(shape: Any) -> list[int]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from insitu.base.errors import TrainingError
 from insitu.exchange import address_of
 from insitu.parameters import copy_and_check
+from insitu.train.backends import active_backend
 from insitu.train.custom_loop import ExchangeAggregation, LoopReplica, TrainOrObserveStep
 from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.fit import check_same_data
@@ -252,14 +253,12 @@ class WeightsWatch:
         self.learning_rate: float | None = None
         self._spans = [(v, span) for v, span in replica.float_spans() if not holds_table_rows(v)]
         self._tokens: list[Any] = []
-        self._token = {"jax": _object_of, "torch": _version_of}.get(keras.backend.backend())
         rates = [] if rate is None else [rate]
         self._by_gradient = replica.watch_weights([*(v for v, _ in self._spans), *rates])
 
     def note(self) -> None:
         """Remember the variables, which have just been loaded."""
-        if self._token is not None:
-            self._tokens = [self._token(v) for v, _ in self._spans]
+        self._tokens = [active_backend().identify_value(v) for v, _ in self._spans]
 
     def find_changed_in_step(self, values: NDArray[Any]) -> Sequence[Any]:
         """Return what `find_changed` returns, between the gradient of a step and its update."""
@@ -278,21 +277,14 @@ class WeightsWatch:
     def find_changed(self, values: NDArray[Any]) -> Sequence[Any]:
         """Return the variables whose values differ from `values`, which are laid out as its floats."""
         candidates = self._spans
-        if self._token is not None and self._tokens:
+        if self._tokens:
+            identify = active_backend().identify_value
             candidates = [
                 pair
                 for pair, token in zip(self._spans, self._tokens, strict=True)
-                if not _is_same(self._token(pair[0]), token)
+                if token is None or not _is_same(identify(pair[0]), token)
             ]
         return [v for v, span in candidates if _differs(v, values[span.start : span.stop])]
-
-
-def _object_of(variable: Any) -> Any:
-    return variable.value
-
-
-def _version_of(variable: Any) -> Any:
-    return variable.value.data_ptr(), variable.value._version
 
 
 def _is_same(now: Any, before: Any) -> bool:

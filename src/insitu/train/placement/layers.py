@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import keras
-
 from insitu.base.errors import InputError, TrainingError
+from insitu.train.backends import active_backend
 from insitu.train.devices import Device
 from insitu.train.elastic import LoopPosition
 from insitu.train.fit import StepExecutor
@@ -70,7 +69,7 @@ def check_placements(layers: Sequence[Any], placements: Placements) -> None:
 def _place(
     model: Any, layers: Sequence[Any], optimizers: Sequence[Any], placements: Placements
 ) -> Callable[[], None]:
-    mover = _make_mover()
+    mover: DeviceMover = active_backend().make_device_mover()
     for layer in layers:
         device = placements.get(layer.name)
         if device is not None and getattr(layer, _DEVICE_ATTRIBUTE, None) != device:
@@ -111,21 +110,6 @@ def _find_placed_variables(
         if owner is not None:
             placed.append((variable, homes[owner]))
     return placed
-
-
-def _make_mover() -> DeviceMover:
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        from insitu.train.placement.tensorflow import TensorFlowDeviceMover
-
-        return TensorFlowDeviceMover()
-    if backend == "jax":
-        from insitu.train.placement.jax import JaxDeviceMover
-
-        return JaxDeviceMover()
-    from insitu.train.placement.torch import TorchDeviceMover
-
-    return TorchDeviceMover()
 
 
 class PlacedLayersStep:

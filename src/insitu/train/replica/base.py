@@ -47,6 +47,7 @@ class BaseReplica:
         self._structure = data
         self._train_record = RecordLayout(self._state, training=True)
         self._test_record = RecordLayout(self._state, training=False)
+        self._layouts = {True: self._train_record, False: self._test_record}
         self.seeds_size = 2 * len(self._state.seeds)
         self.train_record_size = self._train_record.size
         self.test_record_size = self._test_record.size
@@ -56,7 +57,8 @@ class BaseReplica:
         self._without_gradient: frozenset[int] = frozenset()
         # The steps of a custom loop have no logs, and sum their metrics as tf.distribute does.
         self._is_loop = not isinstance(model, Trainer)
-        self._train_logs = self._test_logs = NO_LOGS if self._is_loop else None
+        #: What steps return, of training and of tests; None until one was traced.
+        self._logs = dict.fromkeys((True, False), NO_LOGS if self._is_loop else None)
         #: How losses divide in training and in tests. Replicas of one task share it.
         self.losses = (LossState(), LossState())
         if self._is_loop:
@@ -87,9 +89,9 @@ class BaseReplica:
 
     def find_out(self, *, training: bool) -> None:
         """See `Replica`."""
-        if (self._train_logs if training else self._test_logs) is None:
+        if self._logs[training] is None:
             with self._noting_needs(training=training):
-                (self._learn_train_logs if training else self._learn_test_logs)()
+                self._learn_logs(training=training)
 
     def set_totals(self, batch: BatchTotals, *, training: bool) -> None:
         """See `Replica`."""
@@ -97,6 +99,7 @@ class BaseReplica:
 
     def count_losses(self, shard: int, data: Any, *, training: bool) -> LossCounts:
         """See `Replica`."""
+        (self._plan.check_train if training else self._plan.check_test)()
         batch = self._structure if data is None else data
         counts = self._count(shard, batch, training=training)
         if counts.rows and not self.losses[not training].rows_are_checked:
@@ -215,51 +218,62 @@ class BaseReplica:
                 f"model's metrics. Received: {', '.join(received)}"
             )
         noted = StepLogs(tuple(found), {path: s for path, s in found.items() if s is not None}, tuple(extra))
-        if training:
-            self._train_logs = noted
-        else:
-            self._test_logs = noted
-        (self._train_record if training else self._test_record).average(watch.means.variables)
+        self._logs[training] = noted
+        self._layouts[training].average(watch.means.variables)
         return list(extra.values())
 
     def _metric_logs(self, *, training: bool) -> list[Any]:
         """Return those logs of a step that are results of metrics, as they are now."""
-        logs = (self._train_logs if training else self._test_logs) or NO_LOGS
+        logs = self._logs[training] or NO_LOGS
         return [read_result(source) for source in logs.results.values()]
 
-    def _order_gradients(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    def _join(self, gradients: Sequence[Any], means: Sequence[Any]) -> list[Any]:
+        """Return a flat tensor for each bucket. Traced."""
+        ops, dtype = keras.ops, self.floats_dtype.name
+        joined = []
+        for buckets, tensors in ((self._gradient_buckets, gradients), (self._mean_buckets, means)):
+            for bucket in buckets:
+                flat = [ops.reshape(ops.cast(tensors[i], dtype), (-1,)) for i in bucket.members]
+                joined.append(flat[0] if len(flat) == 1 else ops.concatenate(flat))
+        return joined
+
+    def _split(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return what `_join` made flat tensors of. Traced."""
+        count = len(self._gradient_buckets)
+        pairs = list(zip(self._all_buckets, tensors, strict=True))
+        return (
+            _split(pairs[:count], self._gradient_spans),
+            _split(pairs[count:], self._mean_spans),
+        )
+
+    def _order_gradients(self, captured: CapturedGradients) -> list[Any]:
         """Return the gradients in the order of the state's trainable variables, with None if there is
         none."""
-        by_variable = {id(v): g for v, g in zip(variables, gradients, strict=True)}
-        ordered = [by_variable.get(id(variable)) for variable in self._state.trainable]
+        ordered = captured.sort_for(self._state.trainable)
         self._without_gradient = frozenset(i for i, gradient in enumerate(ordered) if gradient is None)
         return ordered
 
-    def _combine_train(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Combine records of a training step. A task without rows so far first finds out what steps do."""
-        if self._train_logs is None:
-            self._learn_train_logs()
-        return self._train_record.combine(records)
+    def _combine_records(self, records: NDArray[np.float64], *, training: bool) -> NDArray[np.float64]:
+        """Combine records of a step. A task without rows so far first finds out what steps do."""
+        if self._logs[training] is None:
+            self._learn_logs(training=training)
+        return self._layouts[training].combine(records)
 
-    def _combine_test(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Do as `_combine_train` for a test step."""
-        if self._test_logs is None:
-            self._learn_test_logs()
-        return self._test_record.combine(records)
-
-    def _learn_train_logs(self) -> None:
+    def _learn_logs(self, *, training: bool) -> None:
         raise NotImplementedError
 
-    def _learn_test_logs(self) -> None:
-        raise NotImplementedError
+    def _to_logs(self, metrics: Sequence[Any], combined: NDArray[np.float64], *, training: bool) -> Logs:
+        """Return the logs of a step, from results of metrics and its combined record."""
+        extra = combined[self._layouts[training].extra_start :].tolist()
+        return (self._logs[training] or NO_LOGS).merge([_to_log(value) for value in metrics], extra)
 
-    def _to_train_logs(self, metrics: Sequence[Any], combined: NDArray[np.float64]) -> Logs:
-        """Return the logs of a training step, from results of metrics and its combined record."""
-        return _merge_logs(self._train_logs, metrics, combined[self._train_record.extra_start :])
 
-    def _to_test_logs(self, metrics: Sequence[Any], combined: NDArray[np.float64]) -> Logs:
-        """Do as `_to_train_logs` for a test step."""
-        return _merge_logs(self._test_logs, metrics, combined[self._test_record.extra_start :])
+def _split(pairs: Sequence[tuple[Any, Any]], spans: Sequence[Span]) -> list[Any]:
+    return [
+        keras.ops.reshape(tensor[span.start - bucket.start : span.stop - bucket.start], span.shape)
+        for bucket, tensor in pairs
+        for span in (spans[index] for index in bucket.members)
+    ]
 
 
 @dataclass(slots=True)
@@ -302,10 +316,6 @@ class StepLogs:
 
 
 NO_LOGS = StepLogs((), {}, ())
-
-
-def _merge_logs(logs: StepLogs | None, metrics: Sequence[Any], extra: NDArray[np.float64]) -> Logs:
-    return (logs or NO_LOGS).merge([_to_log(value) for value in metrics], extra.tolist())
 
 
 def _to_log(value: Any) -> Any:

@@ -8,7 +8,7 @@ as written.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -35,6 +35,11 @@ class CapturedGradients:
         """True once the step has scaled its loss."""
         self.updated: list[Any] = []
         """The values that JAX' `stateless_apply` gave the step in place of the updated variables."""
+
+    def sort_for(self, variables: Sequence[Any]) -> list[Any]:
+        """Return the gradient for each of `variables`, None if there is none."""
+        by_variable = {id(v): g for v, g in zip(self.variables, self.gradients, strict=True)}
+        return [by_variable.get(id(variable)) for variable in variables]
 
     def is_applied(self) -> bool:
         """Return True once the step has called `apply`."""

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from insitu.base.errors import CheckpointError, TrainingError
 from insitu.base.wording import inflect
 from insitu.exchange import Group
+from insitu.train.backends import active_backend
 from insitu.train.collectives import all_gather_json, broadcast_value, gather_sizes
 from insitu.train.replica.combination import Operation
-
-_MIN_BORROWED_BYTES = 1 << 16
-"""Bytes of an array from which on saving a copy pays."""
 
 SEED_STRIDE = 0x9E3779B1
 """Distance of the shards' random streams: added to a seed generator's seed once per shard number. It is odd,
@@ -202,15 +200,7 @@ def to_numpy(variable: Any) -> NDArray[Any]:
 
 def view(variable: Any) -> NDArray[Any]:
     """Return the variable's value, without a copy if it is on the host: valid until the next update."""
-    value, backend = variable.value, keras.backend.backend()
-    if backend == "torch":
-        return np.asarray(keras.ops.convert_to_numpy(value))
-    if backend == "tensorflow":
-        from insitu.train.replica.tensorflow_memory import read
-
-        return read(value)
-    # Not by convert_to_numpy: for JAX it uses a call that future NumPy versions refuse.
-    return np.asarray(value)
+    return active_backend().view(variable)
 
 
 def views(state: ModelState) -> dict[str, NDArray[Any]]:
@@ -223,8 +213,9 @@ def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, dona
     """Set every variable to its value. With `donate` the variables may use the arrays' memory from now on.
     Raises CheckpointError, before anything is changed, if the values don't match the model's variables."""
     check_snapshot(state, values)
+    lend = active_backend().lend
     for name, variable in state.named():
-        variable.assign(_as_tensor(values[name]) if donate else values[name])
+        variable.assign(lend(values[name]) if donate else values[name])
 
 
 def load_weights(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
@@ -237,17 +228,6 @@ def load_weights(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
 
 
 _NO_OTHERS: dict[str, tuple[Any, ...]] = {"sums": (), "metric_first": (), "optimizer": ()}
-
-
-def _as_tensor(array: NDArray[Any]) -> Any:
-    """Return a tensor that a variable takes without a copy, on TensorFlow, which would copy an array twice;
-    elsewhere the array."""
-    worthwhile = array.nbytes >= _MIN_BORROWED_BYTES and array.dtype.kind in "fiu" and array.flags.writeable
-    if keras.backend.backend() != "tensorflow" or not worthwhile:
-        return array
-    from insitu.train.replica.tensorflow_memory import borrow
-
-    return borrow(array)
 
 
 def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:

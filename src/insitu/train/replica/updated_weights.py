@@ -15,7 +15,7 @@ from keras.src.trainers.trainer import Trainer
 
 from insitu.base.errors import TrainingError
 
-ADVICE = (
+UPDATE_ADVICE = (
     "Use a constraint= of the layer to clip or project weights, use_ema=True of the optimizer for averages, "
     "a callback's on_train_batch_end for what follows an update, or a custom loop (strategy.run)."
 )
@@ -61,7 +61,7 @@ def refuse_assigned(model: Any, variables: Sequence[Any]) -> None:
 def _refuse_assignment(what: str) -> NoReturn:
     raise make_error(
         "A train_step leaves the weights that it trains to the optimizer: with several replicas the update "
-        f"comes after the step. Received: an assignment of {what!r}. {ADVICE}"
+        f"comes after the step. Received: an assignment of {what!r}. {UPDATE_ADVICE}"
     )
 
 
@@ -69,7 +69,7 @@ def refuse_read(what: str) -> NoReturn:
     """Raise the TrainingError for the use of something that the update moves."""
     raise make_error(
         "A train_step can't use weights after optimizer.apply(): with several replicas the update comes "
-        f"after the step, once gradients are combined. Received: a read of {what!r}. {ADVICE}"
+        f"after the step, once gradients are combined. Received: a read of {what!r}. {UPDATE_ADVICE}"
     )
 
 

@@ -16,6 +16,7 @@ from insitu.base.errors import InputError, InsituError, TrainingError
 from insitu.base.missing_names import missing_name
 from insitu.exchange import Group
 from insitu.grid import Dataset
+from insitu.train.backends import active_backend
 from insitu.train.collectives import gather_sizes, squeeze_shards
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
@@ -38,12 +39,9 @@ from insitu.train.custom_loop import (
     find_strategy,
     gather_values,
     is_per_replica,
-    leave_graph,
     local_values,
-    make_trackable,
     make_values,
     open_scope,
-    prepare_backend,
     reduce_values,
     scale_by_share,
 )
@@ -77,7 +75,7 @@ class Strategy:
         shorten_printed_tracebacks()
         register_dataset_adapter()
         dispatch_methods()
-        prepare_backend()
+        active_backend().prepare_scripts()
         self._membership = membership
         if len(membership.context.workers) > 1:
             seed_unseeded(membership.context.seed)
@@ -315,14 +313,14 @@ class Strategy:
         dtype (float64 for a mean of integers), summed in shard order: the same bits in each task. NumPy
         arrays if the backend has no such dtype, as JAX without 64 bits. Collective.
         """
-        leave_graph("strategy.reduce")
+        active_backend().leave_graph("strategy.reduce")
         with self._membership.explain_loss("reduce"):
             return reduce_values(self._membership.group(), reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Return the values of all replicas, joined along `axis`, as `reduce` returns values; their sizes
         along `axis` may differ. Collective."""
-        leave_graph("strategy.gather")
+        active_backend().leave_graph("strategy.gather")
         with self._membership.explain_loss("gather"):
             return gather_values(self._membership.group(), value, axis)
 
@@ -411,7 +409,7 @@ class Strategy:
         self, feed: Any, check_data: Callable[[int, LoopPosition], None] | None = None
     ) -> DistributedDataset:
         bookkeeper = Bookkeeper(self._membership)
-        make: type[DistributedDataset] = make_trackable(DistributedDataset)
+        make: type[DistributedDataset] = active_backend().make_trackable(DistributedDataset)
         return make(feed, bookkeeper, self._after_step, self.left_out, check_data, self._epoch_log)
 
     def _count_left(self, own: int) -> int:

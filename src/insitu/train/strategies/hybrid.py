@@ -13,6 +13,7 @@ from insitu.base.context import context as read_context
 from insitu.base.errors import TrainingError
 from insitu.exchange import Group
 from insitu.parameters import ConsistencyPolicy
+from insitu.train.backends import active_backend
 from insitu.train.collectives import barrier_token
 from insitu.train.custom_loop import LoopAggregation
 from insitu.train.elastic import LoopPosition
@@ -28,7 +29,7 @@ from insitu.train.parameter_server import (
     refuse_recompile,
     serve_or_configure,
 )
-from insitu.train.replica import inner_optimizer, make_replica, plan_combination
+from insitu.train.replica import inner_optimizer, plan_combination
 from insitu.train.strategies.base import tell_unchecked
 from insitu.train.strategies.synchronous import SynchronousStrategy
 
@@ -110,7 +111,7 @@ class HybridStrategy(SynchronousStrategy):
         rows = lookup.example(example)
         plan = plan_combination(model, rows, self.num_replicas_in_sync)
         tell_unchecked(plan, model, self._membership)
-        inner, scale = make_replica(model, rows, plan), LossScale(model.optimizer)
+        inner, scale = active_backend().make_replica(model, rows, plan), LossScale(model.optimizer)
         replica = HybridReplica(inner, session, lookup, scale)
         session.follow_settings(model.optimizer, dense=False)
         self._replicas.append(replica)

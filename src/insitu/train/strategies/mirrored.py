@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from insitu.base.context import Context
+from insitu.train.backends import active_backend, active_name
 from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.devices import Device, resolve_all
 from insitu.train.fit import StepExecutor
@@ -54,7 +54,7 @@ class MirroredStrategy(MultiDeviceStrategy):
     ) -> None:
         chosen = resolve_all(devices)
         kinds = {device.kind for device in chosen}
-        self.reduction, note = choose_reduction(cross_device_ops, keras.backend.backend(), kinds)
+        self.reduction, note = choose_reduction(cross_device_ops, active_name(), kinds)
         """How gradients of the devices are added up."""
         super().__init__(chosen, None, context)
         tell(note, is_chief=self.membership.context.is_chief)
@@ -63,19 +63,20 @@ class MirroredStrategy(MultiDeviceStrategy):
     @property
     def _runs_one_program(self) -> bool:
         workers = len(self.membership.context.workers)
-        return keras.backend.backend() == "jax" and len(self.devices) > 1 and workers <= 1
+        return len(self.devices) > 1 and workers <= 1 and active_backend().meshes is not None
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if self._runs_one_program:
-            from insitu.train.spmd import make_mesh_step
-
-            return make_mesh_step(model, example, [d.handle() for d in self.devices], self.membership)
+            make = active_backend().meshes.make_mesh_step
+            step: StepExecutor = make(model, example, [d.handle() for d in self.devices], self.membership)
+            return step
         return super().make_step(model, example, first=first)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         if self._runs_one_program:
-            from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
-
+            meshes = active_backend().meshes
             devices = np.array([device.handle() for device in self.devices])
-            return MeshLoopStep(model, example, plan_replica_axis(devices, len(devices)), self.membership)
+            over = meshes.plan_replica_axis(devices, len(devices))
+            step: LoopStep = meshes.MeshLoopStep(model, example, over, self.membership)
+            return step
         return super().make_loop_step(model, example)

@@ -11,6 +11,7 @@ import numpy as np
 
 from insitu.base.context import Context
 from insitu.base.errors import InputError, TrainingError
+from insitu.train.backends import active_backend, active_name
 from insitu.train.custom_loop import LoopStep, RestorePlacementStep, StepModel
 from insitu.train.devices import Device, resolve, resolve_all
 from insitu.train.fit import StepExecutor
@@ -67,10 +68,10 @@ class ModelParallelStrategy(SynchronousStrategy):
         self._mesh_arguments = (layout_map, mesh)
         self._mesh: Any = None
         uses_mesh = any(value is not None for value in (layout_map, mesh, devices))
-        if uses_mesh and keras.backend.backend() != "jax":
+        if uses_mesh and active_backend().meshes is None:
             raise TrainingError(
                 "Sharding variables over a mesh needs the JAX backend of Keras. Received: the "
-                f"{keras.backend.backend()!r} backend. Put whole layers on devices by "
+                f"{active_name()!r} backend. Put whole layers on devices by "
                 "strategy.place({'layer': 'device'}), or set KERAS_BACKEND=jax before keras is imported."
             )
         if uses_mesh:
@@ -81,12 +82,7 @@ class ModelParallelStrategy(SynchronousStrategy):
         mesh)."""
         if self._mesh is None:
             if len(self.membership.context.workers) > 1:
-                from insitu.train.spmd.distributed import connect
-
-                connect(self.membership)
-            from insitu.train.spmd.auto_sharding import AutoSharding
-            from insitu.train.spmd.mesh_sharding import MeshSharding
-
+                active_backend().meshes.connect(self.membership)
             layout_map, mesh = self._mesh_arguments
             if isinstance(layout_map, keras.distribution.LayoutMap):
                 if mesh is not None or self._names is not None:
@@ -100,9 +96,10 @@ class ModelParallelStrategy(SynchronousStrategy):
             else:
                 devices, axes, shape = self._mesh_of(mesh)
                 grid = devices.reshape(shape)
-            mesh_sharding = MeshSharding.from_devices(grid, tuple(axes))
+            meshes = active_backend().meshes
+            mesh_sharding = meshes.MeshSharding.from_devices(grid, tuple(axes))
             here, everywhere = (
-                AutoSharding(part, layout_map) for part in (mesh_sharding.local, mesh_sharding.mesh)
+                meshes.AutoSharding(part, layout_map) for part in (mesh_sharding.local, mesh_sharding.mesh)
             )
             self._mesh = (mesh_sharding, here, everywhere)
         return self._mesh
@@ -112,9 +109,7 @@ class ModelParallelStrategy(SynchronousStrategy):
         devices = [device.handle() for device in resolve_all(self._names)]
         workers = max(1, len(self.membership.context.workers))
         if workers > 1:
-            from insitu.train.spmd.distributed import devices_like
-
-            devices = devices_like(devices)
+            devices = active_backend().meshes.devices_like(devices)
         sizes = dict(mesh) if mesh is not None else {_DATA: workers, _MODEL: -1}
         return np.array(devices), tuple(sizes), resolve_mesh_sizes(sizes, len(devices))
 
@@ -151,7 +146,7 @@ class ModelParallelStrategy(SynchronousStrategy):
         return scope
 
     def _check_has_plan(self) -> None:
-        if keras.backend.backend() != "jax":
+        if active_backend().meshes is None:
             raise TrainingError(
                 "On this backend whole layers are placed on devices. Received: a strategy with 0 "
                 "placed layers. Call strategy.place({'layer': 'device'}) before its scope."
@@ -168,9 +163,8 @@ class ModelParallelStrategy(SynchronousStrategy):
     def call_scope(self) -> AbstractContextManager[Any]:
         if self._placements:
             return super().call_scope()
-        from insitu.train.spmd import without_distribution
-
-        return without_distribution()
+        scope: AbstractContextManager[Any] = active_backend().meshes.without_distribution()
+        return scope
 
     @property
     def _runs_one_program(self) -> bool:
@@ -182,12 +176,12 @@ class ModelParallelStrategy(SynchronousStrategy):
 
             placed = place_layers(model, self._placements)
             return PlacedLayersStep(super().make_step(model, example, first=first), placed)
-        from insitu.train.spmd.program import MeshStep
-
         mesh_sharding, _, everywhere = self._make_mesh()
         if first and len(self.membership.context.workers) > 1:
             broadcast_state(read_state(model), self.membership.group(), model)
-        return MeshStep(model, example, mesh_sharding, self.membership, everywhere.scope)
+        meshes = active_backend().meshes
+        step: StepExecutor = meshes.MeshStep(model, example, mesh_sharding, self.membership, everywhere.scope)
+        return step
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         if self._placements:
@@ -201,12 +195,12 @@ class ModelParallelStrategy(SynchronousStrategy):
                 "A mesh computes one shard for each worker in a custom loop. Received: the shards "
                 f"{list(self.membership.context.shards)}. Use as many workers as shards."
             )
-        from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
-
+        meshes = active_backend().meshes
         mesh_sharding, here, _ = self._make_mesh()
         workers, axes = max(1, len(self.membership.context.workers)), mesh_sharding.mesh.axis_names
-        over = plan_replica_axis(mesh_sharding.mesh.devices, workers, axes)
-        return MeshLoopStep(model, example, over, self.membership, here.scope)
+        over = meshes.plan_replica_axis(mesh_sharding.mesh.devices, workers, axes)
+        step: LoopStep = meshes.MeshLoopStep(model, example, over, self.membership, here.scope)
+        return step
 
 
 def resolve_mesh_sizes(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:

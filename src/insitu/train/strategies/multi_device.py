@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import keras
-
 from insitu.base.context import Context
 from insitu.base.context import context as read_context
 from insitu.base.errors import TrainingError
+from insitu.train.backends import active_backend
 from insitu.train.custom_loop import (
     LoopStep,
     MultiDeviceExchangeStep,
     SingleFunctionStep,
     StepModel,
-    make_multi_device_loop_replica,
 )
 from insitu.train.devices import Device
 from insitu.train.fit import StepExecutor
@@ -56,7 +54,7 @@ class MultiDeviceStrategy(SynchronousStrategy):
             return pin_step(super().make_step(model, example, first=first), self.devices[0])
         membership = self._membership
         replica = self._replica(model, example)
-        if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
+        if active_backend().has_one_function_for_all and len(membership.context.workers) <= 1:
             return SingleProcessStep(replica, membership)
         # All at once or none: a task that computes on several devices isn't replaced alone.
         membership.reporter.disable_recovery()
@@ -69,29 +67,17 @@ class MultiDeviceStrategy(SynchronousStrategy):
         if len(self.devices) == 1 and self._home in (None, self.devices[0]):
             return super().make_loop_step(model, example)
         membership = self._membership
-        devices = [device.handle() for device in self.devices]
-        home = self._home.handle() if self._home else None
-        replica = make_multi_device_loop_replica(model, example, devices, membership.context.shards, home)
-        if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
+        replica = active_backend().make_device_loop_replica(model, example, *self._places())
+        if active_backend().has_one_function_for_all and len(membership.context.workers) <= 1:
             return SingleFunctionStep(replica)
         return MultiDeviceExchangeStep(model, replica, membership)
 
     def _replica(self, model: Any, example: Any) -> Any:
-        devices = [device.handle() for device in self.devices]
         plan = plan_combination(model, example, self.num_replicas_in_sync)
         tell_unchecked(plan, model, self._membership)
-        backend = keras.backend.backend()
-        if backend == "tensorflow":
-            from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica
+        return active_backend().make_device_replica(model, example, *self._places(), plan)
 
-            home = self._home.handle() if self._home else None
-            shards = self.membership.context.shards
-            return TensorFlowMultiDeviceReplica(model, example, devices, shards, home=home, plan=plan)
-        if backend == "jax":
-            from insitu.train.replicated.jax import JaxMultiDeviceReplica
-
-            home = (self._home or self.devices[0]).handle()
-            return JaxMultiDeviceReplica(model, example, devices, home, plan)
-        from insitu.train.replicated.torch import TorchMultiDeviceReplica
-
-        return TorchMultiDeviceReplica(model, example, devices, plan=plan)
+    def _places(self) -> tuple[list[Any], Sequence[int], Any]:
+        """Return the devices, the shard of each, and the home or None."""
+        devices = [device.handle() for device in self.devices]
+        return devices, self._membership.context.shards, self._home.handle() if self._home else None

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-import keras
 import numpy as np
 
 from insitu.base.context import Context
 from insitu.base.context import context as read_context
 from insitu.base.errors import TrainingError
 from insitu.base.net.unauthenticated import find_open
+from insitu.train.backends import active_backend, active_name, load_backend
 from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.elastic import CHECK_EVERY
 from insitu.train.fit import StepExecutor
@@ -79,7 +79,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
     ) -> None:
         if not isinstance(check_every, int) or check_every < 1:
             raise TrainingError(f"check_every is a number of steps above 0. Received: {check_every!r}")
-        backend, context = keras.backend.backend(), context or read_context()
+        backend, context = active_name(), context or read_context()
         if isinstance(cluster_resolver, str):  # communication was the first argument before
             cluster_resolver, communication = None, cluster_resolver
         if isinstance(cluster_resolver, enum.Enum):  # as TensorFlow's old strategy takes it by place
@@ -93,7 +93,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
             communication, context = _follow_options(communication_options, communication, context)
         if communication not in get_args(Communication):
             raise TrainingError(f"communication is 'auto', 'ring' or 'xla'. Received: {communication!r}")
-        if communication == "xla" and backend != "jax":
+        if communication == "xla" and active_backend().meshes is None:
             raise TrainingError(
                 "communication='xla' needs the JAX backend of Keras. Received: the "
                 f"{backend!r} backend. Use 'ring', or set KERAS_BACKEND=jax before keras is imported."
@@ -116,9 +116,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         """The chosen one: `ring` or `xla`."""
         publish_choice(self._membership.context, type(self).__name__, communication)
         if communication == "xla" and several:
-            from insitu.train.spmd.distributed import connect
-
-            connect(self._membership)
+            active_backend().meshes.connect(self._membership)
 
     @property
     def cluster_resolver(self) -> TFConfigClusterResolver:
@@ -132,22 +130,20 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if not self._runs_one_program:
             return super().make_step(model, example, first=first)
-        from insitu.train.spmd import make_mesh_step
-        from insitu.train.spmd.distributed import all_devices
-
         if first:
             broadcast_state(read_state(model), self._membership.group(), model)
-        return make_mesh_step(model, example, all_devices(), self._membership)
+        meshes = active_backend().meshes
+        step: StepExecutor = meshes.make_mesh_step(model, example, meshes.all_devices(), self._membership)
+        return step
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         context = self.membership.context
         if self.communication != "xla" or len(context.shards) != 1:
             return super().make_loop_step(model, example)
-        from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
-        from insitu.train.spmd.distributed import all_devices
-
-        mesh_sharding = plan_replica_axis(np.array(all_devices()), max(1, len(context.workers)))
-        return MeshLoopStep(model, example, mesh_sharding, self.membership)
+        meshes = active_backend().meshes
+        over = meshes.plan_replica_axis(np.array(meshes.all_devices()), max(1, len(context.workers)))
+        step: LoopStep = meshes.MeshLoopStep(model, example, over, self.membership)
+        return step
 
 
 def _follow_options(options: Any, communication: str, context: Context) -> tuple[Any, Context]:
@@ -156,30 +152,28 @@ def _follow_options(options: Any, communication: str, context: Context) -> tuple
         raise TrainingError(
             "communication_options and communication choose the same. Received: both. Leave one out."
         )
-    backend, asked = keras.backend.backend(), getattr(options, "implementation", options)
-    chosen, note = choose_communication(asked, backend, backend == "jax" and _sees_accelerators())
+    backend, asked = active_name(), getattr(options, "implementation", options)
+    chosen, note = choose_communication(asked, backend, _sees_accelerators())
     tell(note, is_chief=context.is_chief)
     timeout = getattr(options, "timeout_seconds", None)
     return chosen, replace(context, stall_timeout=timeout) if timeout else context
 
 
 def _sees_accelerators() -> bool:
-    from insitu.train.spmd.distributed import visible_accelerators
-
-    return bool(visible_accelerators())
+    meshes = active_backend().meshes
+    return meshes is not None and bool(meshes.visible_accelerators())
 
 
 def _choose(backend: str, workers: Sequence[str]) -> tuple[Communication, str]:
     """Return (communication, reason) for tasks at these addresses."""
     if len(workers) <= 1:
         return "ring", "one process"
-    if backend != "jax":
+    meshes = load_backend(backend).meshes
+    if meshes is None:
         return "ring", f"the {backend} backend"
-    from insitu.train.spmd.distributed import backend_started, visible_accelerators
-
-    if not visible_accelerators():
+    if not meshes.visible_accelerators():
         return "ring", "between CPUs it is the faster one"
-    if backend_started():
+    if meshes.backend_started():
         return "ring", "JAX has started already; for xla make the strategy right after the imports"
     if find_open(workers):
         return "ring", "xla has no authentication between hosts; --allow-unauthenticated takes it"

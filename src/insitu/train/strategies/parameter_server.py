@@ -15,6 +15,7 @@ from insitu.exchange import Group, join
 from insitu.grid import Dataset
 from insitu.parameters import MIN_PIECE_BYTES, ClosureClient, ConsistencyPolicy, Mode
 from insitu.parameters.rules import check_min_piece_bytes
+from insitu.train.backends import active_backend
 from insitu.train.checkpoint import BackupAndRestore
 from insitu.train.custom_loop import (
     AnyReduceOp,
@@ -23,8 +24,6 @@ from insitu.train.custom_loop import (
     LoopStep,
     StepModel,
     gather_values,
-    leave_graph,
-    make_loop_replica,
     reduce_values,
 )
 from insitu.train.elastic import LoopPosition
@@ -56,7 +55,7 @@ from insitu.train.parameter_server import (
     refuse_recompile,
     serve_or_configure,
 )
-from insitu.train.replica import Replica, inner_optimizer, make_replica, plan_combination
+from insitu.train.replica import Replica, inner_optimizer, plan_combination
 from insitu.train.strategies.base import Strategy, tell_unchecked
 from insitu.train.strategies.cluster_resolver import check_server_cluster
 from insitu.train.strategies.communication import tell
@@ -188,7 +187,7 @@ class ParameterServerStrategy(Strategy):
         rows = lookup.example(example)
         plan = plan_combination(model, rows, self.num_replicas_in_sync, weights_on_servers=True)
         tell_unchecked(plan, model, self._membership)
-        replica = make_replica(model, rows, plan)
+        replica = active_backend().make_replica(model, rows, plan)
         # Each task evaluates by itself, and unless servers wait for all, each push is an update.
         replica.keep_own_losses(training=False)
         if self._mode == "sync" and len(self.membership.context.workers) > 1 and self._data_check is None:
@@ -248,7 +247,7 @@ class ParameterServerStrategy(Strategy):
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         shards = len(self.membership.context.shards)
-        replica = make_loop_replica(model, example)
+        replica = active_backend().make_loop_replica(model, example)
         if not model.optimizer.groups:
             return ServerLoopStep(replica, None, shards)
         optimizer = optimizer_of(model)
@@ -372,12 +371,12 @@ class ParameterServerStrategy(Strategy):
 
     def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: int | None = None) -> Any:
         """See `Strategy.reduce`. In a scheduled function, over the replicas of its worker alone."""
-        leave_graph("strategy.reduce")
+        active_backend().leave_graph("strategy.reduce")
         return reduce_values(self.group(), reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """See `Strategy.gather`. In a scheduled function, of the replicas of its worker alone."""
-        leave_graph("strategy.gather")
+        active_backend().leave_graph("strategy.gather")
         return gather_values(self.group(), value, axis)
 
     # Fits

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from insitu.base.context import Context
 from insitu.base.context import context as read_context
 from insitu.exchange import Group
+from insitu.train.backends import active_backend
 from insitu.train.collectives import barrier_token
 from insitu.train.custom_loop import (
     EpochLog,
@@ -17,15 +18,12 @@ from insitu.train.custom_loop import (
     LoopAggregation,
     LoopStep,
     StepModel,
-    make_loop_replica,
 )
 from insitu.train.elastic import SETUP, SynchronousMembership
 from insitu.train.fit import StepExecutor, TwoPhaseStep
 from insitu.train.replica import (
     FusedStep,
     broadcast_state,
-    make_fused_replica,
-    make_replica,
     plan_combination,
     read_state,
 )
@@ -49,15 +47,15 @@ class SynchronousStrategy(Strategy):
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         """Return the step of `model`. The first time, all replicas get the state of rank 0."""
         if self._membership.is_alone:
-            return FusedStep(make_fused_replica(model, example))
+            return FusedStep(active_backend().make_fused_replica(model, example))
         if first:
             self._broadcast_initial_state(model)
         plan = plan_combination(model, example, self.num_replicas_in_sync)
         tell_unchecked(plan, model, self._membership)
-        return TwoPhaseStep(make_replica(model, example, plan), self._membership.lockstep)
+        return TwoPhaseStep(active_backend().make_replica(model, example, plan), self._membership.lockstep)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
-        return ExchangeStep(model, make_loop_replica(model, example), self._membership)
+        return ExchangeStep(model, active_backend().make_loop_replica(model, example), self._membership)
 
     def _broadcast_initial_state(self, model: Any) -> None:
         """Give all replicas the state of rank 0. Collective."""

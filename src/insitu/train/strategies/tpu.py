@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from insitu.base.context import Context
 from insitu.base.errors import TrainingError
+from insitu.train.backends import active_backend, active_name
 from insitu.train.devices import Device, list_devices
 from insitu.train.strategies.mirrored import MirroredStrategy
 
@@ -44,10 +41,9 @@ class TPUStrategy(MirroredStrategy):
 
 def find_cores(tpu: Any) -> list[Device]:
     """Return the cores of `tpu`, ready to be used. Raises TrainingError if there are none."""
-    backend = keras.backend.backend()
-    initialise = {"tensorflow": _initialise_tensorflow, "jax": _initialise_jax, "torch": _initialise_torch}
+    backend = active_name()
     try:
-        initialise[backend](tpu)
+        active_backend().start_tpu(tpu)
         cores = [device for device in list_devices() if device.kind == "tpu"]
     except TrainingError:
         raise
@@ -62,26 +58,3 @@ def find_cores(tpu: Any) -> list[Device]:
 
 
 _NONE = "TPUStrategy needs a TPU. Elsewhere use MirroredStrategy, which takes the devices that there are."
-
-
-def _initialise_tensorflow(tpu: Any) -> None:
-    import tensorflow as tf
-
-    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu) if isinstance(tpu, str) else tpu
-    tf.config.experimental_connect_to_cluster(resolver)
-    tf.tpu.experimental.initialize_tpu_system(resolver)
-
-
-def _initialise_jax(tpu: Any) -> None:
-    tpu = getattr(tpu, "tpu", tpu)
-    if tpu:
-        raise TrainingError(f"JAX uses the TPU of its own machine: leave tpu out. Received: {tpu!r}")
-
-
-def _initialise_torch(tpu: Any) -> None:
-    del tpu
-    if importlib.util.find_spec("torch_xla") is None:
-        raise TrainingError(
-            f"{_NONE} Received: the torch backend without torch_xla, which PyTorch needs for a TPU."
-        )
-    _: Any = importlib.import_module("torch_xla")

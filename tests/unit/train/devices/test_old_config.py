@@ -18,7 +18,7 @@ def on_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("0000:01", "0000:02"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(old_config, "_DRIVER", tmp_path)
-    monkeypatch.setattr(old_config, "active_backend", lambda: "jax")
+    monkeypatch.setattr(old_config, "active_name", lambda: "jax")
     monkeypatch.setattr(old_config, "_refuse_started", lambda what, value: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(insitu.config, "apply_device_settings", lambda: None)

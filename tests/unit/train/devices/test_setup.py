@@ -13,6 +13,8 @@ import pytest
 
 from insitu.base.config import DeviceSettings
 from insitu.base.errors import InputError
+from insitu.train.backends import load_backend
+from insitu.train.backends.jax import devices as jax_devices
 from insitu.train.devices import setup
 
 
@@ -123,7 +125,7 @@ def jax(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """(JAX, whether it has started)."""
     played = Jax(2)
     monkeypatch.setitem(sys.modules, "jax", played)  # type: ignore[arg-type]
-    monkeypatch.setattr(setup, "_jax_has_started", lambda: request.param)
+    monkeypatch.setattr(type(load_backend("jax")), "has_started", lambda backend: request.param)
     yield played, request.param
 
 
@@ -139,7 +141,7 @@ def test_jax_gets_its_number_of_devices_before_it_starts(jax: tuple[Jax, bool]) 
 def test_memory_and_threads_of_jax_are_in_its_environment(
     jax: tuple[Jax, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "_read_gpu_mebibytes", lambda: 400)
+    monkeypatch.setattr(jax_devices, "_read_gpu_mebibytes", lambda: 400)
     settings = DeviceSettings(memory_growth=True, memory_limit=100, threads=(3, None), log_placement=True)
     if jax[1]:
         with pytest.raises(InputError, match=r"Memory and threads must be set before JAX starts"):
@@ -166,10 +168,10 @@ def test_the_memory_of_the_first_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(subprocess, "run", run)
     if answer == "81559\n81559\n":
-        assert setup._read_gpu_mebibytes() == 81559
+        assert jax_devices._read_gpu_mebibytes() == 81559
     else:
         with pytest.warns(UserWarning, match="There is no GPU"):
-            assert setup._read_gpu_mebibytes() is None
+            assert jax_devices._read_gpu_mebibytes() is None
 
 
 class Torch:

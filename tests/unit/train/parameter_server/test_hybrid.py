@@ -196,8 +196,8 @@ def test_a_task_without_rows_in_its_first_step_finds_out_what_a_step_logs() -> N
     (replica,) = strategy._replicas
     inner: Any = replica._inner
     for training in (True, False):
-        inner._train_logs = inner._test_logs = None
+        inner._logs = {True: None, False: None}
         inner._forget_traces()
         replica.find_out(training=training)
-        found = inner._train_logs if training else inner._test_logs
+        found = inner._logs[training]
         assert found is not None or keras.backend.backend() == "jax"  # which doesn't trace it again

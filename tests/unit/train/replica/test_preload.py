@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keras
 
-from insitu.train.replica.factory import has_accelerators, warm_up
+from insitu.train.replica.building import has_accelerators, warm_up
 
 
 def names_and_weights() -> tuple[list[str], list[bytes]]:
@@ -20,7 +20,7 @@ def test_names_and_random_numbers_are_as_without_it(monkeypatch):
     keras.backend.clear_session()
     before = names_and_weights()
     keras.backend.clear_session()
-    monkeypatch.setattr("insitu.train.replica.factory.has_accelerators", lambda: False)
+    monkeypatch.setattr("insitu.train.replica.building.has_accelerators", lambda: False)
     warm_up()
     assert names_and_weights() == before
 

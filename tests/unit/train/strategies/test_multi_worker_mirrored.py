@@ -573,7 +573,7 @@ def test_the_old_choice_of_communication_may_come_by_place():
 def test_gpus_on_several_hosts_take_the_ring_unless_that_is_allowed(monkeypatch: pytest.MonkeyPatch):
     """XLA's collectives have no authentication. JAX is played, as it would be with GPUs."""
     pytest.importorskip("jax")
-    from insitu.train.spmd import distributed
+    from insitu.train.backends.jax.spmd import distributed
     from insitu.train.strategies.multi_worker_mirrored import _choose
 
     monkeypatch.setattr(distributed, "visible_accelerators", lambda: 1)

@@ -7,8 +7,8 @@ import pytest
 
 import insitu
 from insitu.base.errors import TrainingError
+from insitu.train.backends import load_backend
 from insitu.train.devices.names import list_devices
-from insitu.train.strategies.tpu import _initialise_jax
 
 
 def test_without_a_tpu_it_is_said():
@@ -36,6 +36,6 @@ def test_a_resolver_names_the_tpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     named = insitu.cluster_resolver.TPUClusterResolver("")
     assert named.tpu == ""
-    _initialise_jax(named)
+    load_backend("jax").start_tpu(named)
     with pytest.raises(TrainingError, match=r"leave tpu out. Received: 'x'"):
-        _initialise_jax(insitu.cluster_resolver.TPUClusterResolver("x"))
+        load_backend("jax").start_tpu(insitu.cluster_resolver.TPUClusterResolver("x"))

@@ -9,4 +9,15 @@ Begin reading with `probe.py`; `decisions.py` decides, from numbers alone.
 """
 
 from insitu.train.replica.probe.observer import SAMPLE_ROWS
+from insitu.train.replica.probe.outcome import (
+    EagerSteps,
+    Outcome,
+    Totals,
+    add_rows,
+    losses_of,
+    make_outcome,
+    read_logs,
+    split_inputs,
+    to_float64,
+)
 from insitu.train.replica.probe.probe import has_custom_parts, plan_combination

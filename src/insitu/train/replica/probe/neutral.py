@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from insitu.train.backends import active_backend
+
 ops = keras.ops
 
 
@@ -63,29 +65,9 @@ def _normalize(layer: Any, inputs: Any, training: Any = None, mask: Any = None) 
 
 def _random_functions() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Yield (module, name, what to call instead)."""
-    backend = keras.backend.backend()
-    of_keras = importlib.import_module(f"keras.src.backend.{backend}.random")
+    of_keras = importlib.import_module(f"keras.src.backend.{keras.backend.backend()}.random")
     yield from ((of_keras, name, function) for name, function in _OF_KERAS.items())
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        yield from ((tf.random, name, _OF_KERAS[name]) for name in ("normal", "truncated_normal", "uniform"))
-        yield tf.random, "shuffle", lambda value, **options: value
-    elif backend == "torch":
-        import torch
-
-        yield from ((torch, name, _zeros_like) for name in ("randn_like", "rand_like"))
-        yield torch, "randn", lambda *size, **options: _full(torch.zeros, size, options)
-        yield torch, "rand", lambda *size, **options: _full(torch.zeros, size, options) + 0.5
-        yield torch, "randperm", lambda n, **options: torch.arange(n)
-        yield torch, "bernoulli", lambda value, **options: (value >= 0.5).to(value)
-    else:
-        import jax
-
-        yield jax.random, "normal", lambda key, shape=(), dtype=float: ops.zeros(shape, _floating(dtype))
-        yield jax.random, "uniform", _uniform_of_jax
-        yield jax.random, "bernoulli", lambda key, p=0.5, shape=(): ops.broadcast_to(p >= 0.5, shape)
-        yield jax.random, "permutation", lambda key, x, **options: ops.arange(x) if np.ndim(x) == 0 else x
+    yield from active_backend().random_functions(_OF_KERAS)
 
 
 def _constant(shape: Any, value: Any, dtype: Any) -> Any:
@@ -127,22 +109,3 @@ _OF_KERAS: dict[str, Callable[..., Any]] = {
     ),
     "beta": lambda shape, alpha, beta, dtype=None, seed=None: _constant(shape, alpha / (alpha + beta), dtype),
 }
-
-
-def _zeros_like(value: Any, **options: Any) -> Any:
-    return ops.zeros_like(value)
-
-
-def _full(make: Callable[..., Any], size: Any, options: dict[str, Any]) -> Any:
-    kept = {name: value for name, value in options.items() if name in ("dtype", "device", "requires_grad")}
-    return make(*(size or options.get("size", ())), **kept)
-
-
-def _uniform_of_jax(
-    key: Any, shape: Any = (), dtype: Any = float, minval: Any = 0.0, maxval: Any = 1.0
-) -> Any:
-    return _constant(shape, minval + (maxval - minval) / 2, _floating(dtype))
-
-
-def _floating(dtype: Any) -> Any:
-    return keras.config.floatx() if dtype is float else dtype

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.train.backends import active_backend
 from insitu.train.collectives import pack_leaves
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.leaves import map_batch
@@ -97,7 +98,7 @@ class Observer(AbstractContextManager["Observer"]):
         self._attributes = {name: value for name, value in vars(model).items() if isinstance(value, numbers)}
 
     def __enter__(self) -> Observer:
-        self.steps: Steps = _make_steps(self._model, self._trainable)
+        self.steps: Steps = active_backend().make_probe_steps(self._model, self._trainable)
         return self
 
     def __exit__(
@@ -214,21 +215,6 @@ def _moved(value: NDArray[Any], index: int, variable: Any) -> NDArray[Any]:
         return value if value.dtype.kind == "b" else (value + 3).astype(value.dtype)
     rng = np.random.default_rng([7, index])
     return (value + rng.uniform(0.5, 1.5, value.shape)).astype(value.dtype)
-
-
-def _make_steps(model: Any, trainable: Any) -> Steps:
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        from insitu.train.replica.probe.tensorflow import TensorFlowSteps
-
-        return TensorFlowSteps(model, trainable)
-    if backend == "jax":
-        from insitu.train.replica.probe.jax import JaxSteps
-
-        return JaxSteps(model, trainable)
-    from insitu.train.replica.probe.torch import TorchSteps
-
-    return TorchSteps(model, trainable)
 
 
 # Make rows like those of a model's data, the same in each process

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.base.errors import TrainingError
+from insitu.train.backends import active_backend
 from insitu.train.replica.batch_losses import GLOBAL, REPLICA, find_global_step, find_rows
 from insitu.train.replica.combination import Operation, combine
 from insitu.train.replica.metric_results import flatten_metrics
@@ -161,7 +162,7 @@ class _Probe:
         # A metric may give no number on any made-up rows; those on which all is a number show more.
         for is_accepted in (_is_finite, _has_finite_gradients):
             for own_weights, lowest in itertools.product(
-                (False, True), (0,) if _fails_for_good() else (1, 0)
+                (False, True), (0,) if active_backend().loses_device_by_bad_index() else (1, 0)
             ):
                 self._rows = make_rows(self._example, lowest=lowest)
                 if self._rows is None:
@@ -344,14 +345,6 @@ def _is_finite(run: StateRun) -> bool:
 
 def _computes_in_halves(model: Any) -> bool:
     return any("16" in str(getattr(layer, "compute_dtype", "")) for layer in model._flatten_layers())
-
-
-def _fails_for_good() -> bool:
-    """Return True if an index that is out of range would end all work with the device."""
-    return keras.backend.backend() == "torch" and keras.src.backend.torch.core.get_device() not in (
-        "cpu",
-        "meta",
-    )
 
 
 # Find out whether code of the user's keeps something in Python of the rows that a probe makes up

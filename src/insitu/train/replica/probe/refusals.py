@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from insitu.train.replica.updated_weights import ADVICE
+from insitu.train.replica.updated_weights import UPDATE_ADVICE
 
 _OF_GRADIENTS = "The gradient of a global batch must be the mean over its rows: each replica has only some. "
 
@@ -24,7 +24,7 @@ NOT_LINEAR = (
 READS_UPDATED = (
     "A train_step can't use weights after optimizer.apply(), or assign them: with several replicas the "
     "update comes after the step, once gradients are combined. Received: a step whose results depend on "
-    f"updated weights, or that changes weights. {ADVICE}"
+    f"updated weights, or that changes weights. {UPDATE_ADVICE}"
 )
 
 

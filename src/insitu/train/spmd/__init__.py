@@ -1,6 +1,0 @@
-"""Synchronous training as one program over a mesh of JAX devices.
-
-Begin reading with `program.py`.
-"""
-
-from insitu.train.spmd.program import make_mesh_step, without_distribution
