@@ -296,15 +296,9 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
     )
     check_partitions_in_all(partitions, base)
     like, first = base or job.after, 0 if base is None else len(base.partitions)
-    destinations = [
-        Destination(
-            name,
-            number,
-            primaries[number : number + 1] or owners_of_partition(number, owners.topology, backups),
-        )
-        for name in names
-        for number in range(first, first + partitions)
-    ]
+    numbers = range(first, first + partitions)
+    holders = {p: primaries[p : p + 1] or owners_of_partition(p, owners.topology, backups) for p in numbers}
+    destinations = tuple(Destination(name, p, holders[p]) for name in names for p in numbers)
     rows = RowPlan(
         token="",
         names=names,
@@ -317,7 +311,7 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
         codec=base.codec if base else options.compress,
         drop_pages=not fits_into_memory(sizes),
         primaries=primaries,
-        destinations=tuple(destinations),
+        destinations=destinations,
     )
     return ImportPlan(
         options=options,
