@@ -69,30 +69,35 @@ class BlockReader(BlockLayout):
         """Whether blocks are read past the page cache."""
         return self._direct is not None
 
-    def read(self, block: int, memory: npt.NDArray[np.uint8], start: int = 0) -> None:
+    def read(
+        self, block: int, memory: npt.NDArray[np.uint8], start: int = 0, *, owns_pages: bool = False
+    ) -> None:
         """Read the chosen columns of a block into `memory`, from byte `start` on, and verify them.
 
-        It takes `size(block)` bytes. Bytes between columns may be read, too. If reads are direct, the bytes
-        around it may be overwritten up to the next multiples of DIRECT_ALIGNMENT. Raises CorruptPartition.
+        It takes `size(block)` bytes. Bytes between columns may be read, too. With `owns_pages` the bytes
+        around it, up to the next multiples of DIRECT_ALIGNMENT, may be overwritten: direct reads need no copy
+        then. Raises CorruptPartition.
         """
         offset, view = self.offset(block), view_of(memory)
         for first, end in self._ranges(block):
-            if not self._read_directly(memory, start + first, start + end, offset + first):
+            if not self._read_directly(memory, start + first, start + end, offset + first, owns_pages):
                 self._read(view[start + first : start + end], offset + first, block)
         self.check(block, view[start : start + self.size(block)])
 
-    def _read_directly(self, memory: npt.NDArray[np.uint8], start: int, end: int, offset: int) -> bool:
+    def _read_directly(
+        self, memory: npt.NDArray[np.uint8], start: int, end: int, offset: int, owns_pages: bool
+    ) -> bool:
         """Read bytes of the file into [start, end) of memory; return whether that was possible.
 
-        If memory isn't aligned like the file they are copied once. Whatever goes wrong is left to a read
-        through the page cache, whose error says what it was.
+        If memory isn't aligned like the file, or others own the bytes around, they are copied once. Whatever
+        goes wrong is left to a read through the page cache, whose error says what it was.
         """
         file, size = self._direct, end - start
         if file is None:
             return False
         before = offset % DIRECT_ALIGNMENT
         after = -(before + size) % DIRECT_ALIGNMENT
-        in_place = start >= before and end + after <= len(memory)
+        in_place = owns_pages and start >= before and end + after <= len(memory)
         in_place = in_place and (memory.ctypes.data + start - before) % DIRECT_ALIGNMENT == 0
         target = memory[start - before : end + after] if in_place else scratch_memory(before + size + after)
         view, done = view_of(target), 0

@@ -80,7 +80,9 @@ class CompressedBlockReader(BlockReader):
         starts = (np.cumsum(sizes) - sizes)[self._firsts].tolist()
         return {column.name: start for (column, _, _), start in zip(self._layout, starts, strict=True)}
 
-    def read(self, block: int, memory: npt.NDArray[np.uint8], start: int = 0) -> None:
+    def read(
+        self, block: int, memory: npt.NDArray[np.uint8], start: int = 0, *, owns_pages: bool = False
+    ) -> None:
         """Read the chosen columns of a block, verify them, and decompress them into `memory`, from byte
         `start` on. It takes `size(block)` bytes. Raises CorruptPartition.
         """
@@ -111,7 +113,7 @@ class CompressedBlockReader(BlockReader):
         before = offset % DIRECT_ALIGNMENT
         memory = scratch_memory(before + size + DIRECT_ALIGNMENT)
         for first, end in self._stored_ranges(block, metadata_bytes):
-            if not self._read_directly(memory, before + first, before + end, offset + first):
+            if not self._read_directly(memory, before + first, before + end, offset + first, True):
                 self._read(view_of(memory)[before + first : before + end], offset + first, block)
         return view_of(memory)[before : before + size]
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,7 +46,9 @@ class BlockSource(Protocol):
     def offset(self, block: int) -> int: ...
     def body_start(self, block: int) -> int: ...
     def column_starts(self, block: int) -> dict[str, int]: ...
-    def read(self, block: int, memory: npt.NDArray[np.uint8], start: int) -> None: ...
+    def read(
+        self, block: int, memory: npt.NDArray[np.uint8], start: int, *, owns_pages: bool = False
+    ) -> None: ...
     def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any: ...
 
 
@@ -75,10 +78,16 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def submit(
-        self, source: BlockSource, block: int, memory: npt.NDArray[np.uint8], start: int
+        self,
+        source: BlockSource,
+        block: int,
+        memory: npt.NDArray[np.uint8],
+        start: int,
+        *,
+        owns_pages: bool = False,
     ) -> Future[None]:
-        """Begin to read a block into `memory`, from byte `start` on."""
-        return self._threads.submit(source.read, block, memory, start)
+        """Begin to read a block into `memory`, from byte `start` on. See `BlockReader.read`."""
+        return self._threads.submit(partial(source.read, owns_pages=owns_pages), block, memory, start)
 
     def take_memory(self, size: int) -> npt.NDArray[np.uint8]:
         """Return `size` bytes or more, which may have been used before. They begin at a page."""
@@ -113,7 +122,12 @@ class Window:
             for part, block in zip(held.parts.tolist(), held.blocks.tolist(), strict=True)
         ]
         self._rows_before = np.cumsum(held.rows) - held.rows
-        self._starts, size = self._arrange()
+        alignment = body_alignment(shard.all_columns)
+        joint = math.lcm(alignment, DIRECT_ALIGNMENT)
+        #: Whether each block has the pages that it touches for itself, so that it can be read in place.
+        self._owns_pages = self._sources[0][0].direct and joint <= _MOST_DIRECT_ALIGNMENT
+        step, page = (joint, DIRECT_ALIGNMENT) if self._owns_pages else (alignment, 1)
+        self._starts, size = self._arrange(alignment, step, page)
         self._memory = ahead.take_memory(size)
         self._values: dict[str, Any] | None = None
         self._begin()
@@ -121,20 +135,16 @@ class Window:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._reads = [
-            self._ahead.submit(source, block, self._memory, start)
+            self._ahead.submit(source, block, self._memory, start, owns_pages=self._owns_pages)
             for (source, block), start in zip(self._sources, self._starts, strict=True)
         ]
 
-    def _arrange(self) -> tuple[list[int], int]:
+    def _arrange(self, alignment: int, step: int, page: int) -> tuple[list[int], int]:
         """Return the offset of each block in memory, and the bytes of all.
 
-        Bodies are a multiple of the alignment apart, which makes rows of all blocks one array. For direct
-        reads, a block also begins as many bytes after a page as in its file, and has its pages for itself.
+        Bodies are a multiple of the alignment apart, which makes rows of all blocks one array. If blocks own
+        their pages, each also begins as many bytes after a page as in its file.
         """
-        alignment = body_alignment(self._shard.all_columns)
-        joint = math.lcm(alignment, DIRECT_ALIGNMENT)
-        direct = self._sources[0][0].direct and joint <= _MOST_DIRECT_ALIGNMENT
-        step, page = (joint, DIRECT_ALIGNMENT) if direct else (alignment, 1)
         starts: list[int] = []
         end = 0
         for source, block in self._sources:

@@ -175,12 +175,14 @@ class BlockCopies:
         """Return a column of text of a block that has been read into `memory`, in place."""
         return self._any.texts(block, memory, name)
 
-    def read(self, block: int, memory: npt.NDArray[np.uint8], start: int = 0) -> None:
+    def read(
+        self, block: int, memory: npt.NDArray[np.uint8], start: int = 0, *, owns_pages: bool = False
+    ) -> None:
         """Read and verify a block of the first copy that has it whole. See `BlockReader.read`."""
         while True:
             reader = self._any
             try:
-                reader.read(block, memory, start)
+                reader.read(block, memory, start, owns_pages=owns_pages)
                 return
             except CorruptPartition as error:
                 with self._lock:

@@ -71,6 +71,24 @@ def test_rows_come_in_the_order_of_the_windows(
     read.close()
 
 
+@pytest.mark.parametrize("width", [115, 127, 139])
+@pytest.mark.parametrize("block_rows", [6, 9])
+def test_direct_reads_of_rows_of_odd_size_leave_other_blocks_alone(
+    tmp_path: Path, width: int, block_rows: int
+) -> None:
+    """Such blocks have no pages of their own, and some begin where they could be read in place."""
+    columns = (Column("x", "uint8", (width,)), Column("y", "int64"))
+    shard, whole = make_shard(tmp_path, columns, [26, 30, 16, 17], block_rows, direct=True)
+    order = WindowedOrder(shard.starts, block_rows, 2, seed=1, epoch=2, shard=0)
+    plan = ShuffledPlan(shard.starts, 30, order)
+    read = WindowedColumns(shard, order, ReadAhead())
+    for step in range(plan.steps):
+        positions = np.concatenate([shard.starts[k] + rows for k, rows in plan.rows_of_batch(step)])
+        for column, values in zip(columns, read.take_batch(plan, step), strict=True):
+            np.testing.assert_array_equal(values, whole[column.name][positions])
+    read.close()
+
+
 COLUMNS = (Column("x", "int64"),)
 
 
@@ -86,11 +104,11 @@ class Held:
     def __getattr__(self, name: str) -> object:
         return getattr(self._reader, name)
 
-    def read(self, block: int, memory: np.ndarray, start: int) -> None:
+    def read(self, block: int, memory: np.ndarray, start: int, *, owns_pages: bool = False) -> None:
         self.asked.append(block)
         self.began.set()
         assert self.may_go_on.wait(60)
-        self._reader.read(block, memory, start)
+        self._reader.read(block, memory, start, owns_pages=owns_pages)
 
 
 def make_held(folder: Path) -> tuple[Held, ShardSource, WindowedOrder, ShuffledPlan]:
