@@ -65,7 +65,7 @@ def read_snapshot_again(paths: Paths, before: CacheSpec, remote: RemoteStores | 
     given = origin["options"]
     address = load_connector(origin["kind"]).find_again(origin)
     columns = parse_column_options(given)
-    return read_snapshot(paths, address, columns, given["ragged"], after=before, remote=remote)
+    return read_snapshot(paths, address, columns, given.get("ragged", ()), after=before, remote=remote)
 
 
 def find_snapshot(
