@@ -14,7 +14,6 @@ from disturbed_faults import (
     ALL_AT_ONCE,
     AT_EPOCHS,
     CHIEF,
-    CONTROLLER,
     EPOCHS,
     FEW,
     FEW_OF_CALLS,
@@ -36,7 +35,8 @@ from disturbed_faults import (
     make_all,
     suspended,
 )
-from disturbed_jobs import SUPERVISOR, Fault, run
+from disturbed_hits import CONTROLLER, SUPERVISOR
+from disturbed_jobs import Fault, run
 
 pytestmark = pytest.mark.timeout(1800)
 

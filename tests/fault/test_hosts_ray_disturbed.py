@@ -13,7 +13,6 @@ import ray_hosts
 from disturbed_faults import (
     AGENT,
     CHIEF,
-    CONTROLLER,
     EPOCHS,
     ON_HOSTS,
     OTHER,
@@ -24,6 +23,7 @@ from disturbed_faults import (
     compare_with_local,
     killing,
 )
+from disturbed_hits import CONTROLLER
 from disturbed_jobs import PATHS, Place, make_cache
 from hosts_lab import HostsLab
 from ray_hosts import RayLab

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbed_jobs import SUPERVISOR, Fault, Place, bring_up, find_differences, make_cache, outline, run
+from disturbed_hits import CONTROLLER, SUPERVISOR
+from disturbed_jobs import Fault, Place, bring_up, find_differences, make_cache, outline, run
 
 EPOCHS, STEPS, TESTS = 4, 7, 3
 """Of `train.py` in a job of two workers on two nodes."""
 STEPS_ON_HOSTS = 6
 """The same on three nodes, whose shards are others."""
 CHIEF, OTHER = "worker:0", "worker:1"
-CONTROLLER, STANDBY = "control.controller", "--standby"
+STANDBY = "task.entry --standby"
 HOST_SERVER, AGENT, HEAD = "job_hosts.host_server", "nodes.agent_process", "nodes.head_process"
 """Parts of the command lines of processes that aren't tasks."""
 _OF_RECOVERY = ("--on-loss", "adopt", "restart", "replace")

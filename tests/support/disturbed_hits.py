@@ -14,10 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_hosts import wait_until
 from hosts_lab import Host
 
 POWER, LINK = "power", "link"
 """Targets that aren't processes: the host of the task that waits loses its power, or is cut off."""
+SUPERVISOR = "control.supervisor"
+"""A job ends with the process that has this in its command line."""
+CONTROLLER = "controller of the job"
+"""The child of that process, with the same command line."""
 
 
 class Hits:
@@ -58,28 +63,48 @@ class Hits:
             (host,) = (each for each in self._hosts if find_space(each.pid) == fault["space"])
             host.kill() if target == POWER else host.cut()
             return
-        found = self._find(fault)
-        assert found or fault.get("optional"), "no such process"
-        for pid in found:
+        # One that was hit before may be about to come back.
+        for pid in wait_until(lambda: self._find(fault), f"a process of {target!r}"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, getattr(signal, f"SIG{fault.get('signal', 'KILL')}"))
 
     def _find(self, fault: dict[str, Any]) -> list[int]:
         """Return the processes that are meant, those first that would start others."""
-        marks = self._marks[:1] if not fault["target"] else self._marks
+        target = fault["target"]
+        if target in (SUPERVISOR, CONTROLLER):
+            both = self._list(SUPERVISOR, self._marks, fault)
+            return [pid for pid in both if (read_parent(pid) in both) == (target == CONTROLLER)]
+        found = self._list(target, self._marks if target else self._marks[:1], fault)
+        return sorted(found, key=lambda pid: (SUPERVISOR not in read_command(pid), pid))
+
+    @staticmethod
+    def _list(word: str, marks: Sequence[str], fault: dict[str, Any]) -> list[int]:
         found = []
         for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal():
+            if not entry.name.isdecimal() or word not in read_command(int(entry.name)):
                 continue
-            try:
+            with contextlib.suppress(OSError):
                 environment = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            near = not fault.get("near") or find_space(int(entry.name)) == fault["space"]
-            if near and fault["target"] in command and any(mark in environment for mark in marks):
-                found.append((".control." not in command, int(entry.name)))
-        return [pid for _, pid in sorted(found)]
+                near = not fault.get("near") or find_space(int(entry.name)) == fault["space"]
+                if near and any(mark in environment for mark in marks):
+                    found.append(int(entry.name))
+        return found
+
+
+def read_command(pid: int) -> str:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def read_parent(pid: int) -> int:
+    """Return the number of the process that has started one; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def find_space(pid: int) -> str:

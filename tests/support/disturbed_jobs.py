@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from disturbed_hits import Hits
+from disturbed_hits import SUPERVISOR, Hits
 from hosts_lab import Host
 
 FOLDER = Path(__file__).parent
@@ -20,8 +20,6 @@ SCRIPTS = FOLDER / "disturbed_job"
 PATIENCE = 800.0
 PATHS = f"{FOLDER / 'disturbance'}:{FOLDER}"
 """PYTHONPATH of a task."""
-SUPERVISOR = "control.supervisor"
-"""A job ends with the process of this name."""
 
 Fault = dict[str, Any]
 

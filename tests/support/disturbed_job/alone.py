@@ -1,7 +1,9 @@
-"""A script that knows nothing of insitu, so its chief is a task of its own. Each task trains for itself."""
+"""A script that knows nothing of insitu, so its chief is a task of its own. Each task trains for itself, and
+the chief waits for the others: the job ends with it."""
 
 import json
 import os
+import time
 from pathlib import Path
 
 import keras
@@ -10,7 +12,8 @@ import numpy as np
 EPOCHS = 4
 OUT = Path(os.environ["OUT"])
 OUT.mkdir(parents=True, exist_ok=True)
-task = json.loads(os.environ["TF_CONFIG"])["task"]
+config = json.loads(os.environ["TF_CONFIG"])
+task = config["task"]
 name = f"{task['type']}-{task['index']}"
 KEPT = OUT.with_name(f"{name}.npz")
 rng = np.random.default_rng(task["index"])
@@ -36,3 +39,6 @@ while len(losses) < EPOCHS:
     np.savez(half, losses=losses, **values)
     half.replace(KEPT)
 (OUT / f"{name}.json").write_text(json.dumps(losses))
+others = [OUT / f"worker-{index}.json" for index in range(len(config["cluster"]["worker"]))]
+while task["type"] == "chief" and not all(path.exists() for path in others):
+    time.sleep(0.05)
