@@ -128,7 +128,7 @@ def test_other_policies(jobs: Comparison, tmp_path: Path, on_loss: str, backend:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_standby_processes(jobs: Comparison, tmp_path: Path, backend: str) -> None:
-    faults = [*killing(STANDBY, [at(CHIEF, "epoch_begin", 0)]), *FEW]
+    faults = [*killing(STANDBY, [at(CHIEF, "test_begin", 0)]), *FEW]
     jobs.check(tmp_path, faults, "--workers", "2", "--standby", "1", backend=backend)
 
 

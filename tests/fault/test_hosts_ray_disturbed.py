@@ -63,25 +63,21 @@ def test_on_ray(jobs: Comparison, place: Place, tmp_path: Path, name: str) -> No
     ON_HOSTS[name].check(jobs, tmp_path, place)
 
 
-OF_RAY = {
-    "raylet": Case(
-        [*killing(RAYLET, [at(OTHER, "train_batch_end", 1, 2)], near=True), at(CHIEF, "epoch_end", 2)]
-    ),
-    "holders": Case(
-        [
-            *killing(HOLDER, [at(OTHER, "epoch_end", 0)], near=True),
-            *killing(ACTOR, [at(CHIEF, "train_batch_end", 1, 2)]),
-            *killing(AGENT, [at(OTHER, "test_batch_end", 1, 1)]),
-            *killing(CONTROLLER, [at(CHIEF, "epoch_end", 2)]),
-            at(OTHER, "train_batch_end", 3, 2),
-            at(CHIEF, "epoch_end", EPOCHS - 1),
-        ],
-        backend="jax",
-    ),
-}
+def test_the_raylet_of_a_host_dies(jobs: Comparison, place: Place, tmp_path: Path) -> None:
+    """And with it all that insitu runs there. Its task goes on elsewhere."""
+    faults = [*killing(RAYLET, [at(OTHER, "train_batch_end", 1, 2)], near=True), at(CHIEF, "epoch_end", 2)]
+    Case(faults, backend="jax").check(jobs, tmp_path, place)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_RAY)
-def test_processes_of_ray_die(jobs: Comparison, place: Place, tmp_path: Path, name: str) -> None:
-    OF_RAY[name].check(jobs, tmp_path, place)
+def test_what_keeps_agents_and_jobs_running_dies(jobs: Comparison, place: Place, tmp_path: Path) -> None:
+    """Ray starts the agents again, and the supervisor its controller. Then tasks die."""
+    faults = [
+        *killing(HOLDER, [at(OTHER, "epoch_end", 0)], near=True),
+        *killing(ACTOR, [at(CHIEF, "train_batch_end", 1, 2)]),
+        *killing(AGENT, [at(OTHER, "test_batch_end", 1, 1)]),
+        *killing(CONTROLLER, [at(CHIEF, "epoch_end", 2)]),
+        at(OTHER, "train_batch_end", 3, 2),
+        at(CHIEF, "epoch_end", EPOCHS - 1),
+    ]
+    Case(faults, backend="jax").check(jobs, tmp_path, place)

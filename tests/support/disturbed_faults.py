@@ -267,7 +267,7 @@ ON_HOSTS = {
     "own-chief": Case(OF_THE_ROLES, ("--workers", "1", "--chief"), script="alone.py"),
     "adopt": Case(FEWEST, (*_TWO, "--on-loss", "adopt")),
     "restart": Case(FEWEST, (*_TWO, "--on-loss", "restart"), "jax"),
-    "standby": Case([*killing(STANDBY, [at(CHIEF, "epoch_begin", 0)]), *FEW], (*_TWO, "--standby", "1")),
+    "standby": Case([*killing(STANDBY, [at(CHIEF, "test_begin", 0)]), *FEW], (*_TWO, "--standby", "1")),
     "devices": Case(FEWEST, variables={"INSITU_VIRTUAL_DEVICES": "cpu:2"}),
     "suspended": Case(
         suspended([at(CHIEF, "epoch_end", 1), at(OTHER, "train_batch_end", 2, 2)]),

@@ -1,5 +1,5 @@
-"""A script that knows nothing of insitu, so its chief is a task of its own. Each task trains for itself, and
-the chief waits for the others: the job ends with it."""
+"""A script that knows nothing of insitu, so its chief is a task of its own. Each task trains for itself, at
+most an epoch ahead of the others. The job ends with the chief, which ends last."""
 
 import json
 import os
@@ -9,11 +9,12 @@ from pathlib import Path
 import keras
 import numpy as np
 
-EPOCHS = 4
+EPOCHS = 6
 OUT = Path(os.environ["OUT"])
 OUT.mkdir(parents=True, exist_ok=True)
 config = json.loads(os.environ["TF_CONFIG"])
 task = config["task"]
+names = [f"{role}-{index}" for role, tasks in config["cluster"].items() for index in range(len(tasks))]
 name = f"{task['type']}-{task['index']}"
 KEPT = OUT.with_name(f"{name}.npz")
 rng = np.random.default_rng(task["index"])
@@ -30,6 +31,13 @@ if KEPT.exists():
         losses = found["losses"].tolist()
         for number, variable in enumerate(variables):
             variable.assign(found[f"variable-{number}"])
+
+
+def wait_for_all(ending):
+    while not all((OUT / f"{each}{ending}").exists() for each in names):
+        time.sleep(0.05)
+
+
 while len(losses) < EPOCHS:
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
     model.save(OUT / f"{name}-{len(losses)}.keras")
@@ -38,7 +46,7 @@ while len(losses) < EPOCHS:
     half = KEPT.with_name(f"half-{name}.npz")
     np.savez(half, losses=losses, **values)
     half.replace(KEPT)
+    wait_for_all(f"-{len(losses) - 1}.keras")
 (OUT / f"{name}.json").write_text(json.dumps(losses))
-others = [OUT / f"worker-{index}.json" for index in range(len(config["cluster"]["worker"]))]
-while task["type"] == "chief" and not all(path.exists() for path in others):
-    time.sleep(0.05)
+if task["type"] == "chief":
+    wait_for_all(".json")
