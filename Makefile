@@ -93,8 +93,8 @@ test-hosts: ready-hosts ## Run the tests on several hosts made of namespaces (ne
 	  tests/process/test_agents.py tests/process/test_host_jobs.py tests/process/test_cluster_files.py tests/process/test_moving_jobs.py
 
 test-ray: ready-ray ## Run the tests on a Ray cluster of such hosts (installs Ray)
-	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts_ray.py tests/fault/test_hosts_ray_head.py \
-	  tests/process/test_ray_import.py
+	$(BIN)/python -m pytest -m "hosts and not slow" tests/fault/test_hosts_ray.py tests/fault/test_hosts_ray_disturbed.py \
+	  tests/fault/test_hosts_ray_head.py tests/process/test_ray_import.py
 
 # Nothing is installed: Debian's packages start servers of their own.
 ready-launchers: ready-lab

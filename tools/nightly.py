@@ -24,15 +24,15 @@ SUITES = {
     "test-torch": "make test-torch",
     "test-slow": f'make ready-etcd && {PYTEST} -m "slow and not torch and not hosts and not ignite '
     'and not ui"',
-    "torch, slow": f'{PYTEST} -m "torch and slow"',
+    "torch, slow": f'{PYTEST} -m "torch and slow and not hosts"',
     "test-tls": "make test-tls",
     "test-agreement": "make test-agreement",
     "test-hosts": "make ready-hosts ready-etcd && make test-hosts",
     "hosts, slow": f'make ready-hosts ready-etcd && {PYTEST} -m "hosts and slow" tests/fault/test_hosts.py '
-    "tests/fault/test_hosts_replaced_head.py tests/process",
+    "tests/fault/test_hosts_disturbed.py tests/fault/test_hosts_replaced_head.py tests/process",
     "test-ray": "make ready-ray && make test-ray",
     "ray, slow": f'make ready-ray && {PYTEST} -m "hosts and slow" tests/fault/test_hosts_ray.py '
-    "tests/fault/test_hosts_ray_head.py",
+    "tests/fault/test_hosts_ray_disturbed.py tests/fault/test_hosts_ray_head.py",
     "test-launchers": "make ready-launchers && make test-launchers",
     "test-ui": "make ready-ui && make test-ui",
     "test-api": "make ready-api && make test-api",

@@ -3,41 +3,79 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from disturbed_hits import SUPERVISOR, Hits
+from hosts_lab import Host
 
 FOLDER = Path(__file__).parent
 SCRIPTS = FOLDER / "disturbed_job"
-PATIENCE = 400.0
-SUPERVISOR = "control.supervisor"
-"""A job ends with the process of this name."""
+PATIENCE = 800.0
+PATHS = f"{FOLDER / 'disturbance'}:{FOLDER}"
+"""PYTHONPATH of a task."""
 
 Fault = dict[str, Any]
 
 
-def bring_up(home: Path) -> None:
-    """Two nodes on this machine."""
-    _insitu(home, "up", "--nodes", "2")
+@dataclass(frozen=True)
+class Place:
+    """Where commands are run, and what can be hit there."""
+
+    #: The home of the commands.
+    home: Path
+    #: What the commands are appended to, to run on a host.
+    enter: tuple[str, ...] = ()
+    #: The hosts that run the tasks; none: this machine.
+    hosts: tuple[Host, ...] = ()
+
+    def insitu(self, *args: str) -> str:
+        """Return what a command has printed that must not fail."""
+        done = self.run(args)
+        assert done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def run(
+        self, args: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command with further variables, and return how it ended."""
+        environment = {"INSITU_HOME": str(self.home), **(variables or {})}
+        settings = [f"{name}={value}" for name, value in environment.items()]
+        return subprocess.run(
+            [*self.enter, "env", *settings, sys.executable, "-m", "insitu", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if args[0] in ("start", "resume") else subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
 
 
-def make_cache(home: Path, folder: Path) -> None:
+def bring_up(home: Path, nodes: int = 2) -> Place:
+    """So many nodes on this machine."""
+    place = Place(home)
+    place.insitu("up", "--nodes", str(nodes))
+    return place
+
+
+def make_cache(place: Place, folder: Path, *options: str) -> None:
     """Import the cache `rows`: 44 rows of 6 numbers, a target and a key, in 4 partitions."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(44, 6)).astype("float32")
     y = (x @ rng.normal(size=(6, 1)) + 1).astype("float32")
     np.savez(folder / "rows.npz", x=x, y=y, id=np.arange(44))
-    _insitu(home, "import", "--partitions", "4", "rows", str(folder / "rows.npz"))
+    place.insitu("import", "--partitions", "4", *options, "rows", str(folder / "rows.npz"))
 
 
 def run(
-    home: Path,
+    place: Place,
     folder: Path,
     options: Sequence[str],
     faults: Sequence[Fault] = (),
@@ -60,47 +98,27 @@ def run(
         "INSITU_TEST_FAULTS": json.dumps(named),
         "INSITU_TEST_FIRED": str(fired),
         "INSITU_TEST_KILLS": kills,
-        "PYTHONPATH": str(FOLDER / "disturbance"),
+        "PYTHONPATH": PATHS,
         "OUT": str(folder / "out"),
     }
-    started = [*options, "--max-restarts", "40", "--seed", "5"]
-    command = ["start", *started, "rows", str(job), script]
-    done = _run(home, command, environment)
-    printed = done.stdout
-    for _ in [fault for fault in named if fault.get("target") in ("", SUPERVISOR)]:
-        if done.returncode:
-            done = _run(home, ["resume", printed.split()[0]])
-            printed += done.stdout
+    command = ["start", *options, "--max-restarts", "40", "--seed", "5", "rows", str(job), script]
+    homes = [place.home, *(host.home for host in place.hosts)]
+    with Hits(fired, homes, place.hosts) as hits:
+        done = place.run(command, environment)
+        printed = done.stdout
+        for _ in [fault for fault in named if fault.get("target") in ("", SUPERVISOR)]:
+            if done.returncode:
+                done = place.run(["resume", printed.split()[0]])
+                printed += done.stdout
     assert done.returncode == 0, f"{command}: {done.returncode}\n{printed}"
     missing = [fault for fault in named if not (fired / fault["name"]).exists()]
-    assert not missing, f"not fired: {missing}\n{printed}"
+    assert not missing and not hits.problems, f"not fired: {missing} {hits.problems}\n{printed}"
     identifier = printed.split()[0]
     found = read_artifacts(folder / "out")
-    found["ledger"] = json.loads(_insitu(home, "describe", identifier, "--ledger", "--json"))["ledger"]
-    scores = json.loads(_insitu(home, "describe", identifier, "--json"))["evaluations"]
+    found["ledger"] = json.loads(place.insitu("describe", identifier, "--ledger", "--json"))["ledger"]
+    scores = json.loads(place.insitu("describe", identifier, "--json"))["evaluations"]
     found["scores"] = [[one["checkpoint"], one["metrics"]] for one in scores[-1:]]
     return found, printed
-
-
-def _insitu(home: Path, *args: str) -> str:
-    done = _run(home, args)
-    assert done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def _run(
-    home: Path, args: Sequence[str], variables: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "insitu", *args],
-        env={**os.environ, "INSITU_HOME": str(home), **(variables or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if args[0] in ("start", "resume") else subprocess.PIPE,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
 
 
 def read_artifacts(folder: Path) -> dict[str, Any]:

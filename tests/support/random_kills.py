@@ -30,17 +30,15 @@ def main() -> int:
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="kills-"))
     variables = {"KERAS_BACKEND": options.backend}
-    bring_up(root / "home")
-    make_cache(root / "home", root)
-    expected, _ = run(root / "home", root / "undisturbed", options.options.split(), variables=variables)
+    place = bring_up(root / "home")
+    make_cache(place, root)
+    expected, _ = run(place, root / "undisturbed", options.options.split(), variables=variables)
     jobs = killed = failures = 0
     while killed < options.kills:
         folder = root / f"job-{jobs}"
         kills = f"{options.seed + jobs},{min(PER_JOB, options.kills - killed)},{options.seconds}"
         try:
-            found, printed = run(
-                root / "home", folder, options.options.split(), variables=variables, kills=kills
-            )
+            found, printed = run(place, folder, options.options.split(), variables=variables, kills=kills)
             differences = find_differences(found, expected)
         except (AssertionError, subprocess.TimeoutExpired) as error:
             printed, differences = str(error), ["the job failed, or stood still"]

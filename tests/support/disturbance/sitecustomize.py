@@ -2,10 +2,10 @@
 module as a process starts whose PYTHONPATH names its folder.
 
 `INSITU_TEST_FAULTS` lists faults as JSON, each {"task": "worker:0", "event": "epoch_end", "when": "first" or
-"last", "epoch": 1, "batch": 0, "call": 0, "signal": "KILL", "target": ..., "name": ...}. A fault fires once
-in all of a job: before the user's callbacks hear of the event ("first"), or behind them ("last"). It leaves a
-file of its name in the folder `INSITU_TEST_FIRED`. It hits the task itself, or all processes of the job whose
-command line has the word "target"; with "" those are all, as after a power loss.
+"last", "epoch": 1, "batch": 0, "call": 0, "attempt": 1, "signal": "KILL", "target": ..., "name": ...}. One
+fires once in all of a job: before the user's callbacks hear of the event ("first"), or behind them ("last"),
+in that attempt of the task. It leaves a file of its name in the folder `INSITU_TEST_FIRED`. It hits the task
+itself, or what "target" names, for which the task waits: see `disturbed_hits.py`.
 
 `INSITU_TEST_KILLS` is "SEED,COUNT,SECONDS": each process of a task kills itself after a random time of so
 many seconds on average, until COUNT of the job have.
@@ -19,6 +19,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 _EVENTS = (
@@ -45,34 +46,14 @@ def _fire(fault: dict[str, Any]) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return
-    number = getattr(signal, f"SIG{fault.get('signal', 'KILL')}")
     if "target" not in fault:
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), getattr(signal, f"SIG{fault.get('signal', 'KILL')}"))
         return
-    for pid in _find_processes(fault["target"]):
-        if pid != os.getpid():
-            os.kill(pid, number)
-    if not fault["target"]:
-        os.kill(os.getpid(), number)
-
-
-def _find_processes(word: str) -> list[int]:
-    """Return the processes of this job, those first that would start others."""
-    mark = f"INSITU_TEST_FIRED={os.environ['INSITU_TEST_FIRED']}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                environment = file.read()
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                command = file.read().decode(errors="replace")
-        except OSError:
-            continue
-        if mark in environment.split(b"\0") and word in command:
-            found.append((".control." not in command, int(entry)))
-    return [pid for _, pid in sorted(found)]
+    with open(f"{path}.part", "w") as file:
+        json.dump({**fault, "space": os.readlink("/proc/self/ns/pid")}, file)
+    os.rename(f"{path}.part", f"{path}.wanted")
+    while not os.path.exists(f"{path}.hit"):
+        time.sleep(0.01)
 
 
 def _faults() -> list[dict[str, Any]]:
@@ -82,6 +63,7 @@ def _faults() -> list[dict[str, Any]]:
 
 def fire_at(event: str, **where: Any) -> None:
     """Fire the faults of this task that are due at an event."""
+    where["attempt"] = int(os.environ.get("INSITU_ATTEMPT", "1"))
     for fault in _faults():
         if fault["event"] == event and all(fault.get(key, value) == value for key, value in where.items()):
             _fire(fault)
@@ -214,6 +196,19 @@ def _install_rendezvous(module: Any) -> None:
     module.RosterRendezvous.rejoin = rejoin_and_fire
 
 
+def _install_loops(module: Any) -> None:
+    run = module.LoopRunner.run
+
+    def run_and_fire(self: Any, *args: Any) -> Any:
+        number = _calls("loop")
+        fire_at("loop_begin", batch=number)
+        result = run(self, *args)
+        fire_at("loop_end", batch=number)
+        return result
+
+    module.LoopRunner.run = run_and_fire
+
+
 def _install_sharing(module: Any) -> None:
     share = module.ChiefMemory.share
 
@@ -237,6 +232,7 @@ def _calls(what: str) -> int:
 _PATCHES = {
     "insitu.train.evaluation.sidecar": _install_evaluator,
     "insitu.parameters.server_state": _install_server,
+    "insitu.train.custom_loop.runner": _install_loops,
     "insitu.train.fit.callback_list": _install_callbacks,
     "insitu.train.fit.trainer": _install_trainer,
     "insitu.train.fit.chief_state": _install_sharing,
@@ -269,7 +265,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _kill_at_random() -> None:
     import random
     import threading
-    import time
 
     seed, count, mean = os.environ["INSITU_TEST_KILLS"].split(",")
     drawn = random.Random(f"{seed} {os.getpid()}").expovariate(1 / float(mean))
