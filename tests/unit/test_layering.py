@@ -310,7 +310,7 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
                 yield alias.asname or alias.name, absolute_name(defines) if defines else whole
 
 
-LINES, FILES = 130_000, 709
+LINES, FILES = 130_260, 709
 """Of Python in src/insitu, at most: what is added replaces something, or its commit says why not."""
 
 

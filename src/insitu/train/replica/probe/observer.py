@@ -305,11 +305,17 @@ def mark_row(rows: Any) -> Any | None:
 
 
 def turn_rows(rows: Any) -> Any:
-    """Return made-up rows whose floating values are negative in the first part and positive in the second:
-    code that goes by signs does something else with each."""
-    turned = map_batch(lambda leaf: 2 * leaf - 1 if _is_float(leaf) else leaf, rows)
+    """Return made-up rows whose floating values, up to 4, are of both signs, by turns over rows and columns:
+    code that goes by signs does something else in each part."""
+    turned = map_batch(lambda leaf: _turn(leaf) if _is_float(leaf) else leaf, rows)
     # Weights of rows stay positive.
     return (*turned[:2], *rows[2:]) if isinstance(rows, tuple) else turned
+
+
+def _turn(leaf: Any) -> Any:
+    values = np.asarray(leaf).reshape(WHOLE, -1)
+    signs = 1 - 2 * (np.add.outer(np.arange(WHOLE), np.arange(values.shape[1])) % 2)
+    return (4 * signs * values).astype(leaf.dtype).reshape(leaf.shape)
 
 
 def bring_labels_near(rows: Any, outputs: Sequence[Any]) -> Any | None:

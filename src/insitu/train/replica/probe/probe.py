@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -200,7 +200,7 @@ class _Probe:
         step fails."""
         done = []
         training = first.step == TRAIN
-        makers = [
+        makers: list[Callable[[], Any]] = [
             lambda: take_rows(self._example),
             lambda: mark_row(self._rows),
             lambda: turn_rows(self._rows),

@@ -398,9 +398,10 @@ def test_a_mean_of_the_positive_rows_is_refused() -> None:
         mean = ops.sum(positive * x[:, 0]) / ops.maximum(ops.sum(positive), 1.0)
         return 0.9 * kept + 0.1 * mean
 
-    model = keras.Sequential([keras.Input((3,)), Counter(move), keras.layers.Dense(1)])
-    with pytest.raises(TrainingError, match=r"Received: '.*counter"):
-        plan(model).check_train()
+    for first in ([], [keras.layers.Dense(3)]):
+        model = keras.Sequential([keras.Input((3,)), *first, Counter(move), keras.layers.Dense(1)])
+        with pytest.raises(TrainingError, match=r"Received: '.*counter"):
+            plan(model).check_train()
 
 
 class Kept(keras.metrics.Metric):
