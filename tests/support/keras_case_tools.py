@@ -13,6 +13,8 @@ import numpy as np
 
 BACKENDS = ("tensorflow", "jax", "torch")
 STRATEGIES = ("one", "mirrored", "workers")
+SEVERAL = ("mirrored", "workers")
+"""With one replica Keras itself runs: cases about how replicas share a batch leave it out."""
 BATCH = 8
 FIT: dict[str, Any] = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
 

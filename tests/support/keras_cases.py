@@ -8,6 +8,10 @@ from __future__ import annotations
 import keras_cases_callbacks
 import keras_cases_data
 import keras_cases_fit
+import keras_cases_found_data
+import keras_cases_found_state
+import keras_cases_found_training
+import keras_cases_loops
 import keras_cases_metrics
 import keras_cases_models
 import keras_cases_steps
@@ -24,6 +28,10 @@ MODULES = (
     keras_cases_training,
     keras_cases_steps,
     keras_cases_metrics,
+    keras_cases_found_training,
+    keras_cases_found_state,
+    keras_cases_found_data,
+    keras_cases_loops,
 )
 
 __all__ = ["BACKENDS", "CASES", "MODULES", "STRATEGIES", "Case", "Run"]

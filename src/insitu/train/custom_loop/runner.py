@@ -20,9 +20,15 @@ from insitu.train.custom_loop.per_replica import (
     values_per_replica,
 )
 from insitu.train.custom_loop.scope import CreationTracker
-from insitu.train.custom_loop.step_identity import identify_constant, identify_step
+from insitu.train.custom_loop.step_identity import (
+    MISSING,
+    identify_constant,
+    identify_step,
+    name_changes,
+)
 from insitu.train.custom_loop.step_model import BoundCall, StepModel
 from insitu.train.custom_loop.steps import LoopStep
+from insitu.train.custom_loop.used_objects import UsedObjects
 from insitu.train.devices import log_variables
 from insitu.train.elastic import Membership
 from insitu.train.replica import ShardBatch
@@ -72,8 +78,8 @@ class LoopRunner:
     def __init__(self, strategy: LoopStrategy) -> None:
         self._strategy = strategy
         self._aggregation = strategy.loop_aggregation()
-        #: By the key of their calls, the one that was used last at the end.
-        self._programs: dict[Any, _CompiledStep] = {}
+        #: By the key of their calls, those that were used last at the end.
+        self._programs: dict[Any, list[_CompiledStep]] = {}
         self._compiled_in_a_row = 0
         self._synchronized: set[int] = set()
         #: Runs that have updated variables by an optimizer.
@@ -91,25 +97,35 @@ class LoopRunner:
         shards = self._strategy.membership.context.shards
         arguments = _Arguments(fn, tuple(args), dict(kwargs), len(shards))
         key = arguments.key, self._strategy.created_in_scope.find_frozen()
-        program = self._programs.pop(key, None)
+        known = self._programs.pop(key, [])
+        program = next((each for each in known if each.used.are_as_kept()), None)
         self._compiled_in_a_row = self._compiled_in_a_row + 1 if program is None else 0
         if program is None:
             if self._compiled_in_a_row > MAX_COMPILED_STEPS:
                 raise TrainingError(
                     "A step is compiled for each structure and shape of its arguments, and for each value of "
-                    f"Python that it reads. Received: {self._compiled_in_a_row} calls in a row that differ. "
+                    f"Python that it reads. Received: {self._compiled_in_a_row} calls in a row that differ"
+                    f"{self._name_changes(arguments, known)}. "
                     "Give run() the same function each time, which uses the same objects; numbers that "
                     "change as arguments that are NumPy scalars; arrays that differ in their first axis only."
                 )
             program = _CompiledStep(self._strategy, self._aggregation, arguments)
             self._synchronize(program.model)
-            if len(self._programs) == MAX_COMPILED_STEPS:
-                self._programs.pop(next(iter(self._programs)))
-        # At the end: the one that is dropped is the one that was used longest ago.
-        self._programs[key] = program
+            if sum(map(len, self._programs.values())) + len(known) >= MAX_COMPILED_STEPS:
+                (self._programs.pop(next(iter(self._programs))) if self._programs else known).clear()
+        # At the end: those that are dropped are those that were used longest ago.
+        self._programs[key] = [*(each for each in known if each is not program), program]
         result = program.run(arguments)
         self.updates += bool(program.model.optimizer.groups)
         return result
+
+    def _name_changes(self, arguments: _Arguments, known: Sequence[_CompiledStep]) -> str:
+        """Return which values of Python differ from those of the step that was compiled last, as far as they
+        have names."""
+        names = known[-1].used.name_changes() if known else []
+        if not known and self._programs:
+            names = name_changes(next(reversed(self._programs))[0][0], arguments.key[0])
+        return f" ({', '.join(list(dict.fromkeys(names))[:3])})" if names else ""
 
     def _synchronize(self, model: StepModel) -> None:
         """Give all replicas the variables of rank 0 that a step uses for the first time. Collective."""
@@ -157,7 +173,8 @@ class _Arguments:
         )
         specs = tuple((tuple(c[0].shape[1:]), str(c[0].dtype)) for c in self._columns)
         structure = str(keras.tree.map_structure(lambda leaf: 0, (args, kwargs)))
-        step, self.objects = identify_step(fn)
+        plain = [MISSING if _has_arrays(value) else value for value in args]
+        step, self.objects = identify_step(fn, plain, {k: v for k, v in kwargs.items() if not _has_arrays(v)})
         self.key = (
             step,
             structure,
@@ -195,6 +212,11 @@ def _is_array(leaf: Any) -> bool:
     if isinstance(leaf, PerReplica | float):
         return True
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, Variable)
+
+
+def _has_arrays(value: Any) -> bool:
+    leaves = keras.tree.flatten(value)
+    return len(leaves) != 1 or leaves[0] is not value or _is_array(value)
 
 
 def _as_array(value: Any) -> Any:
@@ -253,11 +275,14 @@ class _CompiledStep:
         optimizers = strategy.created_in_scope.optimizers
         self.model = StepModel(arguments.call, optimizers, aggregation.replicas, strategy)
         example = arguments.example()
-        _refuse_results(active_backend().trace_step(self.model, example))
+        self.used = UsedObjects()
+        with self.used.note_layers():
+            _refuse_results(active_backend().trace_step(self.model, example))
         strategy.created_in_scope.check_created_here(self.model.variables)
         for optimizer, variables in self.model.optimizer.groups:
             if not optimizer.built:
                 optimizer.build(variables)
+        self.used.keep_values(optimizer for optimizer, _ in self.model.optimizer.groups)
         self._result = self.model.result
         self._step = strategy.make_loop_step(self.model, example)
 

@@ -100,7 +100,7 @@ class CreationTracker:
             on_layer(layer)
 
         with (
-            _before(keras.Model, "fit", before_fit),
+            before_method(keras.Model, "fit", before_fit),
             _after(Trainer, "compile", on_compile),
             _after(BaseOptimizer, "__init__", lambda made: self._optimizers.append(weakref.ref(made))),
             _after(keras.layers.Layer, "__init__", note_layer),
@@ -116,7 +116,7 @@ def _alive(references: list[weakref.ref[Any]]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _before(owner: type, name: str, callback: Callable[[Any], None]) -> Iterator[None]:
+def before_method(owner: type, name: str, callback: Callable[[Any], Any]) -> Iterator[None]:
     """While open, call `callback` with the object that a method of `owner` is called on."""
     where = next(base for base in owner.__mro__ if name in vars(base))
     original = getattr(where, name)

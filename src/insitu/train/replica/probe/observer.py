@@ -290,6 +290,38 @@ def mark_row(rows: Any) -> Any | None:
     return (rows[0], map_batch(_mark_first, rows[1]), *rows[2:])
 
 
+def turn_rows(rows: Any) -> Any:
+    """Return made-up rows whose floating values, up to 4, are of both signs, by turns over rows and columns:
+    code that goes by signs does something else in each part."""
+    turned = map_batch(lambda leaf: _turn(leaf) if _is_float(leaf) else leaf, rows)
+    # Weights of rows stay positive.
+    return (*turned[:2], *rows[2:]) if isinstance(rows, tuple) else turned
+
+
+def _turn(leaf: Any) -> Any:
+    values = np.asarray(leaf).reshape(WHOLE, -1)
+    signs = 1 - 2 * (np.add.outer(np.arange(WHOLE), np.arange(values.shape[1])) % 2)
+    return (4 * signs * values).astype(leaf.dtype).reshape(leaf.shape)
+
+
+def bring_labels_near(rows: Any, outputs: Sequence[Any]) -> Any | None:
+    """Return `rows` whose labels are next to the model's outputs in the first part, and further from them in
+    the second: a bound for the loss of a batch holds for one of them. None if labels are no such numbers."""
+    labels = keras.tree.flatten(_labels(rows)) if isinstance(rows, tuple) and len(rows) > 1 else []
+    if len(labels) != len(outputs) or not labels:
+        return None
+    if any(not _is_float(label) or label.shape != o.shape for label, o in zip(labels, outputs, strict=True)):
+        return None
+    errors = np.repeat([0.1, 1.0], [PARTS[0].stop, WHOLE - PARTS[0].stop])
+    near = [o + errors.reshape(-1, *[1] * (o.ndim - 1)) for o in outputs]
+    made = [value.astype(label.dtype) for value, label in zip(near, labels, strict=True)]
+    return (rows[0], pack_leaves(rows[1], made), *rows[2:])
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(np.issubdtype(np.asarray(leaf).dtype, np.floating))
+
+
 def _mark_first(leaf: Any) -> Any:
     marked = np.array(leaf)
     if marked.dtype.kind in "if":

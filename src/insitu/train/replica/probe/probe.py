@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,11 +45,13 @@ from insitu.train.replica.probe.observer import (
     Candidate,
     Observer,
     StateRun,
+    bring_labels_near,
     cut,
     double,
     make_rows,
     mark_row,
     take_rows,
+    turn_rows,
 )
 from insitu.train.replica.probe.outcome import Outcome
 from insitu.train.replica.state import check_trainable_by_shards, read_losses
@@ -195,10 +197,20 @@ class _Probe:
 
     def _run_others(self, first: StateRun) -> list[tuple[StateRun, Any]]:
         """Run a step with rows on which code that goes by values does other things, such as leave out labels
-        of -1. Returns runs and their rows, without those on which the step fails."""
+        of -1 or negative values, or bound the loss. Returns runs and their rows, without those on which the
+        step fails."""
         done = []
-        for rows in (take_rows(self._example), mark_row(self._rows)):
+        training = first.step == TRAIN
+        makers: list[Callable[[], Any]] = [
+            lambda: take_rows(self._example),
+            lambda: mark_row(self._rows),
+            lambda: turn_rows(self._rows),
+        ]
+        if any(not _is_loss_of_keras(loss) for loss in read_losses(self._model)):
+            makers.append(lambda: bring_labels_near(self._rows, self._forward(self._rows, training)))
+        for make in makers:
             try:
+                rows = make()
                 run = self._observer.run(first.step, rows) if rows is not None else None
             except Exception as error:  # such as a label that the model has no class for
                 _log.debug("%s fails on other rows: %s", first.step, error)

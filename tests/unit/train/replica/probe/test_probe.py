@@ -179,6 +179,17 @@ def test_a_metric_that_leaves_out_labels_by_their_value_is_refused() -> None:
             check()
 
 
+@pytest.mark.parametrize(
+    "bound",
+    [lambda mean: ops.maximum(mean, 0.2), lambda mean: ops.abs(mean - 0.05) + 0.05],
+    ids=["clipped", "flooded"],
+)
+def test_a_bound_for_the_loss_of_a_batch_is_refused(bound: Any) -> None:
+    with pytest.raises(TrainingError, match="rows of a batch depend on each other"):
+        plan(dense(), loss=lambda y, p: bound(ops.mean(ops.square(y - p)))).check_train()
+    plan(dense(), loss=lambda y, p: bound(ops.mean(ops.square(y - p), axis=-1))).check_train()
+
+
 WEIGHTED = (*EXAMPLE, np.zeros(1, "float32"))
 
 
@@ -377,6 +388,20 @@ def test_a_weight_without_an_operation_is_refused_unless_it_is_declared() -> Non
         plan(dense(Counter(move))).check_train()
     plan(dense(Counter(move, aggregation="mean"))).check_train()
     plan(dense(Counter(move, aggregation="only_first_replica"))).check_train()
+
+
+def test_a_mean_of_the_positive_rows_is_refused() -> None:
+    """A ratio of sums is the mean while all rows are positive."""
+
+    def move(kept, x):
+        positive = ops.cast(x[:, 0] > 0, "float32")
+        mean = ops.sum(positive * x[:, 0]) / ops.maximum(ops.sum(positive), 1.0)
+        return 0.9 * kept + 0.1 * mean
+
+    for first in ([], [keras.layers.Dense(3)]):
+        model = keras.Sequential([keras.Input((3,)), *first, Counter(move), keras.layers.Dense(1)])
+        with pytest.raises(TrainingError, match=r"Received: '.*counter"):
+            plan(model).check_train()
 
 
 class Kept(keras.metrics.Metric):
