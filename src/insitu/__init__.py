@@ -13,7 +13,7 @@ from insitu.base import config
 from insitu.base._version import __version__
 from insitu.base.context import Context, context
 from insitu.base.disk.written_once import install_written_once
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 from insitu.base.missing_names import missing_name
 from insitu.base.process.import_hooks import call_after_import
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from insitu.train.parameter_server.script_server import Server
     from insitu.train.strategies import cluster_resolver, experimental
 
-_load, _ = lazy_door(__name__, aliases=True)
+_load, _ = export_lazily(__name__, aliases=True)
 sys.modules["insitu.config"] = config
 
 __all__ = [

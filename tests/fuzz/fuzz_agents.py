@@ -181,7 +181,7 @@ def fuzz_agent() -> Any:
         agent._paths, agent.node, agent._catalog = paths, NodeId("a"), messages.CatalogParts()
         agent.members, agent._checks = {}, queue.SimpleQueue()
         agent._server, agent._upkeep = None, StoreUpkeep(paths, agent.node)
-        agent._files = SimpleNamespace(note_members=lambda members: None, head=HeadCalls(lambda: False))
+        agent._files = SimpleNamespace(record_members=lambda members: None, head=HeadCalls(lambda: False))
         for _ in range(drawn.ConsumeIntInRange(1, 3)):
             if drawn.ConsumeBool():
                 changed = bytearray(catalog)

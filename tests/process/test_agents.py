@@ -26,7 +26,7 @@ from insitu.cluster.wire import records
 from insitu.cluster.wire.node_list import read_nodes
 from insitu.cluster.wire.saved_members import read_kept_members
 from insitu.grid import Catalog, import_cache
-from insitu.grid.catalog.leftovers import host_mark
+from insitu.grid.catalog.orphaned_imports import host_mark
 from insitu.grid.transfer import ServerAddress, fetch_partition
 
 

@@ -45,7 +45,7 @@
     └── TrainingError           a strategy, a model or a backend can't continue
         ├── CheckpointError
         ├── CollectiveMismatch  tasks don't make the same calls
-        ├── MixedProcessors     hosts whose backends round differently
+        ├── NumericsMismatch     hosts whose backends round differently
         └── Diverged
 
 Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path of
@@ -314,7 +314,7 @@ class CollectiveMismatch(TrainingError):
     is_final = True
 
 
-class MixedProcessors(TrainingError):
+class NumericsMismatch(TrainingError):
     """The backends of two hosts give other bits for the same sums, so replicas wouldn't stay equal."""
 
     is_final = True

@@ -74,7 +74,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
     return _read(path, lambda state: Evaluation(**state))
 
 
-def note_training(path: Path, training: Training) -> None:
+def record_training(path: Path, training: Training) -> None:
     """Write one state of a training behind the others. The first line counts: a script that is run again
     says the same once more, when others may have gone on. Raises OSError."""
     known = find_training(path, training.number)

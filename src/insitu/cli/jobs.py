@@ -147,13 +147,13 @@ def resume(
 
         insitu resume digits-3fa9c1
     """
-    from insitu.cluster import Shell, find_or_bring_job, resume_job, resume_lost_job
+    from insitu.cluster import Shell, find_or_restore_job, resume_job, resume_lost_job
 
     if lost_at is not None:  # the head does it
         resume_lost_job(Paths.default(), job_id, lost_at, print_notice)
         return
     require_detach(detach, as_json)
-    job = find_or_bring_job(Paths.default(), job_id, print_notice)
+    job = find_or_restore_job(Paths.default(), job_id, print_notice)
     shell = Shell(os.environ, tuple(env or ()))
     if (caller := find_caller()) is not None:
         shell = Shell.of_server(caller.variables)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.chaos import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         find_job,
         find_lost_names,
         find_newest,
-        find_or_bring_job,
+        find_or_restore_job,
         find_problems,
         find_running_jobs,
         forget_lost_names,
@@ -133,4 +133,4 @@ if TYPE_CHECKING:
         run_at_head,
     )
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.options.declaring import (
@@ -24,4 +24,4 @@ if TYPE_CHECKING:
     from insitu.options.import_options import ImportOptions
     from insitu.options.job_options import JobOptions
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

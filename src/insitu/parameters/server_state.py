@@ -38,7 +38,7 @@ from insitu.parameters.updaters import (
     InitialisingUpdater,
     Updater,
     make_updater,
-    note_staleness,
+    record_staleness,
     set_learning_rate,
 )
 
@@ -418,7 +418,7 @@ class ServerState:
             for name, keys, rows in self._averager.average_rows(held, weights):
                 self.get_table(name).push(keys, rows)
         elif pushes[0].rows:
-            note_staleness(self._updater, max(0, self.push_state.version - pushes[0].step))
+            record_staleness(self._updater, max(0, self.push_state.version - pushes[0].step))
             self._update(gradients.dense, destination)
             for name, (keys, rows) in gradients.rows.items():
                 self.get_table(name).push(keys, rows)

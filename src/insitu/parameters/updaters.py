@@ -74,7 +74,7 @@ class FinalizingUpdater(Protocol):
         """Write the final values of a training into the pieces, such as averages over its updates."""
 
 
-def note_staleness(updater: object, staleness: int) -> None:
+def record_staleness(updater: object, staleness: int) -> None:
     """Tell an updater that asks for it, by an attribute `staleness`, how many updates there were since the
     values that the next gradients were computed on. Not called in mode sync."""
     if getattr(updater, "staleness", None) is not None:

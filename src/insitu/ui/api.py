@@ -19,7 +19,7 @@ from insitu.ui.artifacts import find_artifact, list_artifacts
 from insitu.ui.events import encode_event, follow_changes
 from insitu.ui.forms import ImportForm, LinkForm, ResumeForm, ScaleForm, StartForm
 from insitu.ui.numbers_view import read_curve_points
-from insitu.ui.state import UIState, get_session, get_state, note_for_audit
+from insitu.ui.state import UIState, get_session, get_state, record_for_audit
 
 PREFIX = "/api/v1"
 UPLOADS = f"{PREFIX}/uploads"
@@ -42,7 +42,7 @@ async def read_session(session: Asking) -> Json:
 async def make_link(form: LinkForm, state: State, request: Request) -> Json:
     import time
 
-    note_for_audit(request, link=form.role)
+    record_for_audit(request, link=form.role)
     return {"url": f"{state.url}/login?token={state.access.make_link(form.role, time.monotonic())}"}
 
 
@@ -62,7 +62,7 @@ async def list_jobs(
 @router.post("/jobs", summary="Start a job", status_code=201)
 async def start_job(form: StartForm, state: State, request: Request) -> Json:
     started = await anyio.to_thread.run_sync(actions.start_job, state, form)
-    note_for_audit(request, job=started["job_id"], command=started["command_line"][:2000])
+    record_for_audit(request, job=started["job_id"], command=started["command_line"][:2000])
     return started
 
 
@@ -86,20 +86,20 @@ async def describe_job(
 
 @router.post("/jobs/{job_id}/stop", summary="Stop a job; asked again, kill it", status_code=202)
 async def stop_job(job_id: JobId, state: State, request: Request) -> Json:
-    note_for_audit(request, job=job_id)
+    record_for_audit(request, job=job_id)
     return await anyio.to_thread.run_sync(actions.stop, state, job_id)
 
 
 @router.post("/jobs/{job_id}/resume", summary="Let a job go on from its last checkpoint", status_code=202)
 async def resume_job(job_id: JobId, state: State, request: Request, form: ResumeForm | None = None) -> Json:
     given = form.env if form is not None else {}
-    note_for_audit(request, job=job_id, env=sorted(given))
+    record_for_audit(request, job=job_id, env=sorted(given))
     return await anyio.to_thread.run_sync(actions.resume, state, job_id, given)
 
 
 @router.post("/jobs/{job_id}/scale", summary="Give a job another number of workers", status_code=202)
 async def scale_job(job_id: JobId, form: ScaleForm, state: State, request: Request) -> Json:
-    note_for_audit(request, job=job_id, workers=form.workers)
+    record_for_audit(request, job=job_id, workers=form.workers)
     return await anyio.to_thread.run_sync(actions.scale, state, job_id, form.workers)
 
 
@@ -107,7 +107,7 @@ async def scale_job(job_id: JobId, form: ScaleForm, state: State, request: Reque
     "/jobs/{job_id}/tensorboard", summary="Start TensorBoard for the machine of the server", status_code=201
 )
 async def start_board(job_id: JobId, state: State, request: Request) -> Json:
-    note_for_audit(request, job=job_id)
+    record_for_audit(request, job=job_id)
     return await anyio.to_thread.run_sync(actions.start_board, state, job_id)
 
 
@@ -204,7 +204,7 @@ async def list_imports(state: State) -> list[Json]:
 @router.post("/imports", summary="Start an import", status_code=202)
 async def start_import(form: ImportForm, state: State, request: Request) -> Json:
     started = await anyio.to_thread.run_sync(actions.start_import, state, form)
-    note_for_audit(request, command=started["command_line"][:2000])
+    record_for_audit(request, command=started["command_line"][:2000])
     return started
 
 
@@ -250,7 +250,7 @@ async def upload(
         raise
     finally:
         state.uploads.end_use(token)
-    note_for_audit(request, upload=path.name, bytes=size)
+    record_for_audit(request, upload=path.name, bytes=size)
     return {"upload": token, "name": path.name, "bytes": size}
 
 

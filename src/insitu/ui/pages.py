@@ -40,7 +40,7 @@ from insitu.ui.forms import ImportForm, StartForm, read_fields, write_fields
 from insitu.ui.numbers_view import draw_comparison, read_numbers
 from insitu.ui.pictures import show_rows
 from insitu.ui.rendering import render, render_page
-from insitu.ui.state import UIState, get_session, get_state, note_for_audit
+from insitu.ui.state import UIState, get_session, get_state, record_for_audit
 
 # Parts of a job's page: fragments that are pushed when they change
 
@@ -197,10 +197,10 @@ async def sign_in(request: Request, state: State) -> Response:
     form = await request.form(max_files=0, max_fields=4)
     token = form.get("token")
     signed = state.access.sign_in(token.strip() if isinstance(token, str) else "", time.monotonic())
-    note_for_audit(request, signed_in=signed is not None)
+    record_for_audit(request, signed_in=signed is not None)
     if signed is None:
         return render_page("login.html", 403, token="", wrong=True)
-    note_for_audit(request, new_session=signed[1].name, new_role=signed[1].role)
+    record_for_audit(request, new_session=signed[1].name, new_role=signed[1].role)
     answer = RedirectResponse("/", 303)
     answer.set_cookie(
         state.cookie, signed[0], httponly=True, samesite="strict", secure=state.secure, path="/"
@@ -346,7 +346,7 @@ async def follow_job(
 async def _change(
     request: Request, session: Session, job_id: str, act: Callable[[], dict[str, Any]], **facts: Any
 ) -> Response:
-    note_for_audit(request, job=job_id, **facts)
+    record_for_audit(request, job=job_id, **facts)
     done = await anyio.to_thread.run_sync(act)
     return RedirectResponse(f"/jobs/{done['job_id']}", 303)
 
@@ -454,7 +454,7 @@ async def start_import(request: Request, state: State, session: Asking) -> Respo
             fields=defaultdict(str, fields),
             options=options_at(ImportOptions, "form"),
         )
-    note_for_audit(request, command=started["command_line"][:2000])
+    record_for_audit(request, command=started["command_line"][:2000])
     return RedirectResponse("/data#imports", 303)
 
 
@@ -581,5 +581,5 @@ async def start_job(request: Request, state: State, session: Asking) -> Response
     except (InsituError, ValidationError) as error:
         text = error.message if isinstance(error, InsituError) else format_problems(error.errors())
         return await _render_start(state, session, fields, [text], 400)
-    note_for_audit(request, job=started["job_id"], command=started["command_line"][:2000])
+    record_for_audit(request, job=started["job_id"], command=started["command_line"][:2000])
     return RedirectResponse(f"/jobs/{started['job_id']}", 303)

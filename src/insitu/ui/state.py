@@ -170,6 +170,6 @@ def get_session(request: Request) -> Session:
     return session
 
 
-def note_for_audit(request: Request, **facts: Any) -> None:
+def record_for_audit(request: Request, **facts: Any) -> None:
     """Add facts to the line of the audit log that this request makes."""
     request.scope["state"].setdefault("audit", {}).update(facts)

@@ -7,8 +7,8 @@ from insitu.base.evaluations import (
     Training,
     append_evaluation,
     find_training,
-    note_training,
     read_evaluations,
+    record_training,
 )
 
 
@@ -43,13 +43,13 @@ def test_an_evaluation_says_where_and_what() -> None:
 def test_a_training_is_known_by_what_was_said_first(tmp_path: Path) -> None:
     path = tmp_path / "trainings.jsonl"
     assert find_training(path, 0) is None
-    note_training(path, Training(0, fit=3))
-    note_training(path, Training(1, fit=0))
+    record_training(path, Training(0, fit=3))
+    record_training(path, Training(1, fit=0))
     assert find_training(path, 0) == Training(0, 3)
-    note_training(path, Training(0, 3, True, (4, 2)))
+    record_training(path, Training(0, 3, True, (4, 2)))
     # The chief was started again, and says it once more, while the next training has saved.
-    note_training(path, Training(0, 3))
-    note_training(path, Training(0, 3, True, (9, 0)))
+    record_training(path, Training(0, 3))
+    record_training(path, Training(0, 3, True, (9, 0)))
     with path.open("a") as file:
         file.write('{"number": 1, "fit"\n[]\n{"number": 1}\n')
     assert find_training(path, 0) == Training(0, 3, True, (4, 2))

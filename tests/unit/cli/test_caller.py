@@ -62,7 +62,7 @@ def test_files_lie_below_one_folder_by_their_paths(
 
 
 def test_what_a_killed_command_has_received_is_swept(home: Path) -> None:
-    from insitu.grid.catalog.leftovers import host_mark
+    from insitu.grid.catalog.orphaned_imports import host_mark
 
     paths = Paths(home)
     paths.staging.mkdir(parents=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.client.deletion import delete_job
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.client.file_cluster import publish_waiting
     from insitu.cluster.client.file_system import InsituFileSystem
-    from insitu.cluster.client.job_bringing import find_or_bring_job, list_copied_jobs
     from insitu.cluster.client.job_code import pack_code
     from insitu.cluster.client.job_requests import (
         Shell,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         signal_task,
         stop_job,
     )
+    from insitu.cluster.client.job_restoring import find_or_restore_job, list_copied_jobs
     from insitu.cluster.client.lost_jobs import resume_lost_job
     from insitu.cluster.client.names_repair import (
         begin_lost_store,
@@ -67,4 +67,4 @@ if TYPE_CHECKING:
         submit,
     )
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from insitu.base.errors import JobEnded
 from insitu.base.paths import Paths
-from insitu.cluster.client.job_bringing import find_or_bring_job
 from insitu.cluster.client.job_requests import Notify, kill_supervisor, resume_job
+from insitu.cluster.client.job_restoring import find_or_restore_job
 from insitu.cluster.control import finalize_job
 from insitu.cluster.decide import ENDED
 from insitu.cluster.job_files import Journal, is_locked
@@ -22,7 +22,7 @@ def resume_lost_job(paths: Paths, job_id: str, revision: int, notify: Notify) ->
     job = paths.job(job_id)
     if is_locked(job.controller):  # its supervisor here hangs
         kill_supervisor(job, notify)
-    job = find_or_bring_job(paths, job_id, notify)
+    job = find_or_restore_job(paths, job_id, notify)
     try:
         resume_job(job, notify=notify, revision=revision)
     except JobEnded:

@@ -52,9 +52,9 @@ from insitu.cluster.decide import (
     choose_thread_count,
     choose_worker_count,
     find_shard_holders,
+    make_empty_cache,
     new_job,
     place_tasks,
-    stand_in_for_cache,
 )
 from insitu.cluster.engines import count_free_gpus
 from insitu.cluster.job_files import JobEnvironment, Journal, read_environment, take_lock, write_environment
@@ -160,7 +160,7 @@ def _place(
         grace=options.evaluator_grace,
         cores=_count_cores() if options.given_threads is None else None,
     )
-    cache = cache or stand_in_for_cache(spec.shards, topology)
+    cache = cache or make_empty_cache(spec.shards, topology)
     placement = place_tasks(spec, cache, topology)
     return _fit_to_hosts(paths, options, spec, placement, hosts), cache, placement
 

@@ -37,6 +37,7 @@ from insitu.cluster.decide import (
     Action,
     Event,
     Finish,
+    IdleWatch,
     JobState,
     Launch,
     LaunchedEvent,
@@ -45,7 +46,6 @@ from insitu.cluster.decide import (
     Log,
     PeersLostEvent,
     Publish,
-    QuietWatch,
     ReadyEvent,
     RecoveredEvent,
     Reply,
@@ -117,7 +117,7 @@ class Controller:
         self._reserved: dict[tuple[TaskId, int], str] = {}
         self._mover = TaskMover(job, self._spec, self._placement, self._cache, tasks)
         self._watch = StallWatch(self._spec.stall_timeout)
-        self._quiet = QuietWatch(self._spec.stall_timeout)
+        self._quiet = IdleWatch(self._spec.stall_timeout)
         self._stall_interval = min(5.0, max(0.1, self._spec.stall_timeout / 10))
         self._started, self._started_monotonic = time.time(), time.monotonic()
         self._last_poll = self._last_stall_check = self._now()

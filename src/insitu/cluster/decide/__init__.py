@@ -7,16 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.decide import holders, membership
-    from insitu.cluster.decide.copy_orders import (
-        CopyOrder,
-        CopyOrders,
-        find_copy_order,
-        find_departed,
-    )
     from insitu.cluster.decide.drain_notices import DrainNode, KeepNode, plan_drains
     from insitu.cluster.decide.environment import (
         build_task_environment,
@@ -78,6 +72,10 @@ if TYPE_CHECKING:
         HostSigns,
         HostWatch,
     )
+    from insitu.cluster.decide.idle_workers import (
+        IdleWatch,
+        find_left_alone,
+    )
     from insitu.cluster.decide.job import (
         advance,
         new_job,
@@ -137,12 +135,14 @@ if TYPE_CHECKING:
     from insitu.cluster.decide.placement import (
         choose_thread_count,
         choose_worker_count,
+        make_empty_cache,
         place_tasks,
-        stand_in_for_cache,
     )
-    from insitu.cluster.decide.quiet import (
-        QuietWatch,
-        find_left_alone,
+    from insitu.cluster.decide.re_replication import (
+        CopyOrder,
+        CopyOrders,
+        find_copy_order,
+        find_departed,
     )
     from insitu.cluster.decide.recovery_progress import (
         find_disconnected,
@@ -166,4 +166,4 @@ if TYPE_CHECKING:
         count_seconds_left,
     )
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

@@ -47,7 +47,7 @@ class EndHolder:
 HolderAction = StartHolder | EndHolder
 
 
-def note_failure(before: Failure | None, now: float) -> Failure:
+def record_failure(before: Failure | None, now: float) -> Failure:
     """Return the failures after one more at `now`. Each pause is twice as long as the previous one."""
     count = before.count if before else 0
     first, longest = RETRY_SECONDS

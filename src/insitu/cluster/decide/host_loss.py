@@ -71,7 +71,7 @@ class HostWatch:
         #: Seconds after the last look in which nothing can change the verdict. Written by `observe`.
         self.next_look = math.inf
 
-    def note_seen(self, node: NodeId) -> None:
+    def record_seen(self, node: NodeId) -> None:
         """Another host has reached this one."""
         if node in self._suspected:
             self._seen.add(node)

@@ -145,7 +145,7 @@ def advance(state: JobState, event: Event, now: float) -> Result:
         case ScaleRequestedEvent():
             return recovery.scale(state, event, now)
         case DataMovedEvent():
-            return moves.note_data_moved(state, event)
+            return moves.record_data_moved(state, event)
         case MoveEvent():
             return moves.start_moves(state, event, now)
         case LeaveEvent():

@@ -273,7 +273,7 @@ def decide(
         case DrainingCancelled():
             return _set_leaving(membership, event.node, None, is_empty=False)
         case Checked():
-            return _note_check(membership, event, wall)
+            return _record_check(membership, event, wall)
         case Tick():
             return _pass_time(membership, now, wall)
 
@@ -301,7 +301,9 @@ def _set_leaving(
     return _with(membership, replace(member, leave_by=leave_by, is_empty=is_empty)), (Changed(),)
 
 
-def _note_check(membership: Membership, event: Checked, wall: float) -> tuple[Membership, tuple[Action, ...]]:
+def _record_check(
+    membership: Membership, event: Checked, wall: float
+) -> tuple[Membership, tuple[Action, ...]]:
     """Note whether a node that leaves is empty. A lost one has left then: it counts no more if most of the
     nodes are needed."""
     member = membership.members.get(event.node)

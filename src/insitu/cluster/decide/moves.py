@@ -138,7 +138,7 @@ def _move(
     moves[task.task] = node
 
 
-def note_data_moved(state: JobState, event: DataMovedEvent) -> Result:
+def record_data_moved(state: JobState, event: DataMovedEvent) -> Result:
     """Take into account the present places of data, and the nodes that leave: for the next launches."""
     holders = event.holders or state.holders
     return replace(state, holders=holders, leaving_nodes=event.leaving), []

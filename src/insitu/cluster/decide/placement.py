@@ -46,7 +46,7 @@ def count_rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int
     return {node: rows[node] for node in topology.nodes if node in rows}
 
 
-def stand_in_for_cache(shards: int, topology: Topology) -> CacheSpec:
+def make_empty_cache(shards: int, topology: Topology) -> CacheSpec:
     """Return what stands for the cache of a job without one: each shard has a partition without rows, on the
     nodes in turn."""
     owners = [topology.nodes[shard % len(topology.nodes)] for shard in range(shards)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from insitu.base.spec import NodeId
-from insitu.cluster.decide.holders import Failure, note_failure
+from insitu.cluster.decide.holders import Failure, record_failure
 
 JOB_LEASE_SECONDS = 8.0
 """After how long without a word of a supervisor its key goes. Its tasks end with it."""
@@ -56,7 +56,7 @@ class Starts:
         """Return what it does after a start has ended. One that failed is tried again later."""
         failures = {job: failure for job, failure in self.failures.items() if job != job_id}
         if failed:
-            failures[job_id] = note_failure(self.failures.get(job_id), now)
+            failures[job_id] = record_failure(self.failures.get(job_id), now)
         return replace(self, under_way=self.under_way - {job_id}, failures=failures)
 
 

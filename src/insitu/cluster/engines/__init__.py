@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.engines.channel import Channel, ChannelClosed, Message, open_channel_pair
@@ -31,4 +31,4 @@ if TYPE_CHECKING:
     from insitu.cluster.engines.task_files import TaskFiles
     from insitu.cluster.engines.wakeup import Wakeup
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

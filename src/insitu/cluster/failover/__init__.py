@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.failover.etcd_member import MemberKeeper, do_about_member, stop_member
@@ -24,4 +24,4 @@ if TYPE_CHECKING:
     from insitu.cluster.failover.head_watch import HeadWatch
     from insitu.cluster.failover.metadata_moving import EMBEDDED, MovePlan, move_metadata, move_with_members
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

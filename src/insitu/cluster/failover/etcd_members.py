@@ -61,7 +61,7 @@ class HostCommands:
         """Return what ends agent and member of each line, by its name."""
         return {line.label: make_stop_command(line, self._insitu) for line in lines}
 
-    def note_launcher(self, paths: Paths, lines: Sequence[HostLine]) -> None:
+    def record_launcher(self, paths: Paths, lines: Sequence[HostLine]) -> None:
         """Have `insitu down` end members, before there are agents."""
         record = read_head(paths)
         hosts = {**((record and record.hosts) or {}), **self.list_stops(lines)}
@@ -113,7 +113,7 @@ def make_members(paths: Paths, commands: HostCommands) -> MetadataSettings:
     peers = ",".join(f"{each['name']}=https://{each['peer']}" for each in found)
     url = f"etcd://{','.join(each['client'] for each in found)}?{shown}"
     change_head(paths, cluster=cluster)
-    commands.note_launcher(paths, lines)
+    commands.record_launcher(paths, lines)
     return MetadataSettings(cluster, url, files, peers)
 
 

@@ -101,7 +101,7 @@ def survey_names(
     listed = _list(peers, view, suspects, report)
     manifests = _read(listed, peers, view, suspects, report)
     report.generation = max((each.generation for each in manifests), default=0)
-    _note_volumes(manifests, report)
+    _record_volumes(manifests, report)
     own = "" if state.origin is None else state.origin.id
     manifests = [each for each in manifests if each.path and not (own and each.store == own)]
     if not report.can_rebuild:
@@ -177,7 +177,7 @@ def _read(
     return [each for each in answers if isinstance(each, FileManifest)]
 
 
-def _note_volumes(manifests: Iterable[FileManifest], report: NamesReport) -> None:
+def _record_volumes(manifests: Iterable[FileManifest], report: NamesReport) -> None:
     """Note when the manifests of each volume agreed with names, and how many files of then weren't found."""
     by_volume: dict[str, list[FileManifest]] = defaultdict(list)
     for each in manifests:

@@ -176,12 +176,12 @@ class _Question:
         if error is None:
             if "away" not in answer and "lost" not in answer:
                 return answer
-            self._note_why(node, str(answer.get("away") or answer.get("lost")))
+            self._record_why(node, str(answer.get("away") or answer.get("lost")))
             self._is_lost |= "lost" in answer
             self._is_refused |= "away" in answer
             self._waits |= answer.get("waits") is not False
         elif isinstance(error, Unreachable | Busy):
-            self._note_why(node, f"{node}: {error.message}")
+            self._record_why(node, f"{node}: {error.message}")
             self._is_lost |= isinstance(error, Unreachable)
             self._waits |= isinstance(error, Busy)
         elif not self._is_change or len(self._asked) == 1 or self._asked[node]:
@@ -189,6 +189,6 @@ class _Question:
         # Else the change may have been made by another call. Who knows of that one says so.
         return None
 
-    def _note_why(self, node: NodeId, why: str) -> None:
+    def _record_why(self, node: NodeId, why: str) -> None:
         if not self._why or node not in self._hurried:
             self._why = why

@@ -118,7 +118,7 @@ class Publisher:
             moves = busy is not None and busy.volume == volume
             return found, moves and any(busy.touches(each) for each in (path, found.base))  # type: ignore[union-attr]
 
-    def note_away(self, error: NamesAway) -> None:
+    def record_away(self, error: NamesAway) -> None:
         """Note that the head can't be asked."""
         with self.changed:
             if not self._away:

@@ -61,7 +61,7 @@ class TaskFileClient(FileClient):
         self._known = KnownPaths()
         self._folder = folder
         plain = FileClient(names, peers, find_view, suspects)
-        self.publisher = Publisher(plain, folder, self._known.note_change, in_thread=in_thread)
+        self.publisher = Publisher(plain, folder, self._known.record_change, in_thread=in_thread)
 
     @property
     def _keeps(self) -> bool:
@@ -103,7 +103,7 @@ class TaskFileClient(FileClient):
             try:
                 found = super().look(volume, path)
             except NamesAway as error:
-                self.publisher.note_away(error)
+                self.publisher.record_away(error)
             else:
                 with self.publisher.changed:
                     self._known.note(volume, path, found)
@@ -129,7 +129,7 @@ class TaskFileClient(FileClient):
             yield from super()._list(kind, volume, path)
         except NamesAway as error:
             if self._keeps:
-                self.publisher.note_away(error)
+                self.publisher.record_away(error)
             raise
 
     def _wait_for_publishing(self) -> None:
@@ -164,7 +164,7 @@ class TaskFileClient(FileClient):
             answer, attempt = self._try(PUBLISH, change, fields)
             if answer is not None:
                 version = int(answer["version"])
-                self._note_done(change, replace(entry, version=version))
+                self._record_done(change, replace(entry, version=version))
                 return version
             if attempt is not None:
                 change = replace(change, attempt=replace(attempt, entry=entry, expected=expected))
@@ -196,7 +196,7 @@ class TaskFileClient(FileClient):
         if not self._is_waiting:
             answer, attempt = self._try(change.kind, change, change.fields)
             if answer is not None:
-                self._note_done(change, None)
+                self._record_done(change, None)
                 return
             change = replace(change, attempt=attempt)
         self.publisher.add(change)
@@ -210,15 +210,15 @@ class TaskFileClient(FileClient):
             except NamesAway as error:
                 if not self._keeps:
                     raise
-                self.publisher.note_away(error)
+                self.publisher.record_away(error)
                 return None, Attempt(id) if error.may_be_made else None
             if "used_up" not in answer:
                 return answer, None
 
-    def _note_done(self, change: WaitingChange, entry: Entry | None) -> None:
+    def _record_done(self, change: WaitingChange, entry: Entry | None) -> None:
         if self._keeps:
             with self.publisher.changed:
-                self._known.note_change(change, entry)
+                self._known.record_change(change, entry)
 
     # Blocks
 
@@ -292,7 +292,7 @@ class KnownPaths:
         while len(self._found) > _MOST:
             self._found.popitem(last=False)
 
-    def note_change(self, change: WaitingChange, entry: Entry | None = None) -> None:
+    def record_change(self, change: WaitingChange, entry: Entry | None = None) -> None:
         """Note that a change was made. `entry` is the file that it has published."""
         volume = change.volume
         if change.kind in (RENAME, REMOVE):

@@ -279,7 +279,7 @@ class HostsEngine(TaskFiles):
             happened += link.wait(0.0)
             if link.is_lost and not link.is_noted:
                 link.is_noted = True
-                self._note_loss(link)
+                self._record_loss(link)
             self._answer_wanted(link)
         for answer in self._supplies.answer(self._list_readers(self._roster)):
             for link in self._live_links():
@@ -318,12 +318,12 @@ class HostsEngine(TaskFiles):
         """Note the further caches that tasks of a host want to know the shards of."""
         evaluates = any(t.role == "evaluator" and n == link.node for t, n in self._nodes.items())
         for cache in link.wanted:
-            self._supplies.note_wanted(cache, link.node if evaluates else None)
+            self._supplies.record_wanted(cache, link.node if evaluates else None)
         link.wanted.clear()
-        self._supplies.note_wanted_refreshes(link.wanted_refreshes)
+        self._supplies.record_wanted_refreshes(link.wanted_refreshes)
         link.wanted_refreshes.clear()
 
-    def _note_loss(self, link: HostLink) -> None:
+    def _record_loss(self, link: HostLink) -> None:
         why = link.given_up or "has ended the connection"
         self._log.log(f"{link.node} {why}: its tasks count as killed")
         if link.given_up or not self._is_alive(link.node):
@@ -336,7 +336,7 @@ class HostsEngine(TaskFiles):
         live = {link.node: link for link in self._live_links()}
         for link in live.values():
             for node in link.seen:
-                self._watch.note_seen(node)
+                self._watch.record_seen(node)
             link.seen.clear()
         verdict = self._watch.observe({n: link.read_signs() for n, link in live.items()}, time.monotonic())
         for node, why in verdict.lost.items():

@@ -88,7 +88,7 @@ class JobSupplies:
         for supply in self._supplies.values():
             shard_map = supply.shard_map
             with contextlib.suppress(InsituError):  # the owners that are known may do
-                supply.note_owners(Catalog(self._paths).get(shard_map.cache, shard_map.version))
+                supply.record_owners(Catalog(self._paths).get(shard_map.cache, shard_map.version))
         return all([self._advance(each, readers) for each in self._supplies.values()])  # noqa: C419
 
     def _advance(self, supply: PartitionSupply, readers: Readers) -> bool:
@@ -124,7 +124,7 @@ class JobSupplies:
                     done = self._advance(supply, successors) and done
         return done
 
-    def note_wanted(self, cache: str, whole_on: NodeId | None) -> None:
+    def record_wanted(self, cache: str, whole_on: NodeId | None) -> None:
         """Note that a task waits for a further cache. `whole_on`: a task there reads all of it."""
         self._awaited.setdefault(cache, set()).update({whole_on} if whole_on is not None else ())
 
@@ -141,10 +141,10 @@ class JobSupplies:
                 del self._awaited[cache]
         return answers + self._answer_refreshes(readers)
 
-    def note_wanted_refreshes(self, epochs: Sequence[int]) -> None:
+    def record_wanted_refreshes(self, epochs: Sequence[int]) -> None:
         """Note that tasks wait for the rows of these epochs."""
         for epoch in epochs:
-            self._refreshes.note_wanted(epoch)
+            self._refreshes.record_wanted(epoch)
 
     def _answer_refreshes(self, readers: Readers) -> list[Message]:
         """Return the records of epochs that tasks wait for, once the partitions are at their readers."""
@@ -228,7 +228,7 @@ class JobRefreshes:
         #: The current reading: the epoch, and the process.
         self._reading: tuple[int, subprocess.Popen[bytes]] | None = None
 
-    def note_wanted(self, epoch: int) -> None:
+    def record_wanted(self, epoch: int) -> None:
         """Note that tasks wait for the rows of an epoch. One at which nothing is read is ignored."""
         if epoch and self._every and find_refreshing_epoch(epoch, self._every) == epoch:
             self._wanted.add(epoch)
@@ -342,16 +342,16 @@ class PartitionSupply:
             for index in indices - self._brought.get(node, set())
         )
 
-    def note_owners(self, cache: CacheSpec) -> None:
+    def record_owners(self, cache: CacheSpec) -> None:
         """Take into account who owns the partitions of the same version now.
 
         A node that has owned one keeps it while the job has the version pinned.
         """
-        self._note_held(self._cache)
-        self._note_held(cache)
+        self._record_held(self._cache)
+        self._record_held(cache)
         self._cache = cache
 
-    def _note_held(self, cache: CacheSpec) -> None:
+    def _record_held(self, cache: CacheSpec) -> None:
         for info in cache.partitions:
             for node in info.owners:
                 self._brought.setdefault(node, set()).add(info.index)

@@ -1,10 +1,10 @@
-"""Copies of a job's folder on other hosts. Begin reading with `job_copying.py`."""
+"""Copies of a job's folder on other hosts. Begin reading with `sender.py`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.job_backup.folder_copies import (
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
         read_job_files,
         unpack_code,
     )
-    from insitu.cluster.job_backup.job_copy_folder import (
+    from insitu.cluster.job_backup.reader import open_copy_reader
+    from insitu.cluster.job_backup.sender import JobCopying
+    from insitu.cluster.job_backup.store import (
         JobCopyFolder,
         describe_copies,
         drop_old_copies,
         list_files,
     )
-    from insitu.cluster.job_backup.job_copy_reading import open_copy_reader
-    from insitu.cluster.job_backup.job_copying import JobCopying
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

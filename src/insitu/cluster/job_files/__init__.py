@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.job_files.copy_times import append_copy, read_copies
@@ -45,4 +45,4 @@ if TYPE_CHECKING:
         listen_for_requests,
     )
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

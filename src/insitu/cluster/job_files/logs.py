@@ -133,10 +133,10 @@ class _OutputLog:
 
     def write(self, data: bytes) -> None:
         """Append `data`. Data for which there is no room is missing."""
-        taken = self._append(data) if self._has_room() and self._note_loss() else 0
+        taken = self._append(data) if self._has_room() and self._record_loss() else 0
         self._lost += len(data) - taken
 
-    def _note_loss(self) -> bool:
+    def _record_loss(self) -> bool:
         """Write how many bytes are missing, if some are. Returns False if there is no room for it."""
         if not self._lost:
             return True
@@ -167,7 +167,7 @@ class _OutputLog:
         return disk.f_bavail * disk.f_frsize > reserved
 
     def close(self) -> None:
-        self._note_loss()  # for which room is reserved
+        self._record_loss()  # for which room is reserved
         self._log.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.job_hosts.home import (
@@ -21,4 +21,4 @@ if TYPE_CHECKING:
     from insitu.cluster.job_hosts.task_servers import TaskServers, remove_host_copy, sweep_jobs
     from insitu.cluster.job_hosts.tied import POLL_SECONDS, identify_parent, tie_to
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

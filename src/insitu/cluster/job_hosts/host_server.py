@@ -276,7 +276,7 @@ class HostServer(EngineServer):
             case "file":
                 path = self._copy.take(message)
                 if path is not None:
-                    self._note_copied(path)
+                    self._record_copied(path)
             case "removed":
                 for path in message["paths"]:
                     self._copy.remove(path)
@@ -316,7 +316,7 @@ class HostServer(EngineServer):
             self._job_copy.remove()
             self._channel.send({"copy_failed": f"{type(error).__name__}: {error}"})
 
-    def _note_copied(self, path: str) -> None:
+    def _record_copied(self, path: str) -> None:
         """Remember that this file needn't be sent back."""
         with contextlib.suppress(OSError):
             found = (self._job.root / path).stat()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.leases import followed_head
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         REPLACED_EXIT_CODE,
         ReplacementNotices,
         give_up_home,
-        note_replacement,
+        record_replacement,
     )
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

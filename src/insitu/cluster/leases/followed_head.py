@@ -53,7 +53,7 @@ class FollowedHead:
             os.eventfd_read(self._event)
         return self._address or address
 
-    def note_joined(self, head: Mapping[str, Any], address: str) -> None:
+    def record_joined(self, head: Mapping[str, Any], address: str) -> None:
         """Keep for the next agent of this store, and for commands in this home, which head the agent follows.
 
         `head` is what that says about itself. Raises ClusterError if a higher one was accepted meanwhile.
@@ -76,7 +76,7 @@ class FollowedHead:
             write_agent(self._paths, self._node, record)
             self._is_connected = True
 
-    def note_lost(self) -> None:
+    def record_lost(self) -> None:
         """The agent has no connection to a head any more."""
         self._is_connected = False
 

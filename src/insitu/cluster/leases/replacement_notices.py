@@ -32,7 +32,7 @@ _ASK_SECONDS = 5.0
 _AGAIN_SECONDS = 30.0
 
 
-def note_replacement(paths: Paths, record: HeadRecord, message: Message) -> None:
+def record_replacement(paths: Paths, record: HeadRecord, message: Message) -> None:
     """Write down that the head with this record was replaced: its home changes nothing from then on. Raises
     ClusterError if that isn't so."""
     cluster, epoch, address = (message.get(name) for name in ("cluster", "epoch", "address"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.nodes.agent_process import run_agent
@@ -28,4 +28,4 @@ if TYPE_CHECKING:
     from insitu.cluster.nodes.node_draining import cancel_draining, drain_node, find_own_node
     from insitu.cluster.nodes.ray_hosts import RayRequest, bring_up_ray, take_down_cluster
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

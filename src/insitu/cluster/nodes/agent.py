@@ -322,7 +322,7 @@ class Agent:
             return False
         self._serve_at(self._choose_host(own.facts.address), own.facts.port)
         self.members = members
-        self._files.note_members(members)
+        self._files.record_members(members)
         return True
 
     def _join_again(self) -> None:
@@ -361,7 +361,7 @@ class Agent:
             try:
                 self._serve_at(self._choose_host(connection.own_host))
                 self._ask_to_join(connection)
-                self._followed.note_joined(connection.head, self._options.head)
+                self._followed.record_joined(connection.head, self._options.head)
             except BaseException:
                 connection.channel.close()
                 raise
@@ -500,7 +500,7 @@ class Agent:
                 self._files.head.send(channel)
                 while messages := channel.receive():
                     heard = time.monotonic()
-                    self._files.head.note_heard()
+                    self._files.head.record_heard()
                     for message in messages:
                         self._act(message)
                 if time.monotonic() - heard > membership.LOST_SECONDS:
@@ -514,8 +514,8 @@ class Agent:
             logger.warning("the connection to the head is closed: %s%s", kind, error)
         channel.close()
         self._connection = None
-        self._files.head.note_lost()
-        self._followed.note_lost()
+        self._files.head.record_lost()
+        self._followed.record_lost()
 
     def _act(self, message: Message) -> None:
         match message.get("do"):
@@ -527,9 +527,9 @@ class Agent:
                 self._upkeep.end_import(self._server, *parse_end(message), then=self._store_changed.set)
             case "members":
                 self.members = parse_members(message.get("members"))
-                self._files.note_members(self.members)
+                self._files.record_members(self.members)
             case "names":
-                self._files.head.note_answer(message)
+                self._files.head.record_answer(message)
             case "check":
                 threading.Thread(target=self._check_others, args=(message,), daemon=True).start()
             case "engine":
@@ -588,7 +588,7 @@ class Agent:
 # Answers of an agent to other machines by the server of its store, beside partitions and rows
 
 
-# Answers other machines that look for the copy of a job; see `job_copy_folder.py`. Never writes
+# Answers other machines that look for the copy of a job; see `store.py`. Never writes
 
 
 KINDS = ("job_copies", "job_copy_files", "job_copy_part")

@@ -52,7 +52,7 @@ class AgentFiles:
         except (InsituError, OSError) as error:
             return describe_error(error), b""
 
-    def note_members(self, members: Mapping[NodeId, Member]) -> None:
+    def record_members(self, members: Mapping[NodeId, Member]) -> None:
         """Take the agents that the head knows."""
         self._members = members
 
@@ -176,11 +176,11 @@ class HeadCalls:
                     continue
             channel.send(message)
 
-    def note_heard(self) -> None:
+    def record_heard(self) -> None:
         """Note that the head has said something."""
         self._heard_at, self._is_connected = time.monotonic(), True
 
-    def note_answer(self, message: Message) -> None:
+    def record_answer(self, message: Message) -> None:
         """Give an answer to the one who waits for it."""
         number, answer = message.get("number"), message.get("answer")
         with self._lock:
@@ -188,7 +188,7 @@ class HeadCalls:
         if waiting is not None and isinstance(answer, dict):
             waiting.set_result(answer)
 
-    def note_lost(self) -> None:
+    def record_lost(self) -> None:
         """Note that the connection has ended: no answer comes any more."""
         with self._lock:
             self._is_connected = False

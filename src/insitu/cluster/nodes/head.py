@@ -17,9 +17,9 @@ from insitu.base.spec import NodeId
 from insitu.base.typed import convert
 from insitu.cluster.decide import Member, Membership, membership
 from insitu.cluster.engines import Channel, ChannelClosed, Wakeup
-from insitu.cluster.leases import JobUpkeep, Lead, ReplacementNotices, note_replacement
-from insitu.cluster.nodes.copy_upkeep import CopyUpkeep
+from insitu.cluster.leases import JobUpkeep, Lead, ReplacementNotices, record_replacement
 from insitu.cluster.nodes.head_files import HeadFiles
+from insitu.cluster.nodes.re_replication import CopyUpkeep
 from insitu.cluster.wire import (
     CHECK_SECONDS,
     Acceptor,
@@ -241,7 +241,7 @@ class Head:
                 seconds = parse_seconds("seconds", message.get("seconds"))
                 self._drain(caller, self._node_of(caller), seconds)
             case "replaced":
-                note_replacement(self._paths, self.record, message)
+                record_replacement(self._paths, self.record, message)
                 self._stopping = True
             case "leave":
                 caller.leaving = True
@@ -262,14 +262,14 @@ class Head:
         match action:
             case membership.Changed():
                 self._save_members()
-                self._files.note_members(self._membership.members)
+                self._files.record_members(self._membership.members)
                 for each in self._agents():
                     self._send(each, self._list_members())
             case membership.Admit() if caller is not None:
                 member = self._membership.members[action.node]
                 logger.info("%s has joined from %s", action.node, member.facts.address)
                 with damage_logged():
-                    self._note_store(member, action.formerly)
+                    self._record_store(member, action.formerly)
                 self._send(caller, {"do": "welcome", "node": action.node, "metadata": self._describe_store()})
                 self._send_catalog()
             case membership.Refuse() if caller is not None:
@@ -297,7 +297,7 @@ class Head:
 
     # Catalogue
 
-    def _note_store(self, member: Member, formerly: NodeId | None) -> None:
+    def _record_store(self, member: Member, formerly: NodeId | None) -> None:
         """Write the present node of the store into the catalogue."""
         if not self._paths.catalog.exists():
             return
@@ -306,7 +306,7 @@ class Head:
         if known is not None and known != member.facts.node:
             moved[known] = member.facts.node
         if known != member.facts.node:
-            Catalog(self._paths).note_stores({member.facts.store: member.facts.node}, moved)
+            Catalog(self._paths).record_stores({member.facts.store: member.facts.node}, moved)
 
     def _end_imports(self, caller: _Caller, message: Message) -> None:
         """Report to an agent which of its imports have ended. It asks again soon if that isn't known: agents
@@ -368,7 +368,7 @@ class Head:
     def _keep_copies(self, changed: bool) -> None:
         """Have copies made again that are missing since nodes are lost, or needed since they leave."""
         if changed:
-            self._copies.note_change()
+            self._copies.record_change()
         now = time.monotonic()
         self.record = read_head(self._paths) or self.record  # `insitu up` may have changed it
         if self._down is None and is_orphaned(self.record):
@@ -424,7 +424,7 @@ class Head:
                 except (ClusterError, GridError) as error:
                     self._send(caller, {"error": str(error)})
             case "replaced":
-                note_replacement(self._paths, self.record, message)
+                record_replacement(self._paths, self.record, message)
                 self._send(caller, {"do": "replaced"})
                 self._stopping = True
             case "down":

@@ -106,7 +106,7 @@ class HeadFiles:
                 found.append(self._answers.get_nowait())
         return [each for each in found if each[0] in callers]
 
-    def note_members(self, members: Mapping[NodeId, Member]) -> None:
+    def record_members(self, members: Mapping[NodeId, Member]) -> None:
         """Take the agents as they are now."""
         self._upkeep.members = members
 

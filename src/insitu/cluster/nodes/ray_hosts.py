@@ -312,7 +312,7 @@ class HolderKeeper:
                 case Died(problem):
                     self._answers.pop(node, None)
                     self._problems[node] = problem
-                    self._failures[node] = holders.note_failure(self._failures.get(node), now)
+                    self._failures[node] = holders.record_failure(self._failures.get(node), now)
                     logger.warning("the holder on %s has ended: %s", self._nodes[node].host, problem)
                     self._ray.end_holder(node)
                     there.discard(node)

@@ -107,7 +107,7 @@ class AgentHolder:
         """Start the agent again where it has failed and it is time. Return how it is."""
         self._read_ready()
         if self._process is not None and self._process.poll() is not None:
-            self._note_end(self._process.returncode)
+            self._record_end(self._process.returncode)
         if self._process is None and self._failure is not None and time.monotonic() >= self._failure.retry_at:
             self._start()
         return HolderAnswer(self._settings.serial, self._state, self._joined, self._problem)
@@ -193,7 +193,7 @@ class AgentHolder:
         elif said:
             self._state, self._joined, self._problem = "joined", said, ""
 
-    def _note_end(self, code: int) -> None:
+    def _record_end(self, code: int) -> None:
         self._read_ready()
         if self._ready >= 0:
             os.close(self._ready)
@@ -209,7 +209,7 @@ class AgentHolder:
 
     def _note_failure(self, problem: str) -> None:
         self._state, self._joined, self._problem = "failed", None, problem
-        self._failure = holders.note_failure(self._failure, time.monotonic())
+        self._failure = holders.record_failure(self._failure, time.monotonic())
         logger.warning("the agent isn't there: %s", problem)
 
 

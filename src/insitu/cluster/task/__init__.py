@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.task.code_imports import find_insitu_import
@@ -15,4 +15,4 @@ if TYPE_CHECKING:
     from insitu.cluster.task.entry import PARENT_ENV, STANDBY_OPTION
     from insitu.cluster.task.failure import make_writable, read_failure
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

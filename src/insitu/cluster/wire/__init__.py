@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.cluster.wire.addresses import (
@@ -122,4 +122,4 @@ if TYPE_CHECKING:
         save_members,
     )
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

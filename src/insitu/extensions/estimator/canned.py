@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.base.errors import InputError
-from insitu.base.old_arguments import takes_old
+from insitu.base.tf_signatures import takes_old
 from insitu.extensions.estimator.estimator import Estimator, WarmStartSettings
 from insitu.extensions.estimator.heads import Head, RegressionHead, WeightColumn, make_class_head
 from insitu.extensions.estimator.model_function import EstimatorSpec, ModeKeys, TrainOp

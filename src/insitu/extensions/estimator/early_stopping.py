@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from insitu.base.errors import InputError
 from insitu.base.evaluations import Evaluation
-from insitu.base.old_arguments import takes_old
+from insitu.base.tf_signatures import takes_old
 from insitu.exchange import Group
 from insitu.extensions.estimator.hooks import is_chief
 from insitu.extensions.estimator.server_training import end_for_all, find_servers

@@ -19,7 +19,7 @@ from insitu.base.context import context as read_context
 from insitu.base.errors import InputError, TrainingError
 from insitu.base.export_formats import KERAS
 from insitu.base.missing_names import missing_name
-from insitu.base.old_arguments import class_takes_old, takes_old
+from insitu.base.tf_signatures import class_takes_old, takes_old
 from insitu.extensions.estimator.evaluations import evaluate_model
 from insitu.extensions.estimator.graph_model import make_graph_model, pick_inputs
 from insitu.extensions.estimator.hooks import read_global_step

@@ -14,7 +14,7 @@ from typing import Any
 from insitu.base.disk.durable import replace_file
 from insitu.base.errors import InputError
 from insitu.base.export_formats import KERAS
-from insitu.base.old_arguments import takes_old
+from insitu.base.tf_signatures import takes_old
 from insitu.extensions.exports import check_format, find_exports, publish
 
 Scores = Mapping[str, float]

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from insitu.base.errors import InputError, TrainingError
-from insitu.base.old_arguments import class_takes_old, takes_old
+from insitu.base.tf_signatures import class_takes_old, takes_old
 from insitu.train.fit import trainer_of
 from insitu.train.replica import count_calls_of_update, read_update_count
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from insitu.base.errors import InputError
-from insitu.base.old_arguments import class_takes_old
+from insitu.base.tf_signatures import class_takes_old
 from insitu.extensions.estimator.specs import check_evaluation_hooks
 
 ModelFn = Callable[..., Any]

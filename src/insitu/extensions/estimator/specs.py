@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from insitu.base.errors import InputError
-from insitu.base.old_arguments import class_takes_old
+from insitu.base.tf_signatures import class_takes_old
 from insitu.train.custom_loop import InputContext
 
 _SEED = "Call keras.utils.set_random_seed(insitu.context().seed) at the beginning of the script"

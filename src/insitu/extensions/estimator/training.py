@@ -18,7 +18,7 @@ import keras
 from insitu.base.context import Context
 from insitu.base.context import context as read_context
 from insitu.base.errors import TrainingError
-from insitu.base.evaluations import Evaluation, Training, note_training, read_evaluations
+from insitu.base.evaluations import Evaluation, Training, read_evaluations, record_training
 from insitu.base.roster import read_roster
 from insitu.extensions.estimator.early_stopping import StopIfHook
 from insitu.extensions.estimator.evaluations import (
@@ -162,10 +162,10 @@ def _noted(trainer: KerasTrainer, config: RunConfig, number: int, series: int | 
         yield
         return
     fit = trainer.membership.fits if series is None else series
-    note_training(context.job.trainings, Training(number, fit))
+    record_training(context.job.trainings, Training(number, fit))
     yield
     last = store.positions()[-1:]
-    note_training(context.job.trainings, Training(number, fit, True, last[0] if last else None))
+    record_training(context.job.trainings, Training(number, fit, True, last[0] if last else None))
 
 
 class _StopAtMaxSteps(keras.callbacks.Callback):

@@ -18,7 +18,7 @@ from insitu.extensions.features.checks import check_count, check_dtype, check_un
 from insitu.extensions.features.fingerprint import CROSS_KEY, fingerprints, join_fingerprints
 from insitu.extensions.features.numeric import NumericColumn
 from insitu.extensions.features.raw_values import Entries, Features, get_feature, read_entries, read_numbers
-from insitu.train.replica import note_vocabulary_file
+from insitu.train.replica import record_vocabulary_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +423,7 @@ def read_vocabulary_column(
     """Return a column whose ids are places in a file of one value a line. Raises InputError."""
     kind = check_dtype(dtype, "categorical_column_with_vocabulary_file")
     lines = _read_vocabulary(Path(file), size)
-    note_vocabulary_file(str(file), lines)
+    record_vocabulary_file(str(file), lines)
     values: tuple[Any, ...] = lines
     if kind == "int64":
         try:

@@ -15,7 +15,7 @@ import keras
 
 from insitu.base.errors import InputError
 from insitu.base.missing_names import missing_name
-from insitu.base.old_arguments import takes_old
+from insitu.base.tf_signatures import takes_old
 from insitu.extensions.features.categorical import (
     BucketizedColumn,
     CategoricalColumn,

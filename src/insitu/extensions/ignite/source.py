@@ -227,7 +227,7 @@ class IgniteSource:
         with Cluster(self.address, self._settings) as cluster:
             before, account = self._find_layout(cluster), ReadAccount()
             yield from self._read(cluster, self.partitions, block_bytes, account)
-            self._note_origin(before, cluster.find_layout(), began, account)
+            self._record_origin(before, cluster.find_layout(), began, account)
 
     @contextlib.contextmanager
     def read_elsewhere(self) -> Iterator[ReadAccount]:
@@ -240,7 +240,7 @@ class IgniteSource:
         with Cluster(self.address, self._settings) as cluster:
             before, account = self._find_layout(cluster), ReadAccount()
             yield account
-            self._note_origin(before, cluster.find_layout(), began, account)
+            self._record_origin(before, cluster.find_layout(), began, account)
 
     def blocks_of(
         self, partitions: Sequence[int], block_bytes: int, account: ReadAccount, near: Collection[str]
@@ -302,7 +302,7 @@ class IgniteSource:
         for first in range(0, len(partitions), count):
             yield partitions[first : first + count]
 
-    def _note_origin(self, before: Layout, after: Layout, began: float, account: ReadAccount) -> None:
+    def _record_origin(self, before: Layout, after: Layout, began: float, account: ReadAccount) -> None:
         account.digests.sort()
         self._check_loss(before, after, sum(rows for _, rows, _ in account.digests))
         self.origin = self._describe_origin(before, after, began, account.digests)

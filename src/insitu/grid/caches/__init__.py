@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.grid.caches.dataset_opening import dataset
@@ -23,4 +23,4 @@ if TYPE_CHECKING:
     from insitu.grid.caches.row_export import export_cache
     from insitu.grid.caches.snapshots import read_snapshot, read_snapshot_again
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

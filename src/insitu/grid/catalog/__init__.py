@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.grid.catalog.catalog import Catalog
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     )
     from insitu.grid.catalog.catalog_schema import SCHEMA_VERSION, read_schema_version
     from insitu.grid.catalog.catalog_sharing import is_catalog_record, is_in_etcd
-    from insitu.grid.catalog.copies_here import (
-        check_here,
-        find_copies,
-        find_missing_here,
-        is_store_here,
-        should_lie_here,
-    )
     from insitu.grid.catalog.deletion import delete_cache
     from insitu.grid.catalog.files import (
         cache_locks,
@@ -33,17 +26,12 @@ if TYPE_CHECKING:
         publish_first,
     )
     from insitu.grid.catalog.inventory import list_held, reconcile_store
-    from insitu.grid.catalog.leftovers import (
-        StagedImport,
-        find_ended_imports,
-        host_mark,
-        is_of_another_host,
-        list_resumable,
-        list_staged_imports,
-        measure_dead,
-        read_prepared,
-        scratch_folder,
-        sweep,
+    from insitu.grid.catalog.local_replicas import (
+        check_here,
+        find_copies,
+        find_missing_here,
+        is_store_here,
+        should_lie_here,
     )
     from insitu.grid.catalog.manifests import (
         Manifest,
@@ -61,6 +49,18 @@ if TYPE_CHECKING:
         read_manifest,
         write_manifest,
     )
+    from insitu.grid.catalog.orphaned_imports import (
+        StagedImport,
+        find_ended_imports,
+        host_mark,
+        is_of_another_host,
+        list_resumable,
+        list_staged_imports,
+        measure_dead,
+        read_prepared,
+        scratch_folder,
+        sweep,
+    )
     from insitu.grid.catalog.store_identity import (
         check_distinct,
         is_home_of_agent,
@@ -72,4 +72,4 @@ if TYPE_CHECKING:
     )
     from insitu.grid.catalog.store_tidying import tidy_store
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

@@ -35,8 +35,8 @@ from insitu.grid.catalog.catalog_schema import (
     SCHEMA_VERSION,
     bring_up_to_date,
     insert_version,
-    note_deleted,
     read_schema_version,
+    record_deleted,
     select_deleted,
     select_placement,
     select_versions,
@@ -47,8 +47,8 @@ from insitu.grid.catalog.catalog_sharing import (
     encode_catalog,
     is_behind,
     is_in_etcd,
-    note_committed,
     read_pending,
+    record_committed,
     shared_transaction,
 )
 from insitu.metadata import read_fence
@@ -140,7 +140,7 @@ class Catalog:
             pins = database.execute("SELECT DISTINCT job FROM pins WHERE cache = ?", (name,)).fetchall()
             if pins:
                 raise InputError(f"Job {pins[0][0]} has begun to use {name}. Stop it first")
-            note_deleted(database, name)
+            record_deleted(database, name)
             database.execute("DELETE FROM placement WHERE cache = ?", (name,))
             database.execute("DELETE FROM versions WHERE cache = ?", (name,))
 
@@ -200,7 +200,7 @@ class Catalog:
                 return {}
             return {store: NodeId(node) for store, node in database.execute("SELECT * FROM stores")}
 
-    def note_stores(self, stores: Mapping[str, NodeId], moved: Mapping[NodeId, NodeId]) -> None:
+    def record_stores(self, stores: Mapping[str, NodeId], moved: Mapping[NodeId, NodeId]) -> None:
         """Write down the node that each store is on. Copies on a node of `moved` are on its new one."""
         with self._transaction() as database:
             for node in stores.values():
@@ -342,7 +342,7 @@ class Catalog:
             change = read_pending(self._paths) if shares else ""
             database.execute("COMMIT")
             if shares:
-                note_committed(self._paths, database, change)
+                record_committed(self._paths, database, change)
 
     def _version(self, database: sqlite3.Connection) -> int:
         version = read_schema_version(database)

@@ -59,7 +59,7 @@ def bring_up_to_date(database: sqlite3.Connection) -> None:
             insert_version(database, spec, latest=bool(latest))
 
 
-def note_deleted(database: sqlite3.Connection, cache: str) -> None:
+def record_deleted(database: sqlite3.Connection, cache: str) -> None:
     """Write down that the versions that a cache has now are deleted. Belongs into a transaction."""
     database.execute(_DELETED)  # catalogues of the same format that are older lack it
     highest = "SELECT cache, MAX(version) FROM versions WHERE cache = ? GROUP BY cache"

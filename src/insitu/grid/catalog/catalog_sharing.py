@@ -110,7 +110,7 @@ def shared_transaction(paths: Paths, database: sqlite3.Connection, fence: bytes 
             _send(paths, database, store, revision)
 
 
-def _note_pending(paths: Paths, change: str) -> None:
+def _record_pending(paths: Paths, change: str) -> None:
     replace_file(paths.catalog_pending, change.encode(), sync=True, mode=file_mode(paths.home))
 
 
@@ -122,7 +122,7 @@ def read_pending(paths: Paths) -> str:
         return ""
 
 
-def note_committed(paths: Paths, database: sqlite3.Connection, change: str) -> None:
+def record_committed(paths: Paths, database: sqlite3.Connection, change: str) -> None:
     """Note that SQLite has what etcd has, after `change`. Another process may have begun the next change, and
     it continues from that note, or may have left its own."""
     database.execute("PRAGMA busy_timeout = 0")
@@ -195,12 +195,12 @@ def _load(paths: Paths, database: sqlite3.Connection, store: FencedStore) -> Rec
             f"etcd must hold the catalogue as insitu writes it. Received: what can't be read ({error}). "
             f"Restore etcd from a snapshot"
         ) from error
-    _note_change(database, last.value)
+    _record_change(database, last.value)
     logger.info("the catalogue of %s is that of etcd at revision %d", paths.home, last.revision)
     return last
 
 
-def _note_change(database: sqlite3.Connection, change: bytes) -> None:
+def _record_change(database: sqlite3.Connection, change: bytes) -> None:
     database.execute("DELETE FROM last_change")
     database.execute("INSERT INTO last_change VALUES (?)", (change,))
 
@@ -217,7 +217,7 @@ def _send(paths: Paths, database: sqlite3.Connection, store: FencedStore, revisi
                 paths.catalog_pending.unlink(missing_ok=True)
             raise
     if change:
-        _note_change(database, change.encode())
+        _record_change(database, change.encode())
 
 
 def _find_operations(database: sqlite3.Connection, store: FencedStore) -> Sequence[Operation]:
@@ -269,7 +269,7 @@ def _transact(
     paths: Paths, store: FencedStore, revision: int, change: str, operations: Sequence[Operation]
 ) -> int:
     """Make a change of the catalogue after that of `revision`. Returns its own revision."""
-    _note_pending(paths, change)
+    _record_pending(paths, change)
     try:
         changes = [Put(_CHANGES, change.encode()), *operations]
         outcome = store.transact([Compare(_CHANGES, revision)], changes, change)

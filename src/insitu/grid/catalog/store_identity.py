@@ -120,5 +120,5 @@ def update_stores(
     if not make_catalog and not paths.catalog.exists():
         return {}
     if {store: known.get(store) for store in by_store} != by_store:
-        catalog.note_stores(by_store, moved)
+        catalog.record_stores(by_store, moved)
     return moved

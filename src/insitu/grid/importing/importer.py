@@ -53,15 +53,15 @@ from insitu.grid.importing.appending import (
     share_unchanged,
 )
 from insitu.grid.importing.import_journal import ImportJournal, Place, find_resumable
-from insitu.grid.importing.import_owners import (
+from insitu.grid.importing.import_targets import (
     ImportOwners,
     choose_owners,
     failures_explained,
     record_as_verified,
     remove_unpublished,
 )
-from insitu.grid.importing.node_reading import NodeReading, check_seen
-from insitu.grid.importing.row_routing import RowRouter
+from insitu.grid.importing.read_on_nodes import NodeReading, check_seen
+from insitu.grid.importing.row_router import RowRouter
 from insitu.grid.importing.server_reading import place_rows, read_on_hosts
 from insitu.grid.intake import (
     LEAST_PARTITIONS,
@@ -372,7 +372,7 @@ def _write_and_publish(job: ImportJob, plan: ImportPlan) -> list[CacheSpec]:
     try:
         kept = "What was written is kept: the same command goes on with it, one without --resume removes it"
         with full_disk_as_error(paths.home, kept if options.resume else "Nothing of it was kept"):
-            job.owners.note_stores()
+            job.owners.record_stores()
             versions += _build_in_blocks(job, plan)
             shared = _put_in_place(job, plan, versions)
             dropped = job.catalog.publish(versions, overwrite=options.overwrite or options.append)
@@ -484,7 +484,7 @@ def _read_on_nodes(
     reading.number_rows()
     router.begin(place.source, place.counts)
     job.progress(place.rows, place.bytes, total)
-    reading.read(place, journal, router.note_rows, count)
+    reading.read(place, journal, router.record_rows, count)
     job.progress(int(router.rows.sum()), total, total)
     return len(reading.units)
 

@@ -24,7 +24,7 @@ from insitu.base.errors import InputError, SourceError
 from insitu.base.net.ports import list_host_addresses
 from insitu.base.spec import CacheSpec, NodeId
 from insitu.grid.importing.appending import check_columns
-from insitu.grid.importing.import_owners import ImportOwners, failures_explained
+from insitu.grid.importing.import_targets import ImportOwners, failures_explained
 from insitu.grid.intake import ImportPlan, ImportRows, RowPlan, find_primaries
 from insitu.grid.layout import HostAddresses, HostPlaces, find_host_places, normalize_address
 from insitu.grid.sources import (
@@ -39,7 +39,7 @@ from insitu.grid.sources import (
 )
 
 if TYPE_CHECKING:
-    from insitu.grid.importing.row_routing import RowRouter
+    from insitu.grid.importing.row_router import RowRouter
     from insitu.grid.transfer import RemoteStores
 
 READ_BYTES = 8 << 20
@@ -148,8 +148,8 @@ def read_on_hosts(
     progress(0, 0, plan.source_bytes)
     with source.read_elsewhere() as account:
         for node, found in remote.imports.read_servers(requests, rows.token, count).items():
-            router.note_rows(np.array(found["counts"], np.int64))
-            note_read(account, node, found)
+            router.record_rows(np.array(found["counts"], np.int64))
+            record_read(account, node, found)
     progress(int(router.rows.sum()), plan.source_bytes, plan.source_bytes)
     return 1
 
@@ -165,7 +165,7 @@ def _make_requests(places: HostPlaces, source: PartitionedTable) -> dict[NodeId,
     return requests
 
 
-def note_read(account: ReadAccount, node: NodeId, found: Mapping[str, Any]) -> None:
+def record_read(account: ReadAccount, node: NodeId, found: Mapping[str, Any]) -> None:
     """Add what a node has read to the account of all of them."""
     account.digests += [(int(p), int(rows), str(digest)) for p, rows, digest in found["digests"]]
     read = {name: int(found[name]) for name in ("rows", "local_bytes", "remote_bytes")}

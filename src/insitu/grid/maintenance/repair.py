@@ -162,7 +162,7 @@ def repair_catalog(
                 update_stores(paths, (), make_catalog=bool(report.restored))
                 if remote is not None and paths.catalog.exists():
                     found = {survey.store: node for node, survey in remote.survey(()).items()}
-                    Catalog(paths).note_stores(found, {})
+                    Catalog(paths).record_stores(found, {})
             _bring_back(paths, folders, chosen, report, dry_run)
     return report
 

@@ -111,7 +111,7 @@ class BlockCompressor:
                 stored = [_store_buffer(None, part) for part in parts]
         return [(pieces, len(part)) for pieces, part in zip(stored, parts, strict=True)]
 
-    def note_place(self, offset: int, metadata_bytes: int, body_bytes: int) -> None:
+    def record_place(self, offset: int, metadata_bytes: int, body_bytes: int) -> None:
         """Take down the place in the file of the block that was encoded last."""
         self._places.append((offset, metadata_bytes, body_bytes))
 

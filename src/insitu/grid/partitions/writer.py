@@ -196,7 +196,7 @@ class PartitionWriter:
         block = compressor.encode(metadata[start:], values)
         head = memoryview(metadata[:start] + block.metadata)
         body_bytes = sum(size for _, size in block.sums)
-        compressor.note_place(self._position + start, len(block.metadata), body_bytes)
+        compressor.record_place(self._position + start, len(block.metadata), body_bytes)
         return self._count([head, *block.pieces], 1, block.sums)
 
     def close(self, *, sync: bool = True) -> tuple[int, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.grid.reading.cache_reader import ROW, CacheReader, numbers_rows
@@ -26,4 +26,4 @@ if TYPE_CHECKING:
     from insitu.grid.reading.shards import agree_on_shards, read_shard_map, resolve
     from insitu.grid.reading.structure import map_leaves
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

@@ -111,7 +111,7 @@ class CacheReader:
         self._prefaulted: set[int] = set()
         self._shards: dict[int, ShardColumns | ShardMemory] = {}
         self.orders = OrdersAhead()
-        #: The outcome of `_stand_in` for each shard, until a partition is opened again.
+        #: The outcome of `_representative` for each shard, until a partition is opened again.
         self._alike: dict[int, _Opened | None] = {}
         self._sources: dict[int, ShardSource] = {}
         self._ahead: ReadAhead | None = None
@@ -175,7 +175,7 @@ class CacheReader:
         columns = windows or self._map_checked(shard, plan, step)
         arrays = columns.take_batch(plan, step)
         rows = len(arrays[0])
-        one = self._stand_in(shard)
+        one = self._representative(shard)
         if one is not None:
             self._count([one], [rows])
         else:
@@ -209,7 +209,7 @@ class CacheReader:
         self._shards.pop(shard, None)
         self._alike.pop(shard, None)
 
-    def _stand_in(self, shard: int) -> _Opened | None:
+    def _representative(self, shard: int) -> _Opened | None:
         """Return a partition that stands for all of the shard, if they count alike; else None."""
         try:
             return self._alike[shard]

@@ -204,7 +204,7 @@ class NameTree:
             key, operations = _make_way(volume, way)
             operations.append(Put(key, encode_file(entry)))
             if way.found is not None:
-                operations += _note_garbage(volume, change, _find_garbage(way.found, entry, bool(expected)))
+                operations += _record_garbage(volume, change, _find_garbage(way.found, entry, bool(expected)))
             return seen, operations
 
         return self._change(change, again, decide)
@@ -237,12 +237,12 @@ class NameTree:
                 operations.append(Delete(moves_key(volume)))
             match way.found:
                 case Folder(id) if recursive:
-                    operations += _note_garbage(volume, change, Garbage(folder=id))
+                    operations += _record_garbage(volume, change, Garbage(folder=id))
                 case Folder():
                     operations += self._take_empty(volume, path, way.found, seen)
                 case Entry() as entry:
                     garbage = Garbage("", entry.lists, entry.blocks)
-                    operations += _note_garbage(volume, change, garbage)
+                    operations += _record_garbage(volume, change, garbage)
             return seen, operations
 
         self._change(change, again, decide)
@@ -272,7 +272,7 @@ class NameTree:
                     raise _make_error(errno.EISDIR, target)
                 case Entry(), Entry() as replaced:
                     garbage = Garbage("", replaced.lists, replaced.blocks)
-                    operations += _note_garbage(volume, change, garbage)
+                    operations += _record_garbage(volume, change, garbage)
             if isinstance(old.found, Entry):
                 operations.append(Put(moves_key(volume), b""))
             return seen, operations
@@ -412,7 +412,7 @@ def _find_garbage(old: Entry, new: Entry, goes_on: bool) -> Garbage:
     return Garbage("", (), blocks) if old.lists == new.lists else Garbage()
 
 
-def _note_garbage(volume: str, change: str, garbage: Garbage) -> list[Operation]:
+def _record_garbage(volume: str, change: str, garbage: Garbage) -> list[Operation]:
     return [Put(garbage_key(volume, change), garbage.encode())] if garbage != Garbage() else []
 
 

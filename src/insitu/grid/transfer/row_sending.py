@@ -46,7 +46,7 @@ class _Message:
 
 
 class StoresElsewhere:
-    """Stores on other hosts that take the rows of one import: `RowStores` of `importing/row_routing.py`."""
+    """Stores on other hosts that take the rows of one import: `RowStores` of `importing/row_router.py`."""
 
     def __init__(
         self, remote: RemoteStores, plan: RowPlan, nodes: Collection[NodeId], readers: Sequence[NodeId] = ()

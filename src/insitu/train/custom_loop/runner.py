@@ -276,7 +276,7 @@ class _CompiledStep:
         self.model = StepModel(arguments.call, optimizers, aggregation.replicas, strategy)
         example = arguments.example()
         self.used = UsedObjects()
-        with self.used.note_layers():
+        with self.used.record_layers():
             _refuse_results(active_backend().trace_step(self.model, example))
         strategy.created_in_scope.check_created_here(self.model.variables)
         for optimizer, variables in self.model.optimizer.groups:

@@ -95,7 +95,7 @@ class CreationTracker:
         `before_fit` with each that Keras' own `fit` is about to train, and `on_layer` with each layer or
         model that was made."""
 
-        def note_layer(layer: Any) -> None:
+        def record_layer(layer: Any) -> None:
             self._layers.append(weakref.ref(layer))
             on_layer(layer)
 
@@ -103,7 +103,7 @@ class CreationTracker:
             before_method(keras.Model, "fit", before_fit),
             _after(Trainer, "compile", on_compile),
             _after(BaseOptimizer, "__init__", lambda made: self._optimizers.append(weakref.ref(made))),
-            _after(keras.layers.Layer, "__init__", note_layer),
+            _after(keras.layers.Layer, "__init__", record_layer),
             _after(Variable, "__init__", self._note),
         ):
             yield

@@ -37,7 +37,7 @@ class UsedObjects:
         self._objects: list[Any] = []
 
     @contextlib.contextmanager
-    def note_layers(self) -> Iterator[None]:
+    def record_layers(self) -> Iterator[None]:
         """While open, note the layers that are called."""
         with before_method(
             keras.layers.Layer, "__call__", lambda layer: self._layers.setdefault(id(layer), layer)

@@ -36,7 +36,7 @@ from insitu.base.context import ALLOW_MIXED_ENV
 from insitu.base.errors import (
     CollectiveMismatch,
     ExchangeError,
-    MixedProcessors,
+    NumericsMismatch,
     PeerLost,
     StaleGeneration,
     TrainingError,
@@ -442,14 +442,14 @@ def describe_sums(addresses: Sequence[str], node: str) -> dict[str, str]:
 
 
 def check_same_sums(notes: Sequence[Mapping[str, Any]]) -> None:
-    """Raise MixedProcessors if tasks, which have written these notes, differ in their sums."""
+    """Raise NumericsMismatch if tasks, which have written these notes, differ in their sums."""
     nodes: dict[str, list[str]] = {}
     for note in notes:
         if "sums" in note:
             nodes.setdefault(str(note["sums"]), []).append(str(note["node"]))
     if len(nodes) > 1:
         listed = "; ".join(f"{', '.join(sorted(set(those)))}: {sums}" for sums, those in nodes.items())
-        raise MixedProcessors(
+        raise NumericsMismatch(
             "The backend must give the same bits on all hosts of a job, or replicas wouldn't stay equal. "
             f"Received: other hashes of the same small sums; {listed}. `insitu nodes` shows the processors. "
             "Use hosts of one kind, with the same libraries, or start with --allow-mixed-processors"

@@ -9,7 +9,7 @@ from insitu.train.fit.data_fingerprint import check_same_data
 from insitu.train.fit.epoch_lengths import EpochLengths
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
-from insitu.train.fit.keras_patch import dispatch_methods, note_maker
+from insitu.train.fit.keras_patch import dispatch_methods, record_maker
 from insitu.train.fit.predicting_into import predict_into
 from insitu.train.fit.sources import Repeated, draw_by_worker, is_never_sharded, make_feed, seed_unseeded
 from insitu.train.fit.step_log import StepLog

@@ -111,7 +111,7 @@ class CallCallbacks(ResumableCallbacks):
                 return
             with self._calling(_PREDICT_BEGIN):
                 super().on_predict_begin(logs)
-                self.memory.note_uncopied("on_predict_begin")
+                self.memory.record_uncopied("on_predict_begin")
 
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._call_of_batch("on_predict_batch_begin", key_of_batch_begin(0, batch), batch, logs)

@@ -196,7 +196,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
                 is_board = isinstance(callback, keras.callbacks.TensorBoard)
                 if not is_board and self.memory.is_made_by(event, callback, state.memory_at_entry):
                     getattr(callback, event)(*args)
-            self.memory.note_uncopied(event)
+            self.memory.record_uncopied(event)
         self._set_up_by_hand(event, *args)
 
     def _set_up_by_hand(self, event: str, *args: Any) -> None:
@@ -227,7 +227,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
             return
         with self._calling(event):
             super().on_test_begin(logs)
-            self.memory.note_uncopied("on_test_begin")
+            self.memory.record_uncopied("on_test_begin")
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         event = key_of_test_batch_begin(self._state.position.epoch, batch)

@@ -96,12 +96,12 @@ class CallbackMemory:
         #: Attributes as they were when callbacks were first called since the last unit. Written by `keep`.
         self._kept: dict[str, dict[str, Any]] = {}
         #: Attributes that can't be copied, with the event at whose end they were there, by callback's name.
-        #: Written by `note_uncopied`.
+        #: Written by `record_uncopied`.
         self._uncopied: dict[str, dict[str, tuple[str, Any]]] = {}
         #: Names of callbacks that the chief sends, since the other tasks have another state or none.
         self._differing: set[str] = set()
 
-    def note_uncopied(self, event: str) -> None:
+    def record_uncopied(self, event: str) -> None:
         """Note which attributes callbacks have set in `event`, the beginning of something, that can't be
         copied: in another process they are made by that event."""
         for name, callback in self._callbacks.items():

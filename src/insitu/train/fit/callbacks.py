@@ -116,9 +116,9 @@ class EpochCallbacks(ResumableCallbacks):
                         self._listener.begin_files(self.callbacks[len(called) :])
                     called.append(callback)
                     callback.on_train_begin(logs)
-            self.memory.note_uncopied("on_train_begin")
+            self.memory.record_uncopied("on_train_begin")
         if state.entry.was_heard(TRAIN_BEGIN):
-            state.note_restored(is_forgotten=self._listener.has_forgotten)
+            state.record_restored(is_forgotten=self._listener.has_forgotten)
             # Callbacks get the state that they have in the middle of the fit.
             self.memory.warn_of_uncopied(state.memory_at_entry)
             with self.memory.continuing_files(state.memory_at_entry, self._listener.take_over_files()):
@@ -150,7 +150,7 @@ class EpochCallbacks(ResumableCallbacks):
         else:
             with self._calling(event):
                 super().on_epoch_begin(epoch, logs)
-                self.memory.note_uncopied("on_epoch_begin")
+                self.memory.record_uncopied("on_epoch_begin")
             self._listener.record(key_of_batch_begin(epoch, 0))
         # Now, since a callback may have made its methods at the epoch's beginning.
         self._find_batch_callbacks()

@@ -190,7 +190,7 @@ _ATTRIBUTE = "_insitu_maker"
 would keep every model for ever, since a strategy knows its models."""
 
 
-def note_maker(layer: Any, strategy: Maker) -> None:
+def record_maker(layer: Any, strategy: Maker) -> None:
     """Remember that `layer`, maybe a model, was made in the scope of `strategy`."""
     # Not as Keras and PyTorch set attributes, which they track and save.
     object.__setattr__(layer, _ATTRIBUTE, strategy)

@@ -359,7 +359,7 @@ class LoopState:
         self.start_at(epoch, step)
         self.entry = enter_by_checkpoint(epoch, step)
 
-    def note_restored(self, *, is_forgotten: bool) -> None:
+    def record_restored(self, *, is_forgotten: bool) -> None:
         """Enter by the checkpoint that was restored, if one was. If it `is_forgotten` how far the job came
         behind that, callbacks may have received the rest of the epoch."""
         if is_forgotten and self._staged is None:

@@ -356,7 +356,7 @@ class DataCheck:
             self._seen = 0
         self._last = position.epoch, position.step
 
-    def note_end(self) -> None:
+    def record_end(self) -> None:
         """Note the batches since the last comparison, before the end of a fit is waited for."""
         if self._seen:
             self._write(f"{self._last} end", self._seen, f"the end of fit {self._fit}")

@@ -203,7 +203,7 @@ class BaseReplica:
     def _pack(self, leaves: Sequence[Any]) -> Any:
         return pack_batch(self._structure, leaves)
 
-    def _note_logs(self, logs: Any, watch: StepWatch, *, training: bool) -> list[Any]:
+    def _record_logs(self, logs: Any, watch: StepWatch, *, training: bool) -> list[Any]:
         """Record what a step returns, and which means count each batch once. Returns the logs that are no
         results of metrics."""
         if self._is_loop:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.train.strategies.base import Strategy
@@ -26,4 +26,4 @@ if TYPE_CHECKING:
     from insitu.train.strategies.parameter_server import ParameterServerStrategy
     from insitu.train.strategies.tpu import TPUStrategy
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

@@ -55,7 +55,7 @@ from insitu.train.fit import (
     dispatch_methods,
     is_never_sharded,
     make_feed,
-    note_maker,
+    record_maker,
     register_dataset_adapter,
     seed_unseeded,
     trainer_of,
@@ -123,13 +123,13 @@ class Strategy:
             )
         with (
             open_scope(self),
-            self.created_in_scope.track(self._bind, self._check_bound, self._note_made),
+            self.created_in_scope.track(self._bind, self._check_bound, self._record_made),
             self.placement(),
         ):
             yield self
 
-    def _note_made(self, layer: Any) -> None:
-        note_maker(layer, self)
+    def _record_made(self, layer: Any) -> None:
+        record_maker(layer, self)
 
     def compile_made(self, model: Any, compile_model: Callable[[], None]) -> None:
         """Compile a model that was made in the scope, as if in it."""
@@ -437,7 +437,7 @@ class Strategy:
         return self._loop_runner.updates if self._loop_runner is not None else 0
 
 
-def tell_unchecked(plan: CombinationPlan, model: Any, membership: Membership) -> None:
+def warn_unverified(plan: CombinationPlan, model: Any, membership: Membership) -> None:
     """Warn, in the chief, of what the plan could not find out, and of what finding out has changed."""
     if plan.effects and membership.context.is_chief:
         sys.stderr.write(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 from insitu.base.missing_names import missing_name
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from insitu.train.strategies.tpu import TPUStrategy
 
 _STRATEGIES = "insitu.train.strategies"
-_load, __dir__ = lazy_door(__name__)
+_load, __dir__ = export_lazily(__name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ from insitu.train.parameter_server import (
     serve_or_configure,
 )
 from insitu.train.replica import inner_optimizer, plan_combination
-from insitu.train.strategies.base import tell_unchecked
+from insitu.train.strategies.base import warn_unverified
 from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
@@ -110,7 +110,7 @@ class HybridStrategy(SynchronousStrategy):
         lookup = TableLookup(session, layers, find_key_inputs(model, layers, example))
         rows = lookup.example(example)
         plan = plan_combination(model, rows, self.num_replicas_in_sync)
-        tell_unchecked(plan, model, self._membership)
+        warn_unverified(plan, model, self._membership)
         inner, scale = active_backend().make_replica(model, rows, plan), LossScale(model.optimizer)
         replica = HybridReplica(inner, session, lookup, scale)
         session.follow_settings(model.optimizer, dense=False)

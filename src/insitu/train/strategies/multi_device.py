@@ -20,7 +20,7 @@ from insitu.train.devices import Device
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import plan_combination
 from insitu.train.replicated import MultiDeviceStep, SingleProcessStep, pin_step
-from insitu.train.strategies.base import tell_unchecked
+from insitu.train.strategies.base import warn_unverified
 from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
@@ -74,7 +74,7 @@ class MultiDeviceStrategy(SynchronousStrategy):
 
     def _replica(self, model: Any, example: Any) -> Any:
         plan = plan_combination(model, example, self.num_replicas_in_sync)
-        tell_unchecked(plan, model, self._membership)
+        warn_unverified(plan, model, self._membership)
         return active_backend().make_device_replica(model, example, *self._places(), plan)
 
     def _places(self) -> tuple[list[Any], Sequence[int], Any]:

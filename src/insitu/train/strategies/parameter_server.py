@@ -56,7 +56,7 @@ from insitu.train.parameter_server import (
     serve_or_configure,
 )
 from insitu.train.replica import Replica, inner_optimizer, plan_combination
-from insitu.train.strategies.base import Strategy, tell_unchecked
+from insitu.train.strategies.base import Strategy, warn_unverified
 from insitu.train.strategies.cluster_resolver import check_server_cluster
 from insitu.train.strategies.communication import tell
 
@@ -186,7 +186,7 @@ class ParameterServerStrategy(Strategy):
         lookup = TableLookup(session, layers, find_key_inputs(model, layers, example) if layers else ())
         rows = lookup.example(example)
         plan = plan_combination(model, rows, self.num_replicas_in_sync, weights_on_servers=True)
-        tell_unchecked(plan, model, self._membership)
+        warn_unverified(plan, model, self._membership)
         replica = active_backend().make_replica(model, rows, plan)
         # Each task evaluates by itself, and unless servers wait for all, each push is an update.
         replica.keep_own_losses(training=False)
@@ -478,7 +478,7 @@ class ParameterServerStrategy(Strategy):
         if fit_index < len(self._fits.read()):
             return
         if self._data_check is not None:
-            self._data_check.note_end()
+            self._data_check.record_end()
         session.finish(fit_index, waiting=self._reporter.follow_generation)
         if self._data_check is not None:
             self._data_check.compare()

@@ -27,7 +27,7 @@ from insitu.train.replica import (
     plan_combination,
     read_state,
 )
-from insitu.train.strategies.base import Strategy, tell_unchecked
+from insitu.train.strategies.base import Strategy, warn_unverified
 
 
 class SynchronousStrategy(Strategy):
@@ -51,7 +51,7 @@ class SynchronousStrategy(Strategy):
         if first:
             self._broadcast_initial_state(model)
         plan = plan_combination(model, example, self.num_replicas_in_sync)
-        tell_unchecked(plan, model, self._membership)
+        warn_unverified(plan, model, self._membership)
         return TwoPhaseStep(active_backend().make_replica(model, example, plan), self._membership.lockstep)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:

@@ -12,8 +12,8 @@ from insitu.cluster.decide.holders import (
     EndHolder,
     Failure,
     StartHolder,
-    note_failure,
     reconcile,
+    record_failure,
 )
 
 
@@ -33,12 +33,12 @@ def test_a_holder_with_other_settings_is_replaced_once_it_has_ended() -> None:
 
 def test_a_start_that_failed_waits_longer_each_time() -> None:
     first, longest = RETRY_SECONDS
-    failed = note_failure(None, 10)
+    failed = record_failure(None, 10)
     assert failed == Failure(1, 10 + first)
     assert reconcile({"a"}, {}, "s", {"a": failed}, 10 + first - 0.1) == ()
     assert reconcile({"a"}, {}, "s", {"a": failed}, 10 + first) == (StartHolder("a"),)
-    assert note_failure(failed, 20) == Failure(2, 20 + 2 * first)
-    assert note_failure(Failure(10**6, 0), 0).retry_at == longest
+    assert record_failure(failed, 20) == Failure(2, 20 + 2 * first)
+    assert record_failure(Failure(10**6, 0), 0).retry_at == longest
 
 
 @dataclass

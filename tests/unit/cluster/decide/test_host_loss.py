@@ -32,7 +32,7 @@ def watch_until_lost(
     for number in range(int(seconds / STEP)):
         now = number * STEP
         if seen_at is not None and now >= seen_at:
-            watch.note_seen(B)
+            watch.record_seen(B)
         verdict = watch.observe(signs(now), now)
         suspected += verdict.suspected
         if verdict.lost:

@@ -16,8 +16,8 @@ from insitu.cluster.decide.placement import (
     choose_home_nodes,
     choose_thread_count,
     choose_worker_count,
+    make_empty_cache,
     place_tasks,
-    stand_in_for_cache,
 )
 
 NODES = tuple(NodeId(f"node-{i}") for i in range(3))
@@ -167,7 +167,7 @@ def test_the_heaviest_come_first_and_shares_follow_the_weights() -> None:
 
 
 def test_a_job_without_a_cache_has_its_shards_on_the_nodes_in_turn() -> None:
-    without = stand_in_for_cache(4, TOPOLOGY)
+    without = make_empty_cache(4, TOPOLOGY)
     assert CacheSpec.from_json(without.to_json()) == without and without.rows == 0
     placement = place_tasks(JobSpec("j-1", "j", NO_CACHE, ("train.py",), 2, 4), without, TOPOLOGY)
     assert [t.shards for t in placement.tasks] == [(0, 1), (2, 3)]

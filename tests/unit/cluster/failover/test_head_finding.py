@@ -75,7 +75,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 def followed(tmp_path: Path) -> FollowedHead:
     Paths(tmp_path).node(NODE).mkdir(parents=True)
     made = FollowedHead(Paths(tmp_path), NODE)
-    made.note_joined(OLD, "h:1")
+    made.record_joined(OLD, "h:1")
     return made
 
 
@@ -96,7 +96,7 @@ def members(*nodes: str, lost: str = "") -> dict[NodeId, Member]:
 def test_an_agent_without_a_head_finds_the_one_that_others_follow(
     cluster: Cluster, finder: HeadFinder, followed: FollowedHead
 ) -> None:
-    followed.note_lost()
+    followed.record_lost()
     cluster.views, cluster.heads = {"b": VIEW}, {"h:2": NEW}
     found, address = finder.dial("h:1")
     assert (found.head, address) == (NEW, "h:2") and cluster.asked == [["b"]]

@@ -44,8 +44,8 @@ class Watched:
         self.file = folder / "etcd.sqlite"
         self.store = self.open()
         self.followed = FollowedHead(self.paths, NODE)
-        self.followed.note_joined({"cluster": "c", "epoch": 3, "instance": "old"}, "h:1")
-        self.followed.note_lost()
+        self.followed.record_joined({"cluster": "c", "epoch": 3, "instance": "old"}, "h:1")
+        self.followed.record_lost()
         self.host = "10.0.0.1"
         self.watch = HeadWatch(self.paths, NODE, self.followed, lambda: self.host)
         #: What heads were started with here, and why none can be.
@@ -171,7 +171,7 @@ def test_nobody_is_elected_after_down(agent: Watched) -> None:
 
 
 def test_an_agent_of_another_cluster_takes_no_part(agent: Watched) -> None:
-    agent.followed.note_joined({"cluster": "d", "epoch": 4, "instance": "x"}, "h:1")
+    agent.followed.record_joined({"cluster": "d", "epoch": 4, "instance": "x"}, "h:1")
     agent.watch.take_settings(WELCOME)
     agent.watch._closing.wait(0.5)
     assert not agent.started and agent.read_head() == "h:1"

@@ -16,15 +16,15 @@ def test_what_was_asked_for_and_changed_is_remembered(monkeypatch: pytest.Monkey
     known = KnownPaths()
     assert known.find("v", "a") is None
     known.note("v", "none", (None, None))
-    known.note_change(WaitingChange(PUBLISH, "v", "d/e/a", 0.0), ENTRY)
-    known.note_change(WaitingChange(MAKE, "v", "m", 0.0))
+    known.record_change(WaitingChange(PUBLISH, "v", "d/e/a", 0.0), ENTRY)
+    known.record_change(WaitingChange(MAKE, "v", "m", 0.0))
     assert known.find("v", "none") == (None, None) and known.find("w", "none") is None
     assert known.find("v", "d/e/a") == (ENTRY, "file") and known.find("v", "m") == (None, "folder")
     assert known.find("v", "d/e") == known.find("v", "d") == (None, "folder")
-    known.note_change(WaitingChange(RENAME, "v", "d/e", 0.0, target="m"))
+    known.record_change(WaitingChange(RENAME, "v", "d/e", 0.0, target="m"))
     assert known.find("v", "d/e") == (None, None) and known.find("v", "d/e/a") is None
     assert known.find("v", "m") is None and known.find("v", "d") == (None, "folder")
-    known.note_change(WaitingChange(REMOVE, "v", "d", 0.0))
+    known.record_change(WaitingChange(REMOVE, "v", "d", 0.0))
     assert known.find("v", "d") == (None, None) and known.find("v", "d/e") is None
     monkeypatch.setattr(task_client, "_MOST", 2)
     known.note("v", "x", (None, None))

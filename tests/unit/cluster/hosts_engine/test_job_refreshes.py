@@ -71,19 +71,19 @@ def make(job: JobPaths, *command: str) -> JobRefreshes:
 def test_an_epoch_is_read_once_for_all_who_wait(job: JobPaths) -> None:
     refreshes = make(job)
     assert refreshes.take_done() == []
-    refreshes.note_wanted(2)
-    refreshes.note_wanted(2)
+    refreshes.record_wanted(2)
+    refreshes.record_wanted(2)
     (found,) = take(refreshes)
     assert (found.epoch, found.cache, found.problem) == (2, CACHE, None)
-    refreshes.note_wanted(2)  # a task that was started on another host
+    refreshes.record_wanted(2)  # a task that was started on another host
     assert [each.epoch for each in take(refreshes)] == [2]
     assert asked(job) == [2] and refreshes.take_done() == []
 
 
 def test_epochs_are_read_one_after_the_other(job: JobPaths) -> None:
     refreshes = make(job)
-    refreshes.note_wanted(4)
-    refreshes.note_wanted(2)
+    refreshes.record_wanted(4)
+    refreshes.record_wanted(2)
     assert [each.epoch for each in (*take(refreshes), *take(refreshes))] == [2, 4]
     assert asked(job) == [2, 4]
 
@@ -91,7 +91,7 @@ def test_epochs_are_read_one_after_the_other(job: JobPaths) -> None:
 def test_epochs_at_which_nothing_is_read_are_ignored(job: JobPaths) -> None:
     refreshes = make(job)
     for epoch in (0, 1, 3):
-        refreshes.note_wanted(epoch)
+        refreshes.record_wanted(epoch)
     assert refreshes.take_done() == [] and asked(job) == []
 
 
@@ -103,24 +103,24 @@ def test_an_epoch_that_cant_be_read_has_the_rows_before(
 ) -> None:
     record_failed_refresh(job, CACHE, 2, "no server answers")
     refreshes = make(job, *command)
-    refreshes.note_wanted(6)
+    refreshes.record_wanted(6)
     (found,) = take(refreshes)
     assert found.cache == CACHE and problem in (found.problem or "")
     record_failed_refresh(job, CACHE, 6, "another reason")  # a record never changes
-    refreshes.note_wanted(6)
+    refreshes.record_wanted(6)
     assert take(refreshes) == [found]
 
 
 def test_who_waits_is_forgotten_where_records_cant_be_read(job: JobPaths) -> None:
     refreshes = make(job)
-    refreshes.note_wanted(2)
+    refreshes.record_wanted(2)
     refreshes.give_up()
     assert refreshes.take_done() == [] and asked(job) == []
 
 
 def test_what_is_under_way_ends_with_the_job(job: JobPaths, tmp_path: Path) -> None:
     refreshes = make(job, sys.executable, "-c", "import time; time.sleep(600)")
-    refreshes.note_wanted(2)
+    refreshes.record_wanted(2)
     refreshes.take_done()
     process: Any = refreshes._reading
     refreshes.close()

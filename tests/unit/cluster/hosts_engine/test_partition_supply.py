@@ -99,7 +99,7 @@ def test_what_is_missing_is_counted_until_it_has_come(tmp_path: Path) -> None:
 def test_a_node_that_has_owned_a_partition_keeps_it_while_the_job_runs(tmp_path: Path) -> None:
     supply = make(tmp_path)
     moved = replace(CACHE, partitions=tuple(replace(info, owners=(C,)) for info in CACHE.partitions))
-    supply.note_owners(moved)
+    supply.record_owners(moved)
     assert supply.advance({B: [1], C: [0, 1]}) and not (tmp_path / "asked").exists()
     bring(supply, {A: [0]})
     assert (tmp_path / "asked").read_text() == '{"a": [3]}\n'

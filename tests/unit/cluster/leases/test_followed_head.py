@@ -21,7 +21,7 @@ ORDER = {"cluster": "c", "address": "10.0.0.2:7000", "epoch": (1 << 20) + 1, "in
 def followed(tmp_path: Path) -> FollowedHead:
     Paths(tmp_path).node(NODE).mkdir(parents=True)
     found = FollowedHead(Paths(tmp_path), NODE)
-    found.note_joined(OLD, "10.0.0.1:7000")
+    found.record_joined(OLD, "10.0.0.1:7000")
     return found
 
 
@@ -34,7 +34,7 @@ def test_an_agent_follows_the_head_that_replaces_its_own_and_keeps_that_on_its_d
     followed: FollowedHead, tmp_path: Path, is_connected: bool
 ) -> None:
     if not is_connected:
-        followed.note_lost()
+        followed.record_lost()
     view = followed.answer("head_view", {"cluster": "c"})
     assert view == {"address": "10.0.0.1:7000", "epoch": 3, "instance": "old"}
     assert followed.take_address("10.0.0.1:7000") == "10.0.0.1:7000" and not is_readable(followed)
@@ -51,8 +51,8 @@ def test_an_agent_follows_the_head_that_replaces_its_own_and_keeps_that_on_its_d
     assert not is_readable(followed)
     # The head of before may come back while this agent is about to join it.
     with pytest.raises(ClusterError, match=r"The head at 10\.0\.0\.1:7000 was replaced by the one at"):
-        followed.note_joined({**OLD, "epoch": 900}, "10.0.0.1:7000")
-    followed.note_joined({**OLD, "epoch": (1 << 20) + 2, "instance": "again"}, "10.0.0.2:7000")
+        followed.record_joined({**OLD, "epoch": 900}, "10.0.0.1:7000")
+    followed.record_joined({**OLD, "epoch": (1 << 20) + 2, "instance": "again"}, "10.0.0.2:7000")
 
 
 def test_the_claim_is_on_the_disk_before_the_answer(
@@ -72,7 +72,7 @@ def test_an_agent_leaves_a_head_that_lives_for_a_higher_number_alone(followed: F
     later = {**ORDER, "epoch": 4}
     with pytest.raises(InputError, match=r"a follows the head at 10\.0\.0\.1:7000, in epoch 3"):
         followed.answer("accept_head", later)
-    followed.note_lost()
+    followed.record_lost()
     followed.answer("accept_head", later)
     assert followed.take_address("") == "10.0.0.2:7000"
 
@@ -108,7 +108,7 @@ def test_an_agent_that_was_started_with_a_former_head_goes_back_to_the_accepted_
 def test_what_is_no_order_of_this_cluster_is_refused(
     followed: FollowedHead, order: dict[str, object]
 ) -> None:
-    followed.note_lost()
+    followed.record_lost()
     with pytest.raises(InputError):
         followed.answer("accept_head", order)
     assert followed.take_address("same") == "same"

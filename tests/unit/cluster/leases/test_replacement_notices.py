@@ -10,7 +10,7 @@ import pytest
 from insitu.base.errors import ClusterError
 from insitu.base.paths import Paths
 from insitu.cluster.leases import replacement_notices
-from insitu.cluster.leases.replacement_notices import ReplacementNotices, note_replacement
+from insitu.cluster.leases.replacement_notices import ReplacementNotices, record_replacement
 from insitu.cluster.wire.records import change_head, make_token, read_head
 from insitu.grid import import_cache, is_catalog_copy
 
@@ -31,9 +31,9 @@ def test_the_home_of_a_head_that_was_replaced_names_the_other_one_and_owns_no_ca
     record = change_head(paths, address="h:1", epoch=5)
     for wrong in ({"cluster": "d"}, {"epoch": 6}, {"epoch": None}):
         with pytest.raises(ClusterError, match="A head is replaced"):
-            note_replacement(paths, record, {**MESSAGE, "cluster": record.cluster, **wrong})
+            record_replacement(paths, record, {**MESSAGE, "cluster": record.cluster, **wrong})
     assert not is_catalog_copy(paths) and read_head(paths) == record
-    note_replacement(paths, record, {**MESSAGE, "cluster": record.cluster})
+    record_replacement(paths, record, {**MESSAGE, "cluster": record.cluster})
     after = read_head(paths)
     assert is_catalog_copy(paths) and after is not None and after.replaced_by == "h:2"
 
@@ -41,7 +41,7 @@ def test_the_home_of_a_head_that_was_replaced_names_the_other_one_and_owns_no_ca
 def test_a_catalogue_that_cannot_be_read_does_not_keep_the_head_from_ending(paths: Paths) -> None:
     record = change_head(paths, address="h:1")
     paths.catalog.write_bytes(b"no catalogue at all" * 100)
-    note_replacement(paths, record, {**MESSAGE, "cluster": record.cluster})
+    record_replacement(paths, record, {**MESSAGE, "cluster": record.cluster})
     after = read_head(paths)
     assert after is not None and after.replaced_by == "h:2"
 

@@ -29,7 +29,7 @@ def view(tmp_path: Path) -> Iterator[View]:
     paths = Paths(tmp_path)
     paths.node(NODE).mkdir(parents=True)
     followed = FollowedHead(paths, NODE)
-    followed.note_joined({"cluster": "c", "epoch": 2 * EPOCHS_OF_A_NUMBER, "instance": "x"}, "h:1")
+    followed.record_joined({"cluster": "c", "epoch": 2 * EPOCHS_OF_A_NUMBER, "instance": "x"}, "h:1")
     files = AgentFiles(paths, NODE)
     answers = AgentAnswers(paths, followed, files)
     server = PartitionServer(paths, NODE, SECRET, certificate(), files=answers.answer)

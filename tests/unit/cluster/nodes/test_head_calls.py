@@ -52,7 +52,7 @@ def calls() -> HeadCalls:
 
 
 def test_an_answer_comes_to_the_one_who_has_asked(calls: HeadCalls) -> None:
-    calls.note_heard()
+    calls.record_heard()
     first = Asking(calls)
     assert is_readable(calls, 10.0)
     sent = Sent()
@@ -63,10 +63,10 @@ def test_an_answer_comes_to_the_one_who_has_asked(calls: HeadCalls) -> None:
     assert not is_readable(calls)
     one, other = sent.messages
     assert one["do"] == "names" and one["kind"] == "look" and one["fields"] == {"path": "x"}
-    calls.note_answer({"do": "names", "number": other["number"], "answer": {"kind": "second"}})
+    calls.record_answer({"do": "names", "number": other["number"], "answer": {"kind": "second"}})
     for wrong in ({}, {"number": 77, "answer": {}}, {"number": "1", "answer": {}}):
-        calls.note_answer(wrong)
-    calls.note_answer({"do": "names", "number": one["number"], "answer": {"kind": "first"}})
+        calls.record_answer(wrong)
+    calls.record_answer({"do": "names", "number": one["number"], "answer": {"kind": "first"}})
     assert (first.wait(), second.wait()) == ({"kind": "first"}, {"kind": "second"})
 
 
@@ -79,17 +79,17 @@ def test_without_a_head_the_answer_comes_at_once_and_says_since_when(
         return str(answer["away"])
 
     assert "the head wasn't heard since the agent began" in ask()
-    calls.note_heard()
+    calls.record_heard()
     asking = Asking(calls)
     assert is_readable(calls, 10.0)
-    calls.note_lost()
+    calls.record_lost()
     assert "connection" in asking.wait()["lost"]
     assert calls.ask("look", {"left": 60.0})["waits"] is True  # it may be connected again in a moment
     calls.send(Sent())  # type: ignore[arg-type]
     real = time.monotonic
     monkeypatch.setattr(agent_files.time, "monotonic", lambda: real() + 42.0)
     assert "the head was heard 42 s ago" in ask() and "insitu up" in ask()
-    calls.note_heard()
+    calls.record_heard()
     monkeypatch.setattr(agent_files.time, "monotonic", lambda: real() + 52.0)
     assert "the head was heard 10 s ago" in ask()  # connected, and silent
 
@@ -101,7 +101,7 @@ def test_who_asks_waits_if_another_head_may_come() -> None:
 def test_a_head_that_gives_no_answer_in_time_and_too_many_questions(
     calls: HeadCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls.note_heard()
+    calls.record_heard()
     assert "gave no answer" in calls.ask("look", {"left": 0.25})["lost"]
     sent = Sent()
     calls.send(sent)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_a_head_that_gives_no_answer_in_time_and_too_many_questions(
     asking = Asking(calls)
     assert is_readable(calls, 10.0)
     assert calls.ask("look", {}) == {"busy": True}
-    calls.note_lost()
+    calls.record_lost()
     asking.wait()
     with pytest.raises(ClusterError):
         calls.ask("look", {"left": "long"})

@@ -11,7 +11,7 @@ import pytest
 
 from insitu.base.context import Context
 from insitu.base.errors import InputError, TrainingError
-from insitu.base.evaluations import Training, note_training, read_evaluations
+from insitu.base.evaluations import Training, read_evaluations, record_training
 from insitu.base.paths import Paths
 from insitu.base.roster import Roster, write_roster
 from insitu.base.spec import TaskId
@@ -169,11 +169,11 @@ def test_an_evaluator_scores_the_checkpoints_of_its_training_alone(
         return evaluator._training_over, [each.name for each in evaluator._find()]
 
     write_roster(job.roster, Roster(2, (), ()))
-    note_training(job.trainings, Training(0, 0))
+    record_training(job.trainings, Training(0, 0))
     assert look() == (False, [])  # that of this call hasn't begun
-    note_training(job.trainings, Training(1, 1))
+    record_training(job.trainings, Training(1, 1))
     assert look() == (False, ["1:1", "1:2", "1:3"])
-    note_training(job.trainings, Training(1, 1, True, (4, 0)))
+    record_training(job.trainings, Training(1, 1, True, (4, 0)))
     assert look() == (False, ["1:1", "1:2", "1:3"])  # its last one is on its way
     found += [Candidate("1:4", 1, (4, 0)), Candidate("1:5", 1, (5, 0))]  # and the next training has saved
     assert look() == (True, ["1:1", "1:2", "1:3", "1:4"])

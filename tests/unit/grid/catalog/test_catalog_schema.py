@@ -93,12 +93,12 @@ def test_what_is_dropped_leaves_no_placement(paths: Paths):
 def test_copies_follow_stores_that_swap_their_nodes(paths: Paths):
     catalog = Catalog(paths)
     catalog.publish([spec("a")])
-    catalog.note_stores({"1": A, "2": B}, {})
-    catalog.note_stores({"1": B, "2": A}, {A: B, B: A})
+    catalog.record_stores({"1": A, "2": B}, {})
+    catalog.record_stores({"1": B, "2": A}, {A: B, B: A})
     assert [p.owners for p in catalog.get("a").partitions] == [(A, B), (B,)]
     assert catalog.stores() == {"1": B, "2": A}
     # The disk of a is put into b, whose own is gone.
-    catalog.note_stores({"2": B}, {A: B})
+    catalog.record_stores({"2": B}, {A: B})
     assert [p.owners for p in catalog.get("a").partitions] == [(B,), (B,)] and catalog.stores() == {"2": B}
 
 

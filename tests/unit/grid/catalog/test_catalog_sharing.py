@@ -24,7 +24,7 @@ from insitu.base.spec import CacheSpec, Column, NodeId, PartitionInfo, PlacedCop
 from insitu.grid import disown_catalog
 from insitu.grid.catalog import catalog, catalog_records, catalog_sharing
 from insitu.grid.catalog.catalog import Catalog
-from insitu.grid.importing import import_owners
+from insitu.grid.importing import import_targets
 from insitu.metadata import (
     HEAD_KEY,
     FencedStore,
@@ -137,7 +137,7 @@ def change_at_random(home: Catalog, chosen: random.Random) -> None:
         home.restore([spec(name, version), spec(name, version + 1)])
     elif kind == "stores":
         moved = {chosen.choice(NODES): NodeId("node-9")} if chosen.random() < 0.3 else {}
-        home.note_stores({f"store-{chosen.randint(0, 2)}": chosen.choice(NODES)}, moved)
+        home.record_stores({f"store-{chosen.randint(0, 2)}": chosen.choice(NODES)}, moved)
     elif kind == "unpin":
         home.unpin("job")
     elif stored:
@@ -251,7 +251,7 @@ def test_a_process_that_dies_between_etcd_and_its_own_disk_leaves_what_etcd_has(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(catalog_sharing, "_note_change", die)
+        patched.setattr(catalog_sharing, "_record_change", die)
         Catalog(paths).publish([spec("a")])
     assert [c.name for c in Catalog(paths).caches()] == ["a"]
 
@@ -392,10 +392,10 @@ def test_an_import_whose_answer_is_lost_with_the_lease_removes_nothing(cluster: 
     other = cluster.lead()
     paths.fence.unlink()
     disown_catalog(paths)
-    import_owners.remove_unpublished(Catalog(paths), [made])
+    import_targets.remove_unpublished(Catalog(paths), [made])
     assert Catalog(other).stored() == [made] and all(each.exists() for each in files)
     asked: list[bool] = []
-    owners = import_owners.ClusterOwners(paths, Agents(asked))  # type: ignore[arg-type]
+    owners = import_targets.ClusterOwners(paths, Agents(asked))  # type: ignore[arg-type]
     owners.end(Catalog(paths), "token", ["b"], [made], kept=False)
     assert not asked  # the head that leads has agents end it
 
@@ -484,7 +484,7 @@ def test_who_commits_late_hides_nothing_of_the_change_after_it(
 ) -> None:
     """A process stands still after its commit, while another one's answer is lost."""
     paths = cluster.lead()
-    note, make = catalog.note_committed, cluster.store.transact
+    note, make = catalog.record_committed, cluster.store.transact
 
     def lose(compare: Any, operations: Sequence[Operation], id: str) -> Any:
         outcome = make(compare, operations, id)
@@ -493,14 +493,14 @@ def test_who_commits_late_hides_nothing_of_the_change_after_it(
         return outcome
 
     def stand_still(*arguments: Any) -> None:
-        monkeypatch.setattr(catalog, "note_committed", note)
+        monkeypatch.setattr(catalog, "record_committed", note)
         cluster.store.transact = lose  # type: ignore[method-assign]
         with pytest.raises(GridError, match="it may have been made"):
             Catalog(paths).publish([spec("b")])
         cluster.store.transact = make  # type: ignore[method-assign]
         note(*arguments)
 
-    monkeypatch.setattr(catalog, "note_committed", stand_still)
+    monkeypatch.setattr(catalog, "record_committed", stand_still)
     Catalog(paths).publish([spec("a")])
     assert Catalog(paths).find("b") is not None  # as etcd says: else its partitions would be removed
 

@@ -15,7 +15,6 @@ from insitu.base.errors import CorruptManifest
 from insitu.base.paths import Paths
 from insitu.base.spec import NodeId
 from insitu.grid import Catalog, bring_up, import_cache
-from insitu.grid.catalog.leftovers import sweep
 from insitu.grid.catalog.manifests import (
     add_to_manifest,
     commit_manifests,
@@ -25,6 +24,7 @@ from insitu.grid.catalog.manifests import (
     prepare_manifest,
     read_manifest,
 )
+from insitu.grid.catalog.orphaned_imports import sweep
 from insitu.grid.catalog.store_identity import read_store_id
 
 A = NodeId("node-0")

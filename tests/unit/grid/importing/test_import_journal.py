@@ -22,7 +22,7 @@ from insitu.base.errors import GridError, InputError, SourceError, StorageFull
 from insitu.base.paths import Paths
 from insitu.base.spec import Column, NodeId, Topology
 from insitu.grid import Catalog, import_cache, measure_store, set_quotas, sweep, take_down
-from insitu.grid.catalog.leftovers import list_resumable
+from insitu.grid.catalog.orphaned_imports import list_resumable
 from insitu.grid.importing.import_journal import fingerprint
 from insitu.grid.intake.import_plan import ImportPlan, RowSizes
 from insitu.grid.intake.row_plan import RowPlan

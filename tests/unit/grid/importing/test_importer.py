@@ -23,8 +23,8 @@ from insitu.base.errors import CacheBusy, CacheExists, GridError, InputError, So
 from insitu.base.paths import MANIFEST, Paths
 from insitu.base.spec import CacheSpec, Column, NodeId, Topology
 from insitu.grid import Catalog, bring_up, import_cache
-from insitu.grid.catalog.leftovers import sweep
 from insitu.grid.catalog.manifests import prepare_manifest
+from insitu.grid.catalog.orphaned_imports import sweep
 from insitu.grid.intake.import_plan import choose_partitions, measure_rows, most_readable
 from insitu.grid.layout.affinity import hash_integers, hash_rows, partition_of_rows, split_of_rows
 from insitu.grid.partitions import Partition, file_checksum

@@ -31,7 +31,7 @@ from insitu.extensions.ignite.protocol import NEXT_PAGE
 from insitu.extensions.ignite.wire import pack_string
 from insitu.grid import Catalog, bring_up
 from insitu.grid.caches.snapshots import read_snapshot, read_snapshot_again
-from insitu.grid.catalog.leftovers import list_staged_imports
+from insitu.grid.catalog.orphaned_imports import list_staged_imports
 from insitu.grid.importing import server_reading
 from insitu.grid.importing.server_reading import ServerRequest, read_on_hosts
 from insitu.grid.layout import server_places

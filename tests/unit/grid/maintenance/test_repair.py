@@ -20,8 +20,8 @@ from insitu.base.errors import CacheExists, CorruptCatalog, GridError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, NodeId, Topology
 from insitu.grid import Catalog, bring_up, dataset, import_cache, load_topology, repair_catalog
-from insitu.grid.catalog.leftovers import sweep
 from insitu.grid.catalog.manifests import read_manifest
+from insitu.grid.catalog.orphaned_imports import sweep
 from insitu.grid.catalog.store_identity import read_stores
 
 A, B, C = (NodeId(f"node-{i}") for i in range(3))

@@ -10,7 +10,7 @@ import keras
 import pytest
 
 from insitu.base.context import ALLOW_MIXED_ENV
-from insitu.base.errors import MixedProcessors
+from insitu.base.errors import NumericsMismatch
 from insitu.train.elastic import lockstep
 from insitu.train.elastic.lockstep import check_same_sums, describe_sums, probe_sums
 
@@ -50,6 +50,8 @@ def test_nothing_is_computed_on_one_host_or_where_hosts_may_differ(monkeypatch: 
 def test_hosts_that_differ_are_named() -> None:
     same = [{"unit": 0, "sums": "f0", "node": node} for node in ("a", "b", "a")]
     check_same_sums([*same, {"unit": -1}])
-    with pytest.raises(MixedProcessors, match=r"same small sums; a, b: f0; c: 1e\. `insitu nodes`") as raised:
+    with pytest.raises(
+        NumericsMismatch, match=r"same small sums; a, b: f0; c: 1e\. `insitu nodes`"
+    ) as raised:
         check_same_sums([*same, {"sums": "1e", "node": "c"}])
     assert raised.value.is_final

@@ -276,7 +276,7 @@ def test_what_cannot_be_copied_is_named_with_the_event_that_makes_it(
         ("on_test_begin", lambda: None),
     ):
         call()
-        memory.note_uncopied(event)
+        memory.record_uncopied(event)
     one.on_epoch_end(0)
     state = _sent(memory.state_dict())
     expected = {"file": "on_train_begin", "of_epoch": "on_epoch_begin", "writer": ""}
@@ -299,11 +299,11 @@ def test_an_attribute_that_is_made_again_by_another_event_belongs_to_that() -> N
     one = Opening(3)
     memory = memory_of(one)
     one.on_train_begin()
-    memory.note_uncopied("on_train_begin")
-    memory.note_uncopied("on_epoch_begin")
+    memory.record_uncopied("on_train_begin")
+    memory.record_uncopied("on_epoch_begin")
     assert memory.state_dict()["Opening 0"]["#uncopied"] == {"file": "on_train_begin"}
     one.file = object()
-    memory.note_uncopied("on_test_begin")
+    memory.record_uncopied("on_test_begin")
     assert memory.state_dict()["Opening 0"]["#uncopied"] == {"file": "on_test_begin"}
 
 

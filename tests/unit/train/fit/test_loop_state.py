@@ -238,8 +238,8 @@ def test_logs_become_numbers() -> None:
 
 def test_who_has_forgotten_how_far_it_came_counts_the_rest_of_the_epoch_as_heard(fit: Fit) -> None:
     fit.loop.start_at(2, 3)
-    fit.loop.note_restored(is_forgotten=False)
+    fit.loop.record_restored(is_forgotten=False)
     assert not fit.loop.entry.repeats(key_of_batch_begin(2, 3))
-    fit.loop.note_restored(is_forgotten=True)
+    fit.loop.record_restored(is_forgotten=True)
     assert fit.loop.entry.repeats(key_of_batch_end(2, 9))
     assert not fit.loop.entry.repeats(key_of_batch_begin(3, 0))

@@ -16,7 +16,7 @@ import insitu
 from insitu.base.errors import TrainingError
 from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.train.fit.keras_patch import maker_of, note_maker
+from insitu.train.fit.keras_patch import maker_of, record_maker
 from insitu.train.fit.trainer import trainer_of
 from tests.support.descriptors import find_new_descriptors, list_descriptors
 
@@ -81,7 +81,7 @@ def test_makers_are_forgotten_with_what_they_made():
             return True
 
     layer, strategy = Unhashable(), SimpleNamespace()
-    note_maker(layer, strategy)
+    record_maker(layer, strategy)
     assert maker_of(layer) is strategy and maker_of(Unhashable()) is None
 
 

@@ -57,7 +57,7 @@ def test_the_last_batches_are_compared_when_a_fit_ends(both: list[DataCheck]) ->
     for check, last in zip(both, (8, 9), strict=True):
         note(check, 7)
         note(check, last, 1)
-        check.note_end()
+        check.record_end()
     for check in both:
         with pytest.raises(InputError, match="at the end of fit 0, the process"):
             check.compare()
@@ -68,10 +68,10 @@ def test_who_has_not_come_so_far_or_stops_elsewhere_is_not_waited_for(both: list
     note(first, 7)
     first.compare()
     note(first, 8, 1)
-    first.note_end()
+    first.record_end()
     first.compare()
     note(second, 7)
-    second.note_end()  # behind its first step
+    second.record_end()  # behind its first step
     second.compare()
 
 
@@ -88,7 +88,7 @@ def test_a_worker_that_comes_back_in_the_middle_compares_what_it_has_seen_whole(
         check.compare()
         note(check, 7 if check is first else 8, 1, epoch=1)
     for check in both:
-        check.note_end()
+        check.record_end()
     with pytest.raises(InputError, match=DIFFERS):
         first.compare()
 
@@ -99,5 +99,5 @@ def test_data_that_may_differ_is_not_compared() -> None:
     check.begin(0, resumed=False)
     note(check, 0)
     check.note(START, [])
-    check.note_end()
+    check.record_end()
     check.compare()

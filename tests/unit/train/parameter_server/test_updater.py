@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.parameters.updaters import note_staleness
+from insitu.parameters.updaters import record_staleness
 from insitu.train.parameter_server.model_spec import STATE_PREFIX, updater_config
 from insitu.train.parameter_server.server_task import make_model_updater
 
@@ -45,7 +45,7 @@ def test_a_moving_average_of_many_workers_is_their_mean(
     for _ in range(rounds):
         start = value[MEAN].copy()
         for staleness, batch in enumerate(batches):
-            note_staleness(updater, staleness)
+            record_staleness(updater, staleness)
             updater.update(value, {MEAN: kept * start + (1 - kept) * batch}, {}, 0)
             assert min(1.0, *batches) - 1e-9 <= value[MEAN][0] <= max(1.0, *batches) + 1e-9
         expected = kept * expected + (1 - kept) * np.mean(batches)

@@ -199,7 +199,7 @@ class JaxReplica(BaseReplica):
             logs, end = unpack_step(self._model.train_step(begin, self._pack(leaves)), 4)
         self._refuse_assigned(end[0], (*captured.updated, *trainable))
         after = self._changed(state, self._by_variable(self._shift_seeds(end[1], -offset), end[3]))
-        extra = self._note_logs(logs, watch, training=True)
+        extra = self._record_logs(logs, watch, training=True)
         gradients = [
             jnp.zeros(tuple(v.shape), self.floats_dtype) if g is None else g
             for v, g in zip(
@@ -291,7 +291,7 @@ class JaxReplica(BaseReplica):
         ):
             logs, (_, others, metrics) = unpack_step(self._model.test_step(begin, self._pack(leaves)), 3)
         after = self._changed(state, self._by_variable(self._shift_seeds(others, -offset), metrics))
-        return self._test_packer.pack(after), self._note_logs(logs, watch, training=False)
+        return self._test_packer.pack(after), self._record_logs(logs, watch, training=False)
 
     def _trace_merge(self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any]) -> Any:
         others = self._write(self._variables[1], others, self._test_packer, packed)

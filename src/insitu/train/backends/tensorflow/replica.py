@@ -208,7 +208,7 @@ class TensorFlowReplica(BaseReplica):
                 refuse_use_of_updated(self._model, captured.is_applied),
             ):
                 logs = self._model.train_step(self._pack(leaves))
-            extra = self._note_logs(logs, watch, training=True)
+            extra = self._record_logs(logs, watch, training=True)
             record = self._read_record(self._train_record, rows, before, extra)
             ordered = self._order_gradients(captured)
             gradients = [self._dense(*pair) for pair in zip(self._state.trainable, ordered, strict=True)]
@@ -252,7 +252,7 @@ class TensorFlowReplica(BaseReplica):
                 self._dividing(self._totals_of(shard, training=False), rows, training=False),
             ):
                 logs = self._model.test_step(self._pack(leaves))
-            extra = self._note_logs(logs, watch, training=False)
+            extra = self._record_logs(logs, watch, training=False)
             return self._read_record(self._test_record, rows, before, extra)
 
     def _trace_merge(self, combined: Any) -> Any:

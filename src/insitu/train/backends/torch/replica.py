@@ -77,7 +77,7 @@ class TorchReplica(BaseReplica):
             ):
                 logs = self._model.train_step(self._pack(leaves))
             self._shift_seeds(-offset)
-            extra = self._note_logs(logs, watch, training=True)
+            extra = self._record_logs(logs, watch, training=True)
             self._read_record(self._train_record, len(leaves[0]), before, extra, record)
             gradients = self._order_gradients(captured)
             self._write_floats(floats, gradients)
@@ -126,7 +126,7 @@ class TorchReplica(BaseReplica):
             ):
                 logs = self._model.test_step(self._pack(leaves))
             self._shift_seeds(-offset)
-            extra = self._note_logs(logs, watch, training=False)
+            extra = self._record_logs(logs, watch, training=False)
             self._read_record(self._test_record, len(leaves[0]), before, extra, record)
 
     def merge(self, records: NDArray[np.float64]) -> Logs:

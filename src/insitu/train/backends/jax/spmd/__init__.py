@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.train.backends.jax.spmd.auto_sharding import AutoSharding
@@ -22,4 +22,4 @@ if TYPE_CHECKING:
     from insitu.train.backends.jax.spmd.mesh_sharding import MeshSharding
     from insitu.train.backends.jax.spmd.program import MeshStep, make_mesh_step, without_distribution
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)

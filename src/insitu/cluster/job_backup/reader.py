@@ -1,4 +1,4 @@
-"""Reads the copies of jobs that hosts keep, from the machine of their head; see `job_copy_folder.py`."""
+"""Reads the copies of jobs that hosts keep, from the machine of their head; see `store.py`."""
 
 from __future__ import annotations
 

@@ -121,9 +121,9 @@ class RowRouter:
         """
         for stores in self._stores:
             stores.append(block, destinations)
-        self.note_rows(count_routed(block, destinations, len(self.rows)))
+        self.record_rows(count_routed(block, destinations, len(self.rows)))
 
-    def note_rows(self, counts: Rows) -> None:
+    def record_rows(self, counts: Rows) -> None:
         """Count rows, also those that nodes have read and sent themselves."""
         self.rows += counts
 

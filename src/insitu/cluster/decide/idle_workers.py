@@ -48,7 +48,7 @@ class _Since:
     output_bytes: int
 
 
-class QuietWatch:
+class IdleWatch:
     """Keeps how long each task has been quiet, by the clock of its caller, in seconds."""
 
     def __init__(self, timeout: float) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import insitu
-from insitu.base.doors import lazy_door
+from insitu.base.lazy_exports import export_lazily
 
 ROOM = """
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from insitu.base.spec import TaskId
 
-__getattr__, __dir__ = lazy_door(__name__)
+__getattr__, __dir__ = export_lazily(__name__)
 from insitu.grid import nothing
 """
 
@@ -46,7 +46,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_names_and_modules_are_loaded_when_they_are_asked_for(room: str):
-    load, names = lazy_door(room)
+    load, names = export_lazily(room)
     assert names() == ["Order", "Own", "Rows", "TaskId", "errors", "layout", "own"]
     assert load("Rows") is sys.modules["insitu.grid.layout.order"].Rows
     assert load("layout") is sys.modules["insitu.grid.layout"]
@@ -57,7 +57,7 @@ def test_names_and_modules_are_loaded_when_they_are_asked_for(room: str):
 
 
 def test_another_name_is_no_attribute(room: str):
-    load, _ = lazy_door(room)
+    load, _ = export_lazily(room)
     with pytest.raises(AttributeError, match=r"module 'a_room' has no attribute 'nothing'"):
         load("nothing")
 

@@ -36,7 +36,7 @@ from insitu.cluster.wire import read_head
 Notify = Callable[[str], None]
 
 
-def find_or_bring_job(paths: Paths, text: str, notify: Notify = lambda text: None) -> JobPaths:
+def find_or_restore_job(paths: Paths, text: str, notify: Notify = lambda text: None) -> JobPaths:
     """Return the job whose id is `text` or alone begins with it; one that isn't in this home of a head, or
     has resumed elsewhere since, is brought from a host that keeps a copy. `notify` receives a message about
     it. Raises UnknownJob, JobRunning if it runs elsewhere, ClusterError."""
@@ -45,16 +45,16 @@ def find_or_bring_job(paths: Paths, text: str, notify: Notify = lambda text: Non
     except UnknownJob as error:
         if error.matches or read_head(paths) is None:
             raise
-        found = bring_job(paths, text, notify)
+        found = restore_job(paths, text, notify)
         if found is None:
             raise
         return found
     if is_locked(job.controller) or not is_outdated(job):
         return job
-    return bring_job(paths, job.root.name, notify) or job
+    return restore_job(paths, job.root.name, notify) or job
 
 
-def bring_job(paths: Paths, text: str, notify: Notify) -> JobPaths | None:
+def restore_job(paths: Paths, text: str, notify: Notify) -> JobPaths | None:
     """Bring the job whose id is `text`, or begins with it, from the newest copy. Returns None if no host has
     one. Raises UnknownJob if several begin so, ClusterError if it can't be brought."""
     with open_copy_reader(paths) as reader:

@@ -1,4 +1,4 @@
-"""Sends the copy of a job to some of its hosts, while it runs; see `job_copy_folder.py`.
+"""Sends the copy of a job to some of its hosts, while it runs; see `store.py`.
 
 The supervisor does it beside its work: it sends as much as a host takes, and never waits.
 """

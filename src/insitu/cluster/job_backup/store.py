@@ -6,7 +6,7 @@ logs, and variables that are secrets.
 The process that resumes it draws another secret that tasks prove to each other, so earlier tasks can't join
 later ones.
 
-The supervisor sends it, see `job_copying.py`, a second late at most, and nothing waits for it: a job that
+The supervisor sends it, see `sender.py`, a second late at most, and nothing waits for it: a job that
 resumes from a copy starts all of its tasks again from the last checkpoint in there, in a new attempt. So what
 is missing at the end of the journal costs steps that are done again, with the same rows and bits.
 """

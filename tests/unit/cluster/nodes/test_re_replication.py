@@ -14,7 +14,7 @@ from agent_facts import LOAD, VERSIONS, WALL, facts
 from insitu.base.paths import Paths
 from insitu.base.spec import NodeId
 from insitu.cluster.decide import Member, Membership, membership
-from insitu.cluster.nodes.copy_upkeep import CopyUpkeep
+from insitu.cluster.nodes.re_replication import CopyUpkeep
 from insitu.cluster.wire.options import choose_copy_rate
 
 A, B = NodeId("a"), NodeId("b")
@@ -65,7 +65,7 @@ def test_a_node_that_leaves_is_looked_at_until_it_is_empty(upkeep: CopyUpkeep, t
     empty = replace(LEAVING.members[B], is_empty=True)
     done = replace(LEAVING, members={**LEAVING.members, B: empty})
     assert run(upkeep, done, 200.0) == [] and len((tmp_path / "asked").read_text().splitlines()) == 2
-    upkeep.note_change()
+    upkeep.record_change()
     assert run(upkeep, done, 200.0) == [membership.Checked(B, True)]
 
 
@@ -77,7 +77,7 @@ def test_a_lost_node_that_is_to_leave_is_looked_at_once_for_each_change(
     (tmp_path / "answer").write_text(json.dumps({"moved": 0, "failed": [], "left": {"b": [2, 0]}}))
     assert run(upkeep, members, 0.0) == [membership.Checked(B, False)]
     assert run(upkeep, members, 1000.0) == [], "nothing has changed"
-    upkeep.note_change()
+    upkeep.record_change()
     # Its tasks have died with it, whatever the journals say.
     (tmp_path / "answer").write_text(json.dumps({"moved": 9, "failed": [], "left": {"b": [0, 1]}}))
     assert run(upkeep, members, 2000.0) == [membership.Checked(B, True)]

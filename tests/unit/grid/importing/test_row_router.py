@@ -12,7 +12,7 @@ import pytest
 from insitu.base.errors import GridError
 from insitu.base.paths import Paths
 from insitu.base.spec import Column, NodeId
-from insitu.grid.importing.row_routing import RowRouter, StoresHere, check_same
+from insitu.grid.importing.row_router import RowRouter, StoresHere, check_same
 from insitu.grid.intake.partition_builder import Finished
 from insitu.grid.intake.row_plan import Destination, RowPlan
 from insitu.grid.partitions import file_checksum

@@ -9,7 +9,7 @@ from job_machine import CHIEF, EVALUATOR, PS, W0, W1, W2, logged, running, signa
 
 from insitu.base.progress import Progress
 from insitu.cluster.decide.events import Finish, LeftAloneEvent, TickEvent
-from insitu.cluster.decide.quiet import QuietWatch, find_left_alone
+from insitu.cluster.decide.idle_workers import IdleWatch, find_left_alone
 
 
 def test_only_workers_that_never_report_are_left_alone_by_the_first() -> None:
@@ -26,7 +26,7 @@ def test_only_workers_that_never_report_are_left_alone_by_the_first() -> None:
 
 
 def test_a_task_is_quiet_while_it_neither_prints_nor_computes() -> None:
-    watch = QuietWatch(100.0)
+    watch = IdleWatch(100.0)
     assert watch.observe({W1: 5.0}, 10, 0.0) == ()
     assert watch.observe({W1: 5.9}, 10, 50.0) == ()
     assert watch.observe({W1: 6.9}, 10, 99.0) == ()  # two percent of a processor is what libraries use
@@ -38,7 +38,7 @@ def test_a_task_is_quiet_while_it_neither_prints_nor_computes() -> None:
 
 
 def test_nobody_is_quiet_while_another_works_and_who_ends_is_forgotten() -> None:
-    watch = QuietWatch(10.0)
+    watch = IdleWatch(10.0)
     watch.observe({W1: 0.0, W2: 0.0}, 0, 0.0)
     assert watch.observe({W1: 0.0, W2: 9.0}, 0, 10.0) == ()
     assert watch.observe({W1: 0.0}, 0, 11.0) == (W1,)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from insitu.base.spec import NodeId
 from insitu.cluster.decide import Membership
-from insitu.cluster.decide.copy_orders import (
+from insitu.cluster.decide.membership import Member
+from insitu.cluster.decide.re_replication import (
     LOOK_SECONDS,
     RETRY_SECONDS,
     CopyOrder,
@@ -20,7 +21,6 @@ from insitu.cluster.decide.copy_orders import (
     find_copy_order,
     find_departed,
 )
-from insitu.cluster.decide.membership import Member
 
 A, B, C = map(NodeId, "abc")
 ORDER = CopyOrder((A,), (), (), (B,))

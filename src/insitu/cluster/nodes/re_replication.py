@@ -1,6 +1,6 @@
 """The head's care for copies of partitions: has them made again if nodes are lost or leave.
 
-When that begins is decided in `decide/copy_orders.py`. A process of its own does it (`copy_restoring.py`).
+When that begins is decided in `decide/copy_orders.py`. A process of its own does it (`re_replication_process.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from insitu.cluster.decide import (
 from insitu.cluster.wire import choose_copy_rate, open_input
 
 logger = logging.getLogger("insitu")
-RESTORE_COMMAND = (sys.executable, "-P", "-m", "insitu.cluster.nodes.copy_restoring")
+RESTORE_COMMAND = (sys.executable, "-P", "-m", "insitu.cluster.nodes.re_replication_process")
 
 
 class CopyUpkeep:
@@ -38,7 +38,7 @@ class CopyUpkeep:
         self._orders = CopyOrders()
         #: The process that carries out an order, and what it says.
         self._process: tuple[subprocess.Popen[bytes], IO[bytes]] | None = None
-        #: Grows with each change of the catalogue. Written by `note_change`.
+        #: Grows with each change of the catalogue. Written by `record_change`.
         self._changes = 0
         #: The last message about nodes that leave.
         self._said = ""
@@ -48,7 +48,7 @@ class CopyUpkeep:
         """Whether an order is being carried out."""
         return self._process is not None
 
-    def note_change(self) -> None:
+    def record_change(self) -> None:
         """Note that the catalogue has changed, so that copies may be missing."""
         self._changes += 1
 

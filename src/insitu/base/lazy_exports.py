@@ -17,7 +17,9 @@ _BLOCK = re.compile(r"^if TYPE_CHECKING:\n((?:[ \t]+.*\n|\n)+)", re.MULTILINE)
 _IMPORT = re.compile(r"^\s+from (\S+) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
 
 
-def lazy_door(room: str, *, aliases: bool = False) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def export_lazily(
+    room: str, *, aliases: bool = False
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for the package `room`, as PEP 562 has them.
 
     They give what its block `if TYPE_CHECKING:` imports, from modules or as modules. With `aliases`, `import

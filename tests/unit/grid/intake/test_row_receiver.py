@@ -16,10 +16,10 @@ from agent_hosts import wait_until
 from insitu.base.errors import GridError, InputError
 from insitu.base.paths import Paths
 from insitu.base.spec import Column, NodeId
-from insitu.grid.intake import row_intake
+from insitu.grid.intake import row_receiver
 from insitu.grid.intake.partition_builder import Finished
-from insitu.grid.intake.row_intake import RowIntake, RowMessage
 from insitu.grid.intake.row_plan import Destination, RowPlan
+from insitu.grid.intake.row_receiver import RowIntake, RowMessage
 from insitu.grid.partitions import file_checksum, make_batch
 from insitu.grid.sources import Block
 
@@ -79,7 +79,7 @@ def test_rows_enter_in_the_order_of_units_if_they_come_in_another(
 ) -> None:
     """Readers of units come in any order; each sends its messages in order, some twice. Of what waits no more
     than that is in memory."""
-    monkeypatch.setattr(row_intake, "_AHEAD_BYTES", in_memory)
+    monkeypatch.setattr(row_receiver, "_AHEAD_BYTES", in_memory)
     draw = random.Random(seed)
     readers = [[m for m in make_messages(4, 5) if m.unit == unit] for unit in range(4)]
     intake.open(adopt=True)

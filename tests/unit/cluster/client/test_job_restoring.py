@@ -16,19 +16,19 @@ from insitu.base.errors import ClusterError, GridError, InputError, UnknownJob
 from insitu.base.paths import JobPaths, Paths
 from insitu.base.spec import NodeId
 from insitu.cluster import submit
-from insitu.cluster.client import job_bringing, submission
-from insitu.cluster.client.job_bringing import find_or_bring_job, list_copied_jobs
+from insitu.cluster.client import job_restoring, submission
+from insitu.cluster.client.job_restoring import find_or_restore_job, list_copied_jobs
 from insitu.cluster.decide import SubmittedEvent, advance
 from insitu.cluster.files import View
-from insitu.cluster.job_backup import job_copying
-from insitu.cluster.job_backup.job_copy_folder import (
+from insitu.cluster.job_backup import sender
+from insitu.cluster.job_backup.reader import CopyReader
+from insitu.cluster.job_backup.sender import JobCopying
+from insitu.cluster.job_backup.store import (
     JobCopyFolder,
     describe_copies,
     drop_old_copies,
     list_copies,
 )
-from insitu.cluster.job_backup.job_copy_reading import CopyReader
-from insitu.cluster.job_backup.job_copying import JobCopying
 from insitu.cluster.job_files import Journal, read_environment
 from insitu.cluster.leases.job_terms import read_term
 from insitu.cluster.nodes.agent import answer_about_copies
@@ -83,7 +83,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
     insitu = Insitu(tmp_path / "own")
     insitu.script("print('hello')")
     monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
-    monkeypatch.setattr(job_copying, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(sender, "LOOK_SECONDS", 0.0)
     found = insitu.job(
         submit(insitu.paths, JobOptions("data/train", insitu.folder, ("train.py",), workers=1))
     )
@@ -106,8 +106,8 @@ def send(copying: JobCopying, *links: Link) -> None:
 @pytest.fixture
 def copying(job: JobPaths, monkeypatch: pytest.MonkeyPatch) -> JobCopying:
     clock = iter(range(1_000_000))
-    monkeypatch.setattr(job_copying.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(job_copying, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(sender.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(sender, "LOOK_SECONDS", 0.5)
     return JobCopying(job)
 
 
@@ -222,7 +222,7 @@ def use(monkeypatch: pytest.MonkeyPatch, *links: Link) -> Hosts:
     def open_reader(paths: Paths) -> Iterator[CopyReader]:
         yield CopyReader(hosts, hosts.view)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(job_bringing, "open_copy_reader", open_reader)
+    monkeypatch.setattr(job_restoring, "open_copy_reader", open_reader)
     return hosts
 
 
@@ -237,7 +237,7 @@ def test_a_job_is_brought_from_the_newest_copy_in_a_new_term_with_another_secret
     use(monkeypatch, old, new)
     assert list_copied_jobs(head) == [job.root.name]
     said: list[str] = []
-    brought = find_or_bring_job(head, job.root.name[:8], said.append)
+    brought = find_or_restore_job(head, job.root.name[:8], said.append)
     assert (
         said == [f"{job.root.name} was brought from the copy on b"]
         and brought.root == head.job(job.root.name).root
@@ -252,7 +252,7 @@ def test_a_job_is_brought_from_the_newest_copy_in_a_new_term_with_another_secret
     term = read_term(brought.term)
     assert term.number == 1 and term.instance
     assert list_copied_jobs(head) == [] and not brought.code_archive.exists()
-    assert find_or_bring_job(head, job.root.name) == brought  # it is here now
+    assert find_or_restore_job(head, job.root.name) == brought  # it is here now
 
 
 def test_a_job_that_has_gone_on_elsewhere_is_brought_again(
@@ -262,13 +262,13 @@ def test_a_job_that_has_gone_on_elsewhere_is_brought_again(
     link = Link("a", tmp_path / "a", job.root.name)
     use(monkeypatch, link)
     send(copying, link)
-    stale = find_or_bring_job(head, job.root.name)
+    stale = find_or_restore_job(head, job.root.name)
     (stale.root / "stale").touch()
     (head.home / "metadata.json").touch()  # the metadata is in etcd
     begin(job)
     send(copying, link)
-    monkeypatch.setattr(job_bringing, "is_outdated", lambda job: True)
-    brought = find_or_bring_job(head, job.root.name)
+    monkeypatch.setattr(job_restoring, "is_outdated", lambda job: True)
+    brought = find_or_restore_job(head, job.root.name)
     assert Journal(brought.journal).state() == Journal(job.journal).state()
     assert brought == stale and not (stale.root / "stale").exists()
 
@@ -279,12 +279,12 @@ def test_what_no_host_has_is_an_unknown_job(
     link = Link("a", tmp_path / "a", job.root.name)
     use(monkeypatch, link)
     with pytest.raises(UnknownJob, match="No job's id is or begins with"):
-        find_or_bring_job(head, job.root.name)
+        find_or_restore_job(head, job.root.name)
     send(copying, link)
     with pytest.raises(UnknownJob, match="No job's id is or begins with 'other'"):
-        find_or_bring_job(head, "other")
+        find_or_restore_job(head, "other")
     with pytest.raises(UnknownJob):  # not the home of a head
-        find_or_bring_job(Paths(tmp_path / "elsewhere"), job.root.name)
+        find_or_restore_job(Paths(tmp_path / "elsewhere"), job.root.name)
 
 
 def test_a_copy_that_cannot_be_used_leaves_nothing_here(
@@ -295,7 +295,7 @@ def test_a_copy_that_cannot_be_used_leaves_nothing_here(
     link.paths.job_copy(job.root.name).placement.write_text("{")
     use(monkeypatch, link)
     with pytest.raises(ClusterError, match="placement can't be read"):
-        find_or_bring_job(head, job.root.name)
+        find_or_restore_job(head, job.root.name)
     assert list(head.jobs.iterdir()) == []
 
 

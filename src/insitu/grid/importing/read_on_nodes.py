@@ -1,7 +1,7 @@
 """Has nodes read the sources of an import themselves: files that all of them see, or URLs.
 
 Sources are cut into units, and each node takes the next unit when it has read one. The rows go from there to
-the owners of their partitions, which put them into the order of the units (`row_intake.py`).
+the owners of their partitions, which put them into the order of the units (`row_receiver.py`).
 """
 
 from __future__ import annotations

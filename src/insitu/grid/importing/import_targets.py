@@ -1,6 +1,6 @@
 """The stores that an import writes to: those in this home, and those of agents on other hosts.
 
-Rows for another host are staged there as they come (`row_routing.py`). The agent puts them in their place,
+Rows for another host are staged there as they come (`row_router.py`). The agent puts them in their place,
 and answers when that would survive a power cut. Only then does the import publish the version here. If
 anything fails before, the agents remove the staged rows; if this process dies, the head has them do it.
 """
@@ -19,7 +19,7 @@ from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, NodeId, Topology
 from insitu.grid.catalog import Catalog, last_published_version, next_version, prepare_manifest, update_stores
 from insitu.grid.importing.appending import check_copies, share_partitions
-from insitu.grid.importing.row_routing import RowStores, StoresHere
+from insitu.grid.importing.row_router import RowStores, StoresHere
 from insitu.grid.intake import RowPlan
 from insitu.grid.partitions import record_written
 from insitu.grid.replicas import load_topology
@@ -74,7 +74,7 @@ class ImportOwners:
     def _find_published(self, name: str) -> int:
         return last_published_version(self._paths, name)
 
-    def note_stores(self) -> None:
+    def record_stores(self) -> None:
         """See that all stores have an id, which the catalogue knows."""
         update_stores(self._paths, self.keep_here(self.topology.nodes), make_catalog=True)
 
@@ -171,12 +171,12 @@ class ClusterOwners(ImportOwners):
         elsewhere = [survey.published.get(name, 0) for survey in self._surveys.values()]
         return max([super()._find_published(name), *elsewhere])
 
-    def note_stores(self) -> None:
-        super().note_stores()
+    def record_stores(self) -> None:
+        super().record_stores()
         known = Catalog(self._paths).stores()
         found = {survey.store: node for node, survey in self._surveys.items()}
         if any(known.get(store) != node for store, node in found.items()):
-            Catalog(self._paths).note_stores(found, {})
+            Catalog(self._paths).record_stores(found, {})
 
     def choose_version(self, catalog: Catalog, name: str) -> int:
         elsewhere = [survey.next.get(name, 1) for survey in self._surveys.values()]

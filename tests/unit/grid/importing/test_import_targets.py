@@ -16,9 +16,9 @@ from insitu.base.errors import GridError, StorageFull, TransferError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, NodeId
 from insitu.grid import Catalog, bring_up, dataset, delete_cache, import_cache, tidy_store
-from insitu.grid.catalog.leftovers import find_ended_imports, list_staged_imports
 from insitu.grid.catalog.manifests import read_manifest
-from insitu.grid.importing import import_owners
+from insitu.grid.catalog.orphaned_imports import find_ended_imports, list_staged_imports
+from insitu.grid.importing import import_targets
 from insitu.grid.serving.store_actions import end_import
 from insitu.grid.stores.store_settings import set_quota
 from insitu.grid.transfer import RemoteStores
@@ -138,14 +138,14 @@ def test_an_import_that_began_before_the_head_was_replaced_publishes_nothing(
     head: Paths, hosts: StoreHosts, source: Path, here: tuple[NodeId, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has told this home: its head had ended."""
-    remote, put_in_place = hosts.remote(number=0, here=here), import_owners.ClusterOwners.put_in_place
+    remote, put_in_place = hosts.remote(number=0, here=here), import_targets.ClusterOwners.put_in_place
     old = do_import(head, remote, source, partitions=6)
 
     def replace_head(*arguments: Any) -> None:
         hosts.numbers[B] = 1
         put_in_place(*arguments)
 
-    monkeypatch.setattr(import_owners.ClusterOwners, "put_in_place", replace_head)
+    monkeypatch.setattr(import_targets.ClusterOwners, "put_in_place", replace_head)
     with pytest.raises(TransferError, match=r"Received: b: .*number 1 of the cluster.*one of number 0"):
         do_import(head, remote, source, partitions=6, overwrite=True)
     assert Catalog(head).get("d") == old
@@ -177,7 +177,7 @@ def test_what_a_killed_import_has_brought_is_ended_by_the_head(
     def kill(*_: Any, **__: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(import_owners.ClusterOwners, "end", kill)
+    monkeypatch.setattr(import_targets.ClusterOwners, "end", kill)
     if where == "publish":
         monkeypatch.setattr(Catalog, "publish", kill)
     with pytest.raises(Killed):

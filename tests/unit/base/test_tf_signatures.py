@@ -10,7 +10,7 @@ import pytest
 from insitu import estimator as est
 from insitu import feature_column as fc
 from insitu.base.errors import InputError
-from insitu.base.old_arguments import takes_old
+from insitu.base.tf_signatures import takes_old
 
 _SAVES = "save_summary_steps save_checkpoints_steps save_checkpoints_secs"
 _REST = "session_config keep_checkpoint_max keep_checkpoint_every_n_hours log_step_count_steps"
