@@ -2,7 +2,7 @@
 
     python benchmarks/adapt.py [--quick] [--json FILE]
 
-10 million rows of a float32 number and a word of 1000 lie in partitions of four nodes
+10 million rows of a float32 number and a word of 1000 are in partitions of four nodes
 on this machine. Both read them from the page cache. Keras' adapt gets the batches of an insitu.dataset, of
 65536 rows, for one layer after another; insitu.adapt reads each partition once for all layers. The figure is
 seconds for all three: Normalization, Discretization with 100 bins, and the vocabulary of a StringLookup.

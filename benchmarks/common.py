@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 DRAWINGS = Path(os.environ.get("DATA") or "quickdraw")
-"""Folder of Quick, Draw! bitmaps, as of `make demo DATA=...`. Benchmarks go on without one."""
+"""Folder of Quick, Draw! bitmaps, as of `make demo DATA=...`. Benchmarks continue without one."""
 
 
 class Unavailable(Exception):

@@ -192,7 +192,7 @@ def compete(
 
 
 def median(results: Results, name: str, size: int) -> float | None:
-    """None where there is none."""
+    """None if there is none."""
     figures = results.get(name)
     return statistics.median(figures[size]) if isinstance(figures, dict) and figures.get(size) else None
 

@@ -7,7 +7,7 @@ runs one worker of three; the second one is lost, in two ways:
 
 Contenders, in turn:
   insitu          `insitu start --standby 1`, a cache with one backup: a loaded process of another host takes
-                  the place, the others go on
+                  the place, the others continue
   torchrun        torch.distributed.run --nnodes 2:3 --max-restarts, DistributedDataParallel over gloo: the
                   agents of the others form a smaller group, and all workers start again
   Ray Train v2    TorchTrainer with FailureConfig on a Ray cluster of the three hosts, two processors each

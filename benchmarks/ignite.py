@@ -7,7 +7,7 @@ Needs Java and Maven, and `pip install pyignite` for that peer. Three servers on
 partitions. Reading gives all rows as columns in memory, in the order of their keys. pyignite gives Python
 objects; it reads a tenth of the rows. Java's client reads each field of each row, after a round that warms it
 up. "pages, dropped" takes in all pages of all partitions and makes nothing of them: no reader on these cores
-can be faster. The last rows compare whole imports: from Ignite, from the same pages where they lie in memory
+can be faster. The last rows compare whole imports: from Ignite, from the same pages where they are in memory
 already, so that servers take no part, and from a Parquet file of the same rows. Below are the processor
 seconds that one of each takes of the servers and of this process.
 """

@@ -77,7 +77,7 @@ class Bench:
         return sorted(p for p in stores if p.is_file() and p.suffix == ".arrow" and f"/{name}/" in str(p))
 
     def run(self, way: str, files: Sequence[Path], warm: bool = False, **spec: Any) -> dict[str, float]:
-        """Read in one way, with `files` out of the page cache. Raises Unavailable where a library is."""
+        """Read in one way, with `files` out of the page cache. Raises Unavailable if a library is."""
         if not warm:
             share = page_cache.evict(files)
             if share > MOST_RESIDENT:

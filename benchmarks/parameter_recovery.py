@@ -73,7 +73,7 @@ class Training:
 
 
 def _batches(rows: int) -> list[Any]:
-    """Distinct keys, ascending; the popular ones lie anywhere."""
+    """Distinct keys, ascending; the popular ones are anywhere."""
     if not rows:
         return []
     rng = np.random.default_rng(0)

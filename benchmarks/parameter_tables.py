@@ -42,7 +42,7 @@ _SPREAD = np.int64(0x9E3779B97F4A7C1)
 
 
 def zipf_batches(rows: int) -> list[Any]:
-    """Distinct row numbers of each batch, ascending; the popular ones lie anywhere."""
+    """Distinct row numbers of each batch, ascending; the popular ones are anywhere."""
     rng = np.random.default_rng(0)
     weights = np.arange(1, rows + 1, dtype=np.float64) ** -EXPONENT
     cumulated = np.cumsum(weights)

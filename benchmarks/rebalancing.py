@@ -125,7 +125,7 @@ class Lab:
         doing()
         rows, seconds = self.rows() - before, time.monotonic() - began
         if rows <= 0:
-            raise RuntimeError("the training has not gone on")
+            raise RuntimeError("the training has not continued")
         return seconds * 1e3 * 64 / rows
 
 

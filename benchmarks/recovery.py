@@ -41,7 +41,7 @@ MODELS = {"one layer": [], "20 M": [4096, 3968]}
 """Units of the hidden layers between 784 inputs and 10 outputs."""
 PEERS = Path(__file__).parent / "recovery_peers"
 PATIENCE = 90.0
-"""Seconds for each wait; a contender that needs longer is named as missing, and the rest goes on."""
+"""Seconds for each wait; a contender that needs longer is named as missing, and the rest continues."""
 STEPS_BEFORE = 5
 
 SCRIPT = """

@@ -23,7 +23,7 @@ class Clock(keras.callbacks.Callback):  # type: ignore[misc]
 
     A checkpoint is taken after all callbacks have heard of a step's end, so the time between the ends of two
     steps whose numbers EVERY divides holds one. The first of a fit, for which memory is got from the system,
-    lies before the first period.
+    is before the first period.
     """
 
     def __init__(self) -> None:

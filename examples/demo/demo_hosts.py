@@ -3,7 +3,7 @@
 The hosts are namespaces of this machine, each with processes, a network address and shared memory of its own.
 They need root, iproute2 and util-linux. All is removed at the end. The data is scikit-learn's digits, or with
 --data the Quick, Draw! files of a folder (one .npy file per class). The job is run again on
-one host, where nothing is lost: the weights must have the same bits.
+one host, if nothing is lost: the weights must have the same bits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def import_data(plan: Plan, split: str, partitions: int) -> None:
 
 @dataclass
 class Disturbance:
-    """Takes a host away from a job, and lets another one join while the job goes on."""
+    """Takes a host away from a job, and lets another one join while the job continues."""
 
     lab: HostsLab
     home: Path
@@ -184,7 +184,7 @@ def run(folder: Path, data: Path | None, count: int) -> bool:
         disturbance = Disturbance(lab, home, victim=hosts[1], joining=joining)
         job_id, result = train(plan, disturbance.disturb, workers=count)
         insitu("describe", f"{plan.name}/train", "--verify")
-        console.print(Rule("run the same job on one host, where nothing is lost"))
+        console.print(Rule("run the same job on one host, if nothing is lost"))
         os.environ["INSITU_HOME"] = str(folder / "alone")
         insitu("up", "--nodes", str(count))
         import_data(plan, split, 4 * count)

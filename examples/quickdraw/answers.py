@@ -119,7 +119,7 @@ else:
     )
 
 if me.is_chief:
-    # The chief guesses for all held-out rows, in the order in which they lie.
+    # The chief guesses for all held-out rows, in the order in which they are.
     held_out = insitu.dataset("quickdraw/test", shards=range(me.num_shards)).map(with_keys).batch(512)
     rows, score = 0, 0.0
     with open(chosen.out, "w", newline="") as file:

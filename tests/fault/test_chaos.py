@@ -106,7 +106,7 @@ class Way:
 
 
 APART = {"kill": 12, "delay": 8, "drop": 6, "controller": 8, "checkpoint": 6, "stop": 1, "half-open": 1}
-"""For workers that can go on without each other."""
+"""For workers that can continue without each other."""
 TOGETHER = {"kill": 3, "delay": 8, "controller": 8, "checkpoint": 6}
 """For those that can't: each death begins all of them anew."""
 WAYS = {

@@ -163,7 +163,7 @@ def test_peer_lost_names_a_peer_that_leaves(transport: str) -> None:
 
 
 def _recover(pipe: Any, rank: int, addresses: list[str], transport: str, replacement: bool = False) -> Any:
-    """Reduces until a peer is lost, then goes on with its replacement, in the same buffers."""
+    """Reduces until a peer is lost, then continues with its replacement, in the same buffers."""
     generation = 7 if replacement else 3
     with exchange.join(
         rank,

@@ -147,7 +147,7 @@ def test_hosts_that_only_look_alike_use_tcp(namespaces: tuple[str, str]) -> None
 
 
 def _half_open(pipe: Any, rank: int, addresses: list[str]) -> int:
-    """Rank 1 goes on living, but its data connection is closed for writing."""
+    """Rank 1 continues living, but its data connection is closed for writing."""
     with exchange.join(rank, addresses, secret=SECRET, transport="tcp", stall_timeout=20) as group:
         group.barrier()
         if rank == 1:

@@ -95,7 +95,7 @@ def test_a_cut_link_is_noticed_on_both_sides_and_heals(cluster: Cluster) -> None
     first.cut()
     wait_until(lambda: cluster.states()[0] == "silent", "silence")
     wait_until(lambda: cluster.states() == ("lost", "alive", "alive"), "the loss")
-    assert first.processes() == before  # it goes on serving those who reach it
+    assert first.processes() == before  # it continues serving those who reach it
     first.heal()
     wait_until(lambda: cluster.states() == ("alive", "alive", "alive"), "the return")
     assert first.processes() == before
@@ -294,7 +294,7 @@ def second_network(lab: HostsLab) -> Iterator[tuple[str, dict[str, str]]]:
 def test_of_two_networks_the_named_interface_is_used_for_all(
     cluster: Cluster, tmp_path: Path, undisturbed: set[str]
 ) -> None:
-    """Hosts don't reach each other by the other one, on which their names and routes lie."""
+    """Hosts don't reach each other by the other one, on which their names and routes are."""
     with second_network(cluster.lab) as (gateway, addresses):
         cluster.write_hosts(*(f"{host.address} interface=eth1" for host in cluster.lab.hosts))
         rules = [
@@ -533,7 +533,7 @@ def test_hosts_read_what_all_of_them_see(cluster: Cluster, tmp_path: Path) -> No
     for name in "de":
         cache = Catalog(cluster.paths).get(name)
         assert [p.checksum for p in cache.partitions] == [p.checksum for p in alike.partitions]
-    # Each host has shared memory of its own, so what lies there is seen here alone.
+    # Each host has shared memory of its own, so what is there is seen here alone.
     with tempfile.NamedTemporaryFile(dir="/dev/shm", suffix=".npy") as alone:
         np.save(alone, rows)
         alone.flush()

@@ -121,7 +121,7 @@ def test_agents_read_rows_again_that_were_added(
     lab: HostsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each agent reads its own server again, with the credentials of `insitu start`, which are in no file.
-    The job says that servers are lost, and training goes on with the rows of the epoch before."""
+    The job says that servers are lost, and training continues with the rows of the epoch before."""
     head, folder = tmp_path / "head", tmp_path / "job"
     folder.mkdir()
     (folder / "train.py").write_text(training_script(tmp_path, 4))
@@ -185,7 +185,7 @@ def assert_refreshed(found: dict[str, Any]) -> None:
 
 
 def assert_in_no_file(home: Path) -> None:
-    """The password isn't in what lies in a home, logs and specifications among it."""
+    """The password isn't in what is in a home, logs and specifications among it."""
     words = (f"PASSWORD={PASSWORD}", f'PASSWORD": "{PASSWORD}"', f"'{PASSWORD}'")
     for path in home.rglob("*"):
         if path.is_file():

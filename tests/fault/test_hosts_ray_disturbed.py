@@ -64,7 +64,7 @@ def test_on_ray(jobs: Comparison, place: Place, tmp_path: Path, name: str) -> No
 
 
 def test_the_raylet_of_a_host_dies(jobs: Comparison, place: Place, tmp_path: Path) -> None:
-    """And with it all that insitu runs there. Its task goes on elsewhere."""
+    """And with it all that insitu runs there. Its task continues elsewhere."""
     faults = [*killing(RAYLET, [at(OTHER, "train_batch_end", 1, 2)], near=True), at(CHIEF, "epoch_end", 2)]
     Case(faults, backend="jax").check(jobs, tmp_path, place)
 

@@ -93,14 +93,14 @@ def replace_head(cluster: Cluster, job: str, before: HeadRecord) -> HeadRecord:
 
 
 def assert_goes_on(cluster: Cluster, job: str, undisturbed: tuple[set[str], Any]) -> None:
-    """Assert that the job goes on beside the hosts, to the weights and the ledger of an undisturbed one."""
+    """Assert that the job continues beside the hosts, to the weights and the ledger of an undisturbed one."""
     resumed = insitu(cluster.head, "resume", job, KERAS_BACKEND="tensorflow", code=None)
     assert resumed.returncode == 0, Paths(cluster.head).job(job).output.read_text()
     assert_went_on(cluster, job, undisturbed)
 
 
 def assert_went_on(cluster: Cluster, job: str, undisturbed: tuple[set[str], Any]) -> None:
-    """Assert that a job has gone on in the head's home to its end."""
+    """Assert that a job has continued in the head's home to its end."""
     output = Paths(cluster.head).job(job).output.read_text()
     assert "Training continues from the checkpoint of epoch" in output, output
     weights = {line.split("RESULT ")[1] for line in output.splitlines() if "] RESULT " in line}
@@ -130,7 +130,7 @@ def assert_replaced(cluster: Cluster, first: Host, taken: HeadRecord) -> None:
 def test_the_host_of_head_supervisor_and_chief_loses_its_power_and_the_head_is_replaced(
     cluster: Cluster, tmp_path: Path, undisturbed: tuple[set[str], Any]
 ) -> None:
-    """What was imported is read on, the job goes on with the same bits, and the head of before ends."""
+    """What was imported is read on, the job continues with the same bits, and the head of before ends."""
     first = cluster.lab.hosts[0]
     jobs, job, before = start_job(cluster, tmp_path)
     first.kill()
@@ -149,7 +149,7 @@ def test_the_host_of_head_supervisor_and_chief_loses_its_power_and_the_head_is_r
 def test_etcd_elects_another_head_when_a_host_loses_its_power_with_head_and_supervisor(
     cluster: Cluster, tmp_path: Path, undisturbed: tuple[set[str], Any]
 ) -> None:
-    """Nobody does anything: the job goes on by itself. The host has a member of etcd and an agent, too."""
+    """Nobody does anything: the job continues by itself. The host has a member of etcd and an agent, too."""
     first, *others = cluster.lab.hosts
     jobs, job, before = start_job(cluster, tmp_path, "--metadata", start_etcd(cluster))
     first.kill()
@@ -186,7 +186,7 @@ def test_etcd_elects_another_head_when_a_host_loses_its_power_with_head_and_supe
 def test_a_head_that_was_cut_off_ends_when_it_meets_the_one_that_has_replaced_it(
     cluster: Cluster, tmp_path: Path, undisturbed: tuple[set[str], Any]
 ) -> None:
-    """The host of the head has an agent of its own, which goes on with it until then."""
+    """The host of the head has an agent of its own, which continues with it until then."""
     first = cluster.lab.hosts[0]
     jobs, job, before = start_job(cluster, tmp_path)
     first.cut()

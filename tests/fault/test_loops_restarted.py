@@ -1,4 +1,4 @@
-"""A custom loop that goes on from a checkpoint of its own gets the rows that it would have got."""
+"""A custom loop that continues from a checkpoint of its own gets the rows that it would have got."""
 
 from __future__ import annotations
 

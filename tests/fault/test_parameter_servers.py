@@ -57,7 +57,7 @@ def check(client: Client, pushes: float, dense: float | None = None) -> None:
 
 
 def work(pipe: Any, addresses: list[str], shard: int, pushes: int, options: dict[str, Any]) -> int:
-    """A worker that goes on where its shard was left, as one that was started anew does."""
+    """A worker that continues where its shard was left, as one that was started anew does."""
     with connect(addresses, shard, secret=SECRET, timeout=30, stall_timeout=DEADLINE, **options) as client:
         define(client)
         client.pull(shard).result()

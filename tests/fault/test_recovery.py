@@ -73,7 +73,8 @@ def test_all_go_on_from_memory_when_the_disk_is_lost(undisturbed: World):
     job = RecoveringJob(root, paths, "memory", 2, deaths, disk_lost=True)
     assert job.run() == expected
     assert len(list(job.out.glob("injected-*"))) == 2
-    # Worker 0 had the disk; what it went on with came out of worker 1's memory, so it did no step of epoch 0.
+    # Worker 0 had the disk; what it continued with came out of worker 1's memory, so it did no step of epoch
+    # 0.
     assert "Training continues from" in job.told()
 
 

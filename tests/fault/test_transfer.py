@@ -60,7 +60,7 @@ def test_the_next_attempt_goes_on(paths: Paths, cache: CacheSpec, monkeypatch: p
     monkeypatch.setattr(fetching, "_PAUSE_SECONDS", 0.0)
     with ServerProcess(paths, "node-0") as server:
         progress, done = once_after(8 << 20, server.kill)
-        with pytest.raises(TransferError, match="bytes are here; the next attempt goes on with them"):
+        with pytest.raises(TransferError, match="bytes are here; the next attempt continues with them"):
             fetch_partition(paths, HERE, cache, 0, [server.address], SECRET, progress=progress)
     kept = paths.partial(HERE, "a", 1, 0).stat().st_size
     assert kept >= done[0] >= 8 << 20 and not paths.partition(HERE, "a", 1, 0).exists()

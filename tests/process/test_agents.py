@@ -612,7 +612,7 @@ def test_what_is_left_of_two_hosts_goes_on_with_another_head(hosts: LoopbackHost
     shutil.rmtree(hosts.head)
     shutil.rmtree(hosts.homes.pop("a"))
 
-    # Reading goes on without a head.
+    # Reading continues without a head.
     assert json.loads(insitu(left, "caches", "--json").stdout)[0]["rows"] == 5000
     program = "import insitu; print(sum(int(b.sum()) for b in insitu.dataset('digits').batch(100)))"
     command = [sys.executable, "-c", program]

@@ -222,13 +222,13 @@ callbacks ='''
             )
             os.kill(record.pid, number)
             if epoch == 2:
-                time.sleep(300.0)  # no race: what waits longer than any deadline for the head goes on, too
+                time.sleep(300.0)  # no race: what waits longer than any deadline for the head continues, too
             (jobs.meeting / f"done-{epoch}").touch()
             if epoch == 1:
                 jobs.wait_in_the_middle(job, 2)
                 jobs.let_go()
         said = wait_until(lambda: "The script has ended" in jobs.output(job), "the end of the script", 120.0)
-        assert said and jobs.output(job).count("Training goes on") == 1
+        assert said and jobs.output(job).count("Training continues") == 1
         hosts.up()
         found, weights = jobs.finish(job)
         assert weights == run_undisturbed(tmp_path / "alone", 2) and found["attempt"] == 1

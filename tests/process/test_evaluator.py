@@ -118,7 +118,7 @@ one = est.Estimator(model_fn, str(out / "one"), config)
 two = est.Estimator(model_fn, str(out / "two"), config)
 run(one, 2, 20)
 if me.role == "evaluator" and me.incarnation == 1:
-    sys.exit(3)  # it is started again, and goes on with the second
+    sys.exit(3)  # it is started again, and continues with the second
 run(two, 3, 1 << 30, [est.stop_if_lower_hook("loss", 0.1)])  # ends by scores alone
 run(one, 2, 25)
 with insitu.MultiWorkerMirroredStrategy().scope():

@@ -230,8 +230,8 @@ def test_tasks_read_on_where_the_head_and_all_agents_are_killed(
 def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_more(
     hosts: LoopbackHosts, jobs: HostJobs, tmp_path: Path
 ) -> None:
-    """The head is killed and the supervisor suspended. Another home gets the head; then the supervisor goes
-    on, and knows nothing of that."""
+    """The head is killed and the supervisor suspended. Another home gets the head; then the supervisor
+    continues , and knows nothing of that."""
     job = jobs.start(workers=2)
     jobs.wait_in_the_middle(job, 2)
     copies = [Paths(home).job_copy(job) for home in hosts.homes.values()]
@@ -248,7 +248,7 @@ def test_a_job_goes_on_elsewhere_and_its_former_supervisor_starts_nothing_any_mo
     try:
         wait_until(lambda: not is_locked(Paths(hosts.head).head_lock), "the end of the head")
         said = hosts.move_head(here, "a").stderr
-        assert "2 of 2 hosts up" in said and f"`insitu resume {job}` goes on with it here" in said, said
+        assert "2 of 2 hosts up" in said and f"`insitu resume {job}` continues with it here" in said, said
         assert "--replace-head is for another home" in hosts.up("--replace-head", code=2).stderr
         insitu(here, "resume", "--detach", job, KERAS_BACKEND="tensorflow")
         terms = [Paths(home).job_term(job) for home in hosts.homes.values()]

@@ -27,7 +27,7 @@ import os, pathlib, time
 print("waiting", os.environ["INSITU_TASK"])
 while not pathlib.Path(os.environ["INSITU_HOME"], "go").exists():
     time.sleep(0.02)
-print("went on")
+print("continued")
 """
 
 
@@ -138,7 +138,7 @@ def test_a_job_outlives_the_terminal_it_was_started_from(insitu: Insitu) -> None
     os.close(leader)
     start.wait(PATIENCE)
     (insitu.paths.home / "go").touch()
-    assert "went on" in insitu.run("attach", job_id).stdout
+    assert "continued" in insitu.run("attach", job_id).stdout
 
 
 def test_logs_show_the_merged_output_and_each_tasks_own(insitu: Insitu) -> None:
@@ -468,7 +468,7 @@ def test_an_end_that_no_controller_saw_is_seen_by_the_next(insitu: Insitu) -> No
     wait_for_output(insitu, job_id, "waiting")
     os.kill(insitu.controller(job_id), signal.SIGSTOP)
     (insitu.paths.home / "go").touch()
-    wait_for_output(insitu, job_id, "went on")
+    wait_for_output(insitu, job_id, "continued")
     os.kill(insitu.controller(job_id), signal.SIGKILL)
     insitu.run("attach", job_id)
     assert insitu.state(job_id) == "finished"

@@ -49,7 +49,7 @@ with insitu.MultiWorkerMirroredStrategy().scope():
 model.fit(train, epochs=4, verbose=0, callbacks=[Gates()])
 print("RESULT", hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest(), flush=True)
 """
-"""Waits in the middle of two epochs until the test lets it go on."""
+"""Waits in the middle of two epochs until the test lets it continue."""
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_workers_follow_their_data_and_leave_a_node_that_is_drained_with_the_sam
         wait_until(lambda: len(list(jobs.meeting.glob(there))) == 2 or jobs.assert_running(job), there)
 
     def pass_gate(number: int, after: str) -> None:
-        """Let the job go on once `after` has been said."""
+        """Let the job continue once `after` has been said."""
         wait_until(lambda: after in jobs.output(job) or jobs.assert_running(job), after)
         gates[number - 1].touch()
 
@@ -172,7 +172,7 @@ def test_a_lost_node_that_will_not_come_back_is_given_up(hosts: LoopbackHosts, t
     wait_until(lambda: count_copies(hosts, "x") == {"a": 6, "b": 6}, "copies are made again")
     log = Paths(hosts.head).head_log
     wait_until(lambda: "left on nodes that leave: c: 1 copies" in log.read_text(), "a look")
-    assert hosts.states()["c"] == "lost", "a partition lies nowhere else"
+    assert hosts.states()["c"] == "lost", "a partition is nowhere else"
     insitu(hosts.head, "delete", "alone", "--yes")
     wait_until(lambda: hosts.states()["c"] == "left", "nothing is there that others need")
     hosts.up()

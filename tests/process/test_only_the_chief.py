@@ -53,7 +53,7 @@ def test_the_chief_evaluates_predicts_and_saves_alone(tmp_path: Path) -> None:
     done = run(tmp_path, "whole", 0)
     output = done.out + done.err
     assert "RESULT equal 50" in output
-    assert "worker:1 ended well; the others go on without: worker:0 runs shards 0, 1" in output
+    assert "worker:1 ended well; the others continue without: worker:0 runs shards 0, 1" in output
     refused = [line for line in output.splitlines() if "REFUSED" in line]
     assert len(refused) == 2 and all("the script of worker:1 has ended" in line for line in refused)
     assert "makes fit() as call 4 at train.py:" in refused[0]

@@ -74,7 +74,7 @@ def test_three_hosts_run_an_etcd_until_down_and_again(hosts: OwnEtcdHosts, tmp_p
     killed = hosts.member_pid("a")
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: hosts.member_pid("a") not in (0, killed), "the next process of the member")
-    # One that goes on without its agent is found by the next agent.
+    # One that continues without its agent is found by the next agent.
     kept = hosts.member_pid("b")
     os.kill(hosts.agent_pid("b"), signal.SIGKILL)
     assert "a runs already" in hosts.up("--metadata", "etcd").stderr

@@ -122,7 +122,7 @@ def test_a_training_from_the_browser_alone(
         page.reload()
         confirm(visitor, job, "Resume")
         page.locator("#head .state-running").wait_for()
-        wait_for("the job to go on", lambda: position(insitu, job) > stopped_at, 120)
+        wait_for("the job to continue", lambda: position(insitu, job) > stopped_at, 120)
         check_narrow(visitor, job)
         confirm(visitor, job, "Stop")
         page.locator("#head .state", has_text="stopped").wait_for()

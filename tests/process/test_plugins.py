@@ -118,7 +118,7 @@ BROKEN = (
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder on the path of modules, where a package lies as pip leaves it."""
+    """A folder on the path of modules, where a package is as pip leaves it."""
     folder = tmp_path / "site"
     (folder / "mine_of_users-1.5.dist-info").mkdir(parents=True)
     (folder / "mine_of_users-1.5.dist-info" / "METADATA").write_text("Name: mine-of-users\nVersion: 1.5\n")

@@ -1,4 +1,4 @@
-"""Supervisors that hold leases in a real etcd: jobs go on by themselves, as processes on the loopback
+"""Supervisors that hold leases in a real etcd: jobs continue by themselves, as processes on the loopback
 interface."""
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_a_supervisor_that_hangs_with_the_head_dies_when_it_wakes_and_another_ha
     supervised = Supervised(hosts, tmp_path)
     for process in (supervised.head.pid, supervised.supervisor):
         os.kill(process, signal.SIGSTOP)
-    supervised.jobs.let_go()  # its tasks go on until the next supervisor ends them
+    supervised.jobs.let_go()  # its tasks continue until the next supervisor ends them
     home = supervised.wait_for_end(*hosts.homes.values())
     assert supervised.read_result(home) == undisturbed
     assert supervised.read_claims() == [True, False, True, False]

@@ -64,7 +64,7 @@ def main(schemathesis: str, *more: str) -> int:
                 "--continue-on-failure",
                 "--no-color",
             ]
-            # What it takes for paths lies in an empty folder.
+            # What it takes for paths is in an empty folder.
             (Path(folder) / "empty").mkdir()
             return subprocess.run([*command, *more], cwd=Path(folder) / "empty").returncode
 

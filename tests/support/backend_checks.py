@@ -116,7 +116,7 @@ class BackendChecks:
         assert one == plain and two["seed"] == plain["seed"]
         first, second = np.array(two["predicted"])
         assert (first != second).any() and two["tested"][0] != two["tested"][1]
-        # Rows of a batch lie in both shards, each with random numbers of its own.
+        # Rows of a batch are in both shards, each with random numbers of its own.
         assert (first[:2] != first[2:4]).any()
 
     def test_a_restart_in_the_middle_of_an_epoch_gives_the_same_bits(self, alone: Any) -> None:

@@ -169,7 +169,7 @@ def own_step(num_shards: int) -> dict[str, Any]:
 
 
 def averaged(num_shards: int, *, predict_first: bool = False) -> dict[str, Any]:
-    """A fit gives the weights the values of their averages at its end; then training goes on."""
+    """A fit gives the weights the values of their averages at its end; then training continues."""
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(30, 3)).astype("float32"), rng.normal(size=(30, 2)).astype("float32")
     with over(num_shards):

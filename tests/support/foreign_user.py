@@ -15,7 +15,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become 
 
 
 def name_own_group() -> str:
-    """Return the name of this process's group; skip the test where it has none, as in a container."""
+    """Return the name of this process's group; skip the test if it has none, as in a container."""
     try:
         return grp.getgrgid(os.getgid()).gr_name
     except KeyError:

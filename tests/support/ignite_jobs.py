@@ -34,5 +34,5 @@ model.fit(rows, epochs={epochs}, callbacks=[Pause()], verbose=0)
 
 
 def training_script(folder: Path, epochs: int) -> str:
-    """Return a script that makes `ended-N` in `folder` behind epoch N, and goes on when `go-N` is there."""
+    """Return a script that makes `ended-N` in `folder` behind epoch N, and continues when `go-N` is there."""
     return _SCRIPT.format(folder=str(folder), epochs=epochs)

@@ -115,7 +115,7 @@ def drawing(index: int) -> tuple[bytes, bytes]:
 
 
 def drawings(rows: int, partitions: int = 5) -> FakeCache:
-    """A cache whose rows lie in their partitions in the reverse order of their keys."""
+    """A cache whose rows are in their partitions in the reverse order of their keys."""
     return FakeCache(
         [[drawing(index) for index in reversed(range(p, rows, partitions))] for p in range(partitions)],
         [DRAWING],

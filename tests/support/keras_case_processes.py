@@ -210,7 +210,7 @@ class Processes:
 
         paths = Paths(self.folder / "home")
         (self.folder / "job").mkdir()
-        (self.folder / "job" / "README").write_text("The script lies elsewhere.")
+        (self.folder / "job" / "README").write_text("The script is elsewhere.")
         np.save(self.folder / "rows.npy", np.zeros((8, 2), "float32"))
         bring_up(paths, WORKERS)
         import_cache(paths, "rows", [str(self.folder / "rows.npy")], partitions=WORKERS)

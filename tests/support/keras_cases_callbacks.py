@@ -203,7 +203,7 @@ def logs_changed_by_a_callback(run: Run) -> dict[str, Any]:
 
 @case()
 def backup_and_restore_of_keras(run: Run) -> dict[str, Any]:
-    """A training that fails in its third epoch goes on from there in a second fit."""
+    """A training that fails in its third epoch continues from there in a second fit."""
 
     class Fail(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

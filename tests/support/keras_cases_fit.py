@@ -311,7 +311,7 @@ def train_on_batch_with_class_weights(run: Run) -> dict[str, Any]:
 
 @case()
 def metrics_of_single_batches(run: Run) -> dict[str, Any]:
-    """Metrics go on until they are reset."""
+    """Metrics continue until they are reset."""
     x, y = run.rows()
     with run.scope():
         model = compiled(dense(), metrics=["mae", SumOf()])

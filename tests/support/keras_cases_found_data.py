@@ -488,7 +488,7 @@ def csv_of_two_fits(run: Run) -> dict[str, Any]:
 
 @case(strategies=SEVERAL)
 def backup_by_batches_and_a_changed_rate(run: Run) -> dict[str, Any]:
-    """Keras' backup every third batch. A fit that fails goes on at the beginning of its epoch."""
+    """Keras' backup every third batch. A fit that fails continues at the beginning of its epoch."""
 
     class Fail(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -545,7 +545,7 @@ def callbacks_by_their_old_names(run: Run) -> dict[str, Any]:
 
 @case(strategies=SEVERAL)
 def error_in_a_callback_and_another_fit(run: Run) -> dict[str, Any]:
-    """A fit that a callback ends by an error has done its steps; the next one goes on."""
+    """A fit that a callback ends by an error has done its steps; the next one continues."""
 
     class Fail(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

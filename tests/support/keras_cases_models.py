@@ -203,7 +203,7 @@ def bidirectional_gru(run: Run) -> dict[str, Any]:
 
 @case()
 def stateful_rnn(run: Run) -> dict[str, Any]:
-    """Row i of each batch goes on from row i of the batch before. The number of rows is fixed."""
+    """Row i of each batch continues from row i of the batch before. The number of rows is fixed."""
     x = run.rng().normal(size=(32, 5, 3)).astype("float32")
     y = x.sum((1, 2))
     with run.scope():

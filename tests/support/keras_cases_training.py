@@ -244,7 +244,7 @@ def compiled_again_before_any_fit(run: Run) -> dict[str, Any]:
 
 @case()
 def thawed_without_compiling(run: Run) -> dict[str, Any]:
-    """Keras goes on with what was compiled."""
+    """Keras continues with what was compiled."""
     x, y = run.rows()
     with run.scope():
         model = compiled(dense())
@@ -291,7 +291,7 @@ def set_weights_between_fits(run: Run) -> dict[str, Any]:
 
 @case()
 def fit_after_load(run: Run) -> dict[str, Any]:
-    """A saved model goes on with the optimizer's state."""
+    """A saved model continues with the optimizer's state."""
     x, y = run.rows()
     model, first = regress(run, optimizer=keras.optimizers.Adam(0.01), metrics=["mae"])
     path = run.folder / f"model-{run.index}.keras"

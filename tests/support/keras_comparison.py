@@ -198,7 +198,7 @@ def judge(case: Any, strategy: str, backend: str, plain: Outcomes, others: Outco
     for status in ("endless", "crash", "refused"):
         for answer in others:
             if answer["status"] == status:
-                alone = "" if len(others) == members(strategy) else " (the others go on)"
+                alone = "" if len(others) == members(strategy) else " (the others continue)"
                 return verdict(status, answer["detail"] + alone)
     if len(others) < members(strategy):
         return verdict("endless", f"not done after {DEADLINE:g} s")

@@ -1,6 +1,6 @@
 """Runs Keras' own tests plainly and with each test inside a strategy's scope, and says which fail only there.
 
-The tests lie in the installed package of Keras, beside what they test. With --source they are those of a
+The tests are in the installed package of Keras, beside what they test. With --source they are those of a
 checkout, which then also is the Keras that they test. A test counts if plain Keras passes it. It then passes
 under the strategy, or is refused as `keras_suite_refused.json` says, or it is a failure, of one of these
 classes:
@@ -157,7 +157,7 @@ def check_sources(folder: Path, version: str) -> None:
     path = folder / "keras" / "src" / "version.py"
     if not path.exists() or not (folder / "keras/src/trainers/trainer_test.py").exists():
         raise SystemExit(
-            f"Keras' tests must lie beside its sources. Received: {folder}, which has no "
+            f"Keras' tests must be beside its sources. Received: {folder}, which has no "
             f"keras/src/trainers/trainer_test.py. Pass a checkout of {REPOSITORY} as --source."
         )
     found = re.search(r'^__version__ = "(.*)"$', path.read_text(), re.MULTILINE)
@@ -172,7 +172,8 @@ def check_sources(folder: Path, version: str) -> None:
 
 
 class SuiteRun:
-    """Runs the tests of some folders in processes of pytest; another one goes on where one ends too early."""
+    """Runs the tests of some folders in processes of pytest; another one continues where one ends too
+    early."""
 
     def __init__(self, source: Path, backend: str, strategy: str, root: Path) -> None:
         self.source, self.backend, self.strategy = source, backend, strategy

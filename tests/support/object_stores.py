@@ -433,7 +433,7 @@ class Hub(Web):
             self._send_json(handler, 200, facts | {"downloads": 0, "likes": 0})
 
     def _list(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
-        """Return what the hub says of what lies in a folder, or below it."""
+        """Return what the hub says of what is in a folder, or below it."""
         above = f"{folder}/" if folder else ""
         below = [name for name in sorted(self.files) if name.startswith(above)]
         folders = {above + "/".join(name[len(above) :].split("/")[:-1]) for name in below} - {above}

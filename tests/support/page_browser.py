@@ -88,7 +88,7 @@ class Visitor:
     def take(self, name: str, height: int | None = None) -> None:
         """Keep a picture of the page, or of the upper `height` pixels of it.
 
-        It doesn't show where the checkout lies.
+        It doesn't show where the checkout is.
         """
         part = {} if height is None else {"clip": {"x": 0, "y": 0, "width": WIDE["width"], "height": height}}
         # To hide the caret, Playwright would add a style of its own, about which the page's policy complains.

@@ -312,7 +312,7 @@ def compilations(draw: Draw, setting: Setting, model: Description, half: bool = 
         draw(pick(*(OWN_LOSSES if rarely(draw, 6) and head["task"] != "classes" else LOSSES[head["task"]])))
         for head in heads
     ]
-    # Half precision moves what lies at a threshold to its other side.
+    # Half precision moves what is at a threshold to its other side.
     if not half:
         for name in ("metrics", "weighted_metrics"):
             found[name] = [_metrics(draw, head["task"]) for head in heads]

@@ -143,7 +143,7 @@ class Hunt:
         return self.verdicts[text]
 
     def run(self, examples: int, seed: int) -> list[Failure]:
-        """Draws so many descriptions. After each failure it makes that one smaller, and goes on."""
+        """Draws so many descriptions. After each failure it makes that one smaller, and continues."""
         done = 0
         while done < examples and self.seconds < self.limit:
             done += self._run_to_failure(examples - done, seed)

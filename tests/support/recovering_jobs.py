@@ -46,7 +46,7 @@ def die_at(place, *where):
         if rule == [life, place, *where, *([fits] if len(rule) > 4 else [])]:
             deadline = time.monotonic() + 30
             while me.memory_checkpoint and not [*me.job.memory.glob("worker-1/*/epoch-*")]:
-                assert time.monotonic() < deadline, "no checkpoint came to lie in memory"
+                assert time.monotonic() < deadline, "no checkpoint came to be in memory"
                 time.sleep(0.01)
             (out / f"injected-{life}").write_text(place)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -116,7 +116,7 @@ result = {
 
 
 class TrainingJobs:
-    """`insitu start` of one script on the cache `images/train`, which lies on `nodes` nodes."""
+    """`insitu start` of one script on the cache `images/train`, which is on `nodes` nodes."""
 
     def __init__(self, root: Path, nodes: int) -> None:
         self.root = root

@@ -169,7 +169,7 @@ def test_the_core_names_no_system_in_its_code():
 
 
 def inner_room_of(name: str) -> tuple[str, str] | None:
-    """The (room, inner room) that the absolute name of a module or of something in it lies in."""
+    """The (room, inner room) that the absolute name of a module or of something in it is in."""
     parts = name.split(".")
     if len(parts) < 3 or parts[0] != "insitu":
         return None
@@ -239,7 +239,7 @@ STARTED = {
 
 @functools.cache
 def module_of(name: str) -> Path | None:
-    """The file of the module that `name`, absolute, names or lies in. None for a package."""
+    """The file of the module that `name`, absolute, names or is in. None for a package."""
     parts = name.split(".")[1:]
     candidates = [SOURCE.joinpath(*parts[:count]).with_suffix(".py") for count in range(len(parts), 0, -1)]
     return next((path for path in candidates if path.exists()), None)

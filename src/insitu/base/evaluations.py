@@ -76,7 +76,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
 
 def record_training(path: Path, training: Training) -> None:
     """Write one state of a training behind the others. The first line counts: a script that is run again
-    says the same once more, when others may have gone on. Raises OSError."""
+    says the same once more, when others may have continued. Raises OSError."""
     known = find_training(path, training.number)
     if known is None or (training.is_over and not known.is_over):
         _append(path, asdict(training))

@@ -76,7 +76,7 @@ ADVICE: dict[str, dict[str, str]] = {
     },
     "Strategy": {
         "extended": "Its methods are those of the strategy: run, reduce, gather, scope.",
-        "colocate_vars_with": "Variables lie where the strategy places them.",
+        "colocate_vars_with": "Variables are where the strategy places them.",
         "configure": "Settings are arguments of the strategy; TF_CONFIG is that of the job.",
         "experimental_run": _RUN,
         "make_dataset_iterator": _DATA,

@@ -54,7 +54,7 @@ class Caller:
     def received(self, paths: Paths) -> Iterator[list[Path]]:
         """Yield the files that it sends, which are read now and removed at the end.
 
-        They lie below one folder by their paths on its machine, so their order is as there. An InsituError
+        They are below one folder by their paths on its machine, so their order is as there. An InsituError
         names them as there. Raises StorageFull, and ClusterError for paths that lead elsewhere.
         """
         from insitu.grid import full_disk_as_error, scratch_folder
@@ -63,7 +63,7 @@ class Caller:
         with full_disk_as_error(paths.home), scratch_folder(paths) as folder:
             if total > (free := shutil.disk_usage(folder).free):
                 raise StorageFull(
-                    f"Files that are sent lie on the disk of the head until they are read. Received: "
+                    f"Files that are sent are on the disk of the head until they are read. Received: "
                     f"{format_size(total)}, of which {format_size(free)} are free at {paths.home}. Make room "
                     f"there, or send less at a time"
                 )

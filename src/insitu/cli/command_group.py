@@ -24,9 +24,9 @@ trains beside a server of it.
 
 JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
 everything after JOB_CMD belongs to the script. Worker 0 is the chief; --chief adds it to --workers. Ctrl-C
-detaches, the job goes on. The exit code is that of the training (128 + the signal's number if a signal ended
-it, 124 if it stood still, 143 if it was stopped). Jobs and caches lie in the folder $INSITU_HOME, by default
-~/.insitu.
+detaches, the job continues. The exit code is that of the training (128 + the signal's number if a signal
+ended it, 124 if it stood still, 143 if it was stopped). Jobs and caches are in the folder $INSITU_HOME, by
+default ~/.insitu.
 
 Examples:
 

@@ -31,7 +31,7 @@ ConfigOption = Annotated[
 def find_agents(paths: Paths) -> RemoteStores | None:
     """Return the stores that an import in this home writes to; None: those of this machine alone.
 
-    Raises ClusterError where another machine has the head, and where no head answers.
+    Raises ClusterError if another machine has the head, and where no head answers.
     """
     from insitu.grid import is_home_of_agent
 
@@ -118,7 +118,7 @@ def format_snapshot(job: dict[str, Any]) -> str:
     return (
         f"{format_origin(origin)}; the topology version is now {_format_topology(now['topology'])}, "
         f"{format_count(now['moved'], 'partition')} {inflect(now['moved'], 'has', 'have')} another primary "
-        "server. The job goes on with its snapshot"
+        "server. The job continues with its snapshot"
     )
 
 

@@ -50,7 +50,7 @@ Read SOURCE files into a new version of CACHE, split into partitions over the no
 A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines, or what
 a --reader of Ray Data reads; a URL of these, such as s3://BUCKET/KEY; or a cache of Apache Ignite, as
 ignite://HOST[:PORT][,HOST...]/CACHE. The old version stands until the new one is whole. Options may also
-follow SOURCE. Caches lie in the folder $INSITU_HOME, by default ~/.insitu.
+follow SOURCE. Caches are in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -59,7 +59,7 @@ Examples:
     insitu import clicks 'clicks/*.parquet' --key user --partitions 32 --backups 1 --overwrite
     insitu import mnist train.tfrecord --features image:uint8[28,28]=image_raw,label:int64
     insitu import sketches cat.ndjson dog.ndjson --render 28
-    insitu import photos photos-*.npy --resume     # again after a kill: goes on where it was
+    insitu import photos photos-*.npy --resume     # again after a kill: continues where it was
     insitu import photos today.npy --append        # the rows so far stay where they are
     insitu import clicks 's3://bucket/clicks/*.parquet'   # in a cluster its nodes read it
     insitu import photos photos/ --reader images --reader-option size=64,64 --reader-option mode=RGB
@@ -137,7 +137,7 @@ def _interruption_explained(paths: Paths, resume: bool = False) -> Iterator[None
             "\nInterrupted just after the import was complete: the new version stands."
             if changed
             else "\nInterrupted: nothing was imported, all caches are as they were before."
-            + (" The same command goes on where it was." if resume else "")
+            + (" The same command continues where it was." if resume else "")
         )
         raise
 
@@ -216,7 +216,7 @@ def describe_cache(name: str, as_json: bool, verify: bool, statistics: bool = Fa
 
 
 def find_remote(paths: Paths, cache: CacheSpec) -> RemoteStores | None:
-    """Return the agents, where partitions of a cache lie on other hosts. Raises ClusterError."""
+    """Return the agents, where partitions of a cache are on other hosts. Raises ClusterError."""
     from insitu.cluster import find_stores
 
     owners = {owner for info in cache.partitions for owner in info.owners}
@@ -320,7 +320,7 @@ def remove_leftovers(paths: Paths, *, ask_hosts: bool = False) -> None:
         for cache, size in list_resumable(paths).items():
             print_notice(
                 f"An interrupted import into {cache} keeps {format_size(size)}. The same command with "
-                f"--resume goes on with it; an import into {cache} without --resume removes it."
+                f"--resume continues with it; an import into {cache} without --resume removes it."
             )
 
     hosts_hold = ask_hosts and paths.head.exists() and not paths.catalog.exists()

@@ -21,7 +21,7 @@ Nothing new goes there, tasks of running jobs move to other nodes at once, and i
 others.
 
 `insitu nodes` shows it as draining, then as drained: nothing that others need is on it. Then end its agent by
-`insitu agent --stop` there, or keep the node by --cancel. Where tasks can't move while the others go on,
+`insitu agent --stop` there, or keep the node by --cancel. Where tasks can't move while the others continue,
 their job starts again elsewhere from its last checkpoint, 30 s before the deadline. On the host of an agent
 NODE may be left out.
 

@@ -28,7 +28,7 @@ def examples(
         print_json(found)
         return
     if not found:
-        print_notice("This installation has no examples. They lie in the folder `examples` of the sources.")
+        print_notice("This installation has no examples. They are in the folder `examples` of the sources.")
     for each in found:
         typer.echo(f"{each['name']}: {each['about']}")
         if each["data"]:

@@ -14,7 +14,7 @@ from insitu.cli.completion import complete_cache
 from insitu.cli.console import JsonOption, format_size, print_json, print_notice, shown_bytes
 
 _HELP = """
-Copy the partitions of CACHE that lie on other hosts alone to this machine, for processes outside of jobs.
+Copy the partitions of CACHE that are on other hosts alone to this machine, for processes outside of jobs.
 
 What is here already isn't copied. An interrupted call is continued by the next one. The copies aren't those
 of an owner: they stay until the version is replaced or deleted. Jobs don't need them.
@@ -47,7 +47,7 @@ def fetch(
         remote = find_stores(paths)
         if remote is None:
             raise GridError(
-                f"The partitions of a cache lie in stores that can be reached. Received: {name}, of which "
+                f"The partitions of a cache are in stores that can be reached. Received: {name}, of which "
                 f"{len(missing)} are missing in {paths.home}. `insitu describe {name} --verify` names them"
             )
         with shown_bytes(f"fetch {name}") as show:

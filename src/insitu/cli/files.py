@@ -48,7 +48,7 @@ app = typer.Typer(
     cls=VersionedGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Use the files that lie in the memory of the cluster's nodes, `insitu://VOLUME/PATH`.",
+    help="Use the files that are in the memory of the cluster's nodes, `insitu://VOLUME/PATH`.",
 )
 
 
@@ -193,7 +193,7 @@ def cp(
 ) -> None:
     """Copy a file, or with -r a folder, between this machine and the cluster, or within the cluster.
 
-    Each file appears as a whole, and replaces one of its name. It lies on K nodes, and survives the loss of
+    Each file appears as a whole, and replaces one of its name. It is on K nodes, and survives the loss of
     all but one of them.
 
     Examples:
@@ -226,7 +226,7 @@ def _list_copies(
     """Yield source and target of each file. Raises InputError, OSError."""
     for place in (source, target):
         if place.startswith(SCHEME) and not place.removeprefix(SCHEME).strip("/"):
-            raise InputError(f"Files lie in volumes. Received: {place} alone. Name one: {SCHEME}VOLUME/PATH")
+            raise InputError(f"Files are in volumes. Received: {place} alone. Name one: {SCHEME}VOLUME/PATH")
     name = source.rstrip("/").rpartition("/")[2]
     volume_only = target.startswith(SCHEME) and "/" not in target.removeprefix(SCHEME).rstrip("/")
     if target.endswith("/") or volume_only or _is_folder(system, target):
@@ -325,7 +325,7 @@ def du(
     url: Annotated[str, typer.Argument(metavar="[insitu://VOLUME/PATH]", help="A folder.")] = SCHEME,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how many bytes files have, of each volume or of what lies in a folder; and what each node holds.
+    """Show how many bytes files have, of each volume or of what is in a folder; and what each node holds.
 
     Examples:
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def refuse_options(option: str, others: Mapping[str, object]) -> None:
-    """Raise InputError where an option is given that doesn't go with `option`."""
+    """Raise InputError if an option is given that doesn't go with `option`."""
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise InputError(
@@ -28,7 +28,7 @@ def refuse_options(option: str, others: Mapping[str, object]) -> None:
 
 
 def require_hosts(of_hosts: Mapping[str, object], of_ray: Mapping[str, object]) -> None:
-    """Raise InputError where an option is given that needs --hosts or --engine."""
+    """Raise InputError if an option is given that needs --hosts or --engine."""
     for names, needed in ((of_hosts, "--hosts"), (of_ray, "--engine ray")):
         given = [name for name, value in names.items() if value is not None]
         if given:
@@ -115,7 +115,7 @@ def _name_next_steps() -> None:
 
     print_notice("The catalogue was lost with the head before: `insitu repair` rebuilds it.")
     for job in list_copied_jobs(Paths.default()):
-        print_notice(f"Hosts keep a copy of {job}: `insitu resume {job}` goes on with it here.")
+        print_notice(f"Hosts keep a copy of {job}: `insitu resume {job}` continues with it here.")
 
 
 def _report_end(address: str, outcomes: Sequence[Outcome], kind: str) -> None:
@@ -131,7 +131,7 @@ def _report_end(address: str, outcomes: Sequence[Outcome], kind: str) -> None:
 
 
 def check_network(paths: Paths) -> None:
-    """Print each pair of nodes that can't talk. Raises ClusterError where there is one."""
+    """Print each pair of nodes that can't talk. Raises ClusterError if there is one."""
     from insitu.cluster import find_separated
 
     pairs = find_separated(paths)
@@ -174,7 +174,7 @@ def down_hosts(paths: Paths, delete: bool, *, quiet: bool) -> DownReport | None:
 
 
 def check_all_ended(report: DownReport) -> None:
-    """Print where an agent may still run. Raises ClusterError where there is one."""
+    """Print where an agent may still run. Raises ClusterError if there is one."""
     for name, why in report.left.items():
         print_notice(f"{name}: {why}")
     if report.left:

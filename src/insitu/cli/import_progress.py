@@ -31,7 +31,7 @@ class ReadProgress:
 
 @contextlib.contextmanager
 def shown_progress(cache: str) -> Iterator[ReadProgress]:
-    """Show a progress bar on stderr where that is a terminal, else a line now and then."""
+    """Show a progress bar on stderr if that is a terminal, else a line now and then."""
     if not sys.stderr.isatty():
         yield ReadProgress(ProgressLines(cache, time.monotonic()).show)
         return

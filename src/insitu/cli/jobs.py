@@ -91,7 +91,7 @@ def _received(options: JobOptions) -> Iterator[JobOptions]:
 
 
 def require_detach(detach: bool, as_json: bool) -> None:
-    """Raise InputError where --json is given and the standard output gets what the training prints."""
+    """Raise InputError if --json is given and the standard output gets what the training prints."""
     if as_json and not detach:
         raise InputError(
             "--json goes with --detach: else the standard output has what the training prints. Received: "
@@ -136,7 +136,7 @@ def resume(
     prefix: PrefixOption = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a job that was stopped, has failed or lost its machine go on from its last checkpoint.
+    """Let a job that was stopped, has failed or lost its machine continue from its last checkpoint.
 
     Shards, seed and variables stay the same, so it ends with the weights of a job that was never interrupted.
     Secrets aren't kept with a job: it takes those of this shell. If the machine of the job is lost, its hosts
@@ -210,7 +210,7 @@ def stop(job_id: JobArgument, as_json: JsonOption = False) -> None:
 
 
 def stop_and_wait(job: JobPaths) -> None:
-    """Stop a job and wait until nothing of it runs any more. Raises JobEnded where it has ended already."""
+    """Stop a job and wait until nothing of it runs any more. Raises JobEnded if it has ended already."""
     from insitu.cluster import end_job, read_status
 
     end_job(job, print_notice)

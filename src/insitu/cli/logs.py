@@ -78,7 +78,7 @@ def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
     except KeyboardInterrupt:
         name = job.root.name
         print_notice(
-            f"\nDetached; {name} goes on. `insitu attach {name}` follows it, `insitu stop {name}` stops it."
+            f"\nDetached; {name} continues. `insitu attach {name}` follows it, `insitu stop {name}` stops it."
         )
         return INTERRUPTED
     state = read_status(job).state

@@ -51,7 +51,7 @@ Bring up nodes: simulated ones on this machine, each with a store of its own, or
 hosts or of the nodes of a Ray cluster.
 
 Simulated nodes: caches that exist stay where they are; import them again with --overwrite to spread them.
-Stores lie in the folder $INSITU_HOME, by default ~/.insitu. What lies there is its owner's alone. With
+Stores are in the folder $INSITU_HOME, by default ~/.insitu. What is there is its owner's alone. With
 --shared the members of a group may use its caches, make and drop some, and start jobs there; each one's jobs
 stay private.
 
@@ -72,7 +72,7 @@ the file, where it must be installed; a URL names one of yours.
 
 Without it, if the machine of the head is lost: copy the file `token` from a host's $INSITU_HOME into a new
 $INSITU_HOME, and give --replace-head beside --hosts there. The agents follow the new head, and refuse the one
-before if it comes back. Then `insitu repair` rebuilds the catalogue, and `insitu resume` has jobs go on.
+before if it comes back. Then `insitu repair` rebuilds the catalogue, and `insitu resume` has jobs continue.
 
 Examples:
 
@@ -261,8 +261,8 @@ def _up_nodes(nodes: int | None, shared: str | None, private: bool, quota: str |
         nodes = len(load_topology(paths).nodes) if kept else 1
     if (shared is not None or private) and (folders := find_second_paths(paths)):
         raise InputError(
-            f"All partitions must lie in the home before others get or lose access to it. Received: a second "
-            f"path, {', '.join(map(str, folders.values()))}. Bring back what lies there with `insitu repair`"
+            f"All partitions must be in the home before others get or lose access to it. Received: a second "
+            f"path, {', '.join(map(str, folders.values()))}. Bring back what is there with `insitu repair`"
         )
     limit = None if quota is None else parse_quota(quota)
     topology = bring_up(paths, nodes)
@@ -419,7 +419,7 @@ def nodes(
 ) -> None:
     """List the nodes, with what they store, and remove what killed imports have left.
 
-    Where there is a head, its agents come first, with their hosts. Stores lie in the folder $INSITU_HOME, by
+    Where there is a head, its agents come first, with their hosts. Stores are in the folder $INSITU_HOME, by
     default ~/.insitu.
 
     Examples:

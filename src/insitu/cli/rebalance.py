@@ -21,8 +21,9 @@ Move partitions of CACHE between agents until each has as many copies as the oth
 
 Numbers of partitions of which they are the primary owners become as equal as the copies allow. Copies on
 nodes that are lost are made again from backups. Each copy is verified before its node becomes the owner; jobs
-that run go on reading the former one, which is removed when none needs it. A call that is interrupted leaves
-every partition with an owner, and the next one goes on. The exit code is 1 where something couldn't be moved.
+that run continue reading the former one, which is removed when none needs it. A call that is interrupted
+leaves every partition with an owner, and the next one continues. The exit code is 1 where something couldn't
+be moved.
 
 Examples:
 

@@ -1,4 +1,4 @@
-"""`insitu repair`: rebuilds the catalogue, and names of `insitu://`, from what lies in the stores."""
+"""`insitu repair`: rebuilds the catalogue, and names of `insitu://`, from what is in the stores."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ Rebuild a lost or damaged catalogue from the manifests in the stores, and manife
 
 No version is removed, and a damaged catalogue is kept under another name. A version whose import died just
 before it was published is named and left out; --with-unpublished publishes it. Exits with 1 where a version
-can't be put back as a whole, or partitions stay on a second path. Stores lie in the folder $INSITU_HOME, by
+can't be put back as a whole, or partitions stay on a second path. Stores are in the folder $INSITU_HOME, by
 default ~/.insitu.
 
 Partitions that an earlier insitu has moved to the second path of a store come back into it. What caches that
@@ -225,7 +225,7 @@ def _pin_again(paths: Paths) -> None:
 
 @contextlib.contextmanager
 def _shown_progress() -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr where that is a terminal."""
+    """Show a progress bar on stderr if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

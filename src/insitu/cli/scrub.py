@@ -111,7 +111,7 @@ def _describe(cache: CacheSpec, checks: list[CopyCheck], seconds: float) -> dict
 
 @contextlib.contextmanager
 def _shown_progress(cache: CacheSpec) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr where that is a terminal."""
+    """Show a progress bar on stderr if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda size: None
         return

@@ -61,7 +61,7 @@ def report_second_paths(paths: Paths) -> None:
     for node, folder in find_second_paths(paths).items():
         print_notice(
             f"{node} has a second path, {folder}, to which this version moves no partitions any more. What "
-            f"lies there can be read. `insitu repair` brings it back into the store."
+            f"is there can be read. `insitu repair` brings it back into the store."
         )
 
 

@@ -69,7 +69,7 @@ class Borrower:
     def __init__(self, segment: Segment, word: int, grant: int) -> None:
         """Raises ExchangeError if there is no such word."""
         if word % 8 or not 0 <= word <= segment.size - 8:
-            raise ExchangeError(f"The word of a grant must lie in the segment. Received: offset {word}")
+            raise ExchangeError(f"The word of a grant must be in the segment. Received: offset {word}")
         self._file = segment.file
         self._segment = segment
         self._words = memoryview(segment.array()).cast("B")[word : word + 8].cast("Q")  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ def open_store(url: str | Path, cluster: str, *, create: bool = False) -> Metada
 
         return EtcdStore(parse_etcd_url(url), cluster, create=create)
     if "://" in str(url):
-        raise InputError(f"Metadata lies in a file, or in etcd://HOST:PORT,... Received: {url!r}")
+        raise InputError(f"Metadata is in a file, or in etcd://HOST:PORT,... Received: {url!r}")
     from insitu.metadata.embedded import EmbeddedStore
 
     return EmbeddedStore(Path(url), cluster, create=create)

@@ -85,7 +85,7 @@ class ImportOptions(Declared):
     )
     overwrite: bool = option(False, "Put a new version in the place of an existing one.", common=True)
     append: bool = option(False, "Make a version with the rows of the latest one and these.")
-    resume: bool = option(False, "Go on where this command was interrupted; keep what it does.")
+    resume: bool = option(False, "Continue where this command was interrupted; keep what it does.")
     compress: Literal["lz4", "zstd"] | None = option(
         None, "Compress the columns that it makes smaller by a tenth."
     )

@@ -173,7 +173,7 @@ class CheckpointBarrier:
             error = ParameterError(
                 f"All servers must apply the same pushes within {FREEZE_TIMEOUT:g} s for a checkpoint: "
                 f"server {self._state.server} hasn't, as when a worker dies in the middle of a push. "
-                "Training goes on; ask for the next checkpoint later"
+                "Training continues; ask for the next checkpoint later"
             )
             freeze.coordinator.enqueue(make_failure(freeze.request[0].request, error))
         return freeze.blocked

@@ -244,7 +244,7 @@ def read(path: Path, key: bytes | None = None) -> Snapshot:
         meta = unsign((path / "state.json").read_bytes(), _find_key(key))
         if (meta["folder"], f"checkpoint-{meta['number']:08d}") != (path.parent.name, path.name):
             raise CheckpointError(
-                f"A checkpoint must lie where it was written. Received: {path}, which was checkpoint "
+                f"A checkpoint must be where it was written. Received: {path}, which was checkpoint "
                 f"{meta['number']} of {meta['folder']}. Remove its folder."
             )
         described = meta.pop("arrays")

@@ -446,11 +446,11 @@ class Client:
         self.requests.request_all("finalize", {"training": training, **self._make_version_meta()}).result()
 
     def set_updater(self, updater: Mapping[str, Any] | str, *, table: str = "") -> Future[Any]:
-        """Go on with other settings of the updater, such as another learning rate; the slots stay."""
+        """Continue with other settings of the updater, such as another learning rate; the slots stay."""
         return self.requests.request_all("adjust", {"updater": updater, "table": table})
 
     def set_learning_rates(self, rates: Mapping[str, float]) -> Future[Any]:
-        """Go on with other learning rates, by table; "": of the dense variables. The slots stay.
+        """Continue with other learning rates, by table; "": of the dense variables. The slots stay.
 
         An update that a server makes from then on uses them. `learning_rates` of each worker follows with its
         next pull. Fails with InputError for a rate that can't be, or an updater without one.

@@ -68,8 +68,10 @@ class ReplicationLog:
                 self._send_waiting(number)
 
     def lose_mirror(self) -> None:
-        """Go on without a mirror, and send all answers that waited."""
-        _LOG.warning("Server %d has lost its mirror, and goes on without one until it is back", self._server)
+        """Continue without a mirror, and send all answers that waited."""
+        _LOG.warning(
+            "Server %d has lost its mirror, and continues without one until it is back", self._server
+        )
         self.mirror = None
         self.mirrored = False
         self._stop_expecting()

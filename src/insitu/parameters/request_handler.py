@@ -140,7 +140,7 @@ class DenseTransfer:
         memory = segment.array()
         if start < 0 or start % dtype.itemsize or start + size * dtype.itemsize > memory.size:
             raise InputError(
-                f"A buffer must lie within {memory.size} bytes of shared memory. "
+                f"A buffer must be within {memory.size} bytes of shared memory. "
                 f"Received: {size} {group} at {start}"
             )
         whole = memory[start : start + size * dtype.itemsize].view(dtype)
@@ -630,7 +630,7 @@ def make_stall_error(state: ServerState, message: Message, timeout: float) -> Se
     what = f"for pushes of shards {awaited}" if state.initialised else "for the chief's first values"
     return ServerStalled(
         f"Server {state.server} waited {timeout:g} s at version {state.push_state.version} "
-        f"{what}. Look why those tasks don't go on, or raise the stall timeout (--stall-timeout)"
+        f"{what}. Look why those tasks don't continue, or raise the stall timeout (--stall-timeout)"
     )
 
 

@@ -237,7 +237,7 @@ class ServerState:
             self._updater = updater
 
     def set_learning_rates(self, rates: Mapping[str, float]) -> None:
-        """Go on with other learning rates, by table; "": of the dense variables. The slots stay."""
+        """Continue with other learning rates, by table; "": of the dense variables. The slots stay."""
         for table, rate in rates.items():
             if not 0.0 <= rate < math.inf:
                 raise InputError(f"A learning rate must be a finite number >= 0. Received: {rate}")

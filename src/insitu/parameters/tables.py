@@ -134,7 +134,7 @@ class RowStore:
         return self.index.nbytes + len(self) * (row + (12 if self._use_counts is not None else 0))
 
     def set_learning_rate(self, rate: float) -> None:
-        """Go on with another learning rate. The slots stay."""
+        """Continue with another learning rate. The slots stay."""
         set_learning_rate(self._updater, rate)
 
     def set_updater(self, updater: Updater) -> None:

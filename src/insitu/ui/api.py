@@ -90,7 +90,7 @@ async def stop_job(job_id: JobId, state: State, request: Request) -> Json:
     return await anyio.to_thread.run_sync(actions.stop, state, job_id)
 
 
-@router.post("/jobs/{job_id}/resume", summary="Let a job go on from its last checkpoint", status_code=202)
+@router.post("/jobs/{job_id}/resume", summary="Let a job continue from its last checkpoint", status_code=202)
 async def resume_job(job_id: JobId, state: State, request: Request, form: ResumeForm | None = None) -> Json:
     given = form.env if form is not None else {}
     record_for_audit(request, job=job_id, env=sorted(given))

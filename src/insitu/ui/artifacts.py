@@ -54,7 +54,7 @@ def find_artifact(job: JobPaths, path: str) -> Path:
     root = _roots(job).get(parts[0]) if parts else None
     if root is None or ".." in parts or "\0" in path or path.startswith("/"):
         raise UnknownArtifact(
-            f"Files of a job lie in checkpoints/, export/ and code/. Received: {path[:200]!r}"
+            f"Files of a job are in checkpoints/, export/ and code/. Received: {path[:200]!r}"
         )
     found = root.joinpath(*parts[1:])
     try:

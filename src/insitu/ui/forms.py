@@ -106,7 +106,7 @@ class ResumeForm(BaseModel):
     env: dict[_Text, _Text | None] = Field(
         default_factory=dict,
         max_length=100,
-        description="Secrets that the job was started with, by name; null: it goes on without.",
+        description="Secrets that the job was started with, by name; null: it continues without.",
     )
 
 

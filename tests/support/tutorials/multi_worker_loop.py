@@ -1,6 +1,6 @@
 """A loop of one's own in several workers, each of which makes its part of the data.
 
-Checkpoints have the place in training, from which it goes on.
+Checkpoints have the place in training, from which it continues.
 """
 
 from __future__ import annotations

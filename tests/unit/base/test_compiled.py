@@ -1,4 +1,4 @@
-"""Finding the compiled code, and what is said where there is none."""
+"""Finding the compiled code, and what is said if there is none."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_job_shows_its_snapshot_and_what_has_moved(home: Path, cluster: FakeCl
     cluster.add()
     cluster.primaries, cluster.topology = [0, 1], (2, 0)
     moved = format_snapshot(report_snapshot(cache, True))
-    assert "is now 2.0, 1 partition has another primary server. The job goes on" in moved
+    assert "is now 2.0, 1 partition has another primary server. The job continues" in moved
     assert report_snapshot(replace(cache, origin=None), True) == {} and format_snapshot({}) == ""
 
 

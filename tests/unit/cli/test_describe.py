@@ -95,7 +95,7 @@ def test_a_full_disk_does_not_keep_a_strategy_from_being_made(
     monkeypatch.setattr("insitu.base.disk.durable.os.fsync", refuse)
     publish_choice(Context(insitu.paths, job_id=job.root.name), "MirroredStrategy", "ring")
     shown = capsys.readouterr().err
-    assert "No room is left" in shown and str(job.root) in shown and "Training goes on" in shown
+    assert "No room is left" in shown and str(job.root) in shown and "Training continues" in shown
 
 
 def test_a_beginning_that_several_jobs_share_is_told_as_such(insitu: Insitu) -> None:

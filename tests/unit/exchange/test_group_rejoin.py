@@ -63,7 +63,7 @@ def test_rejoin_with_moved_shards_and_another_size(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_buffers_survive_rejoin_with_other_shards(transport: str) -> None:
-    """Nobody was lost: two ranks change their shards, and go on in the same buffers."""
+    """Nobody was lost: two ranks change their shards, and continue in the same buffers."""
 
     def run(rank: int, addresses: list[str]) -> bytes:
         with exchange.join(rank, addresses, transport=transport, shards=[rank]) as group:  # type: ignore[arg-type]

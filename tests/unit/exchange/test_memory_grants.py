@@ -84,5 +84,5 @@ def test_a_borrower_that_ends_in_a_write_holds_nobody_up(shared: Shared) -> None
 
 @pytest.mark.parametrize("word", [-8, 4, SIZE + GRANT_BYTES])
 def test_a_word_outside_of_the_segment_is_refused(shared: Shared, word: int) -> None:
-    with pytest.raises(ExchangeError, match="must lie in the segment"):
+    with pytest.raises(ExchangeError, match="must be in the segment"):
         Borrower(shared.own, word, 1)

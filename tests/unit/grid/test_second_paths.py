@@ -54,7 +54,7 @@ def cache(paths: Paths, source: Path) -> CacheSpec:
 
 @pytest.fixture
 def root(paths: Paths, cache: CacheSpec, tmp_path: Path) -> Path:
-    """The folder on a second path, where both of the cache's partitions lie."""
+    """The folder on a second path, where both of the cache's partitions are."""
     root = set_second_path(paths, tmp_path / "slow")
     move_there(paths, root, cache)
     return root

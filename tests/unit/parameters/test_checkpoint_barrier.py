@@ -1,4 +1,4 @@
-"""Checkpoints while training goes on."""
+"""Checkpoints while training continues."""
 
 from __future__ import annotations
 

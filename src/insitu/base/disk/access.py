@@ -221,7 +221,7 @@ def _refuse_untrusted(home: Path, path: Path) -> None:
         )
     if found.st_mode & stat.S_IWOTH and not found.st_mode & STICKY:
         raise InputError(
-            f"INSITU_HOME must not be a folder that every user may write to: what lies there is run. "
+            f"INSITU_HOME must not be a folder that every user may write to: what is there is run. "
             f"Received: {home} with mode {stat.S_IMODE(found.st_mode):o}. Set INSITU_HOME to a folder in it, "
             f"or take that right away: chmod o-w {home}"
         )

@@ -66,7 +66,8 @@ def try_again(read: Callable[[], T], path: object, failing: tuple[type[Exception
                     is_said = True
             if pause is None:
                 raise NotDamaged(
-                    f"Checkpoints must be readable before training goes on. Received: {error!r} for {path}. "
+                    f"Checkpoints must be readable before training continues. Received: {error!r} for "
+                    f"{path}. "
                     "Nothing was removed. Make that storage available, then start again, or `insitu resume`"
                 ) from error
             time.sleep(pause)
@@ -101,5 +102,5 @@ def explained_writing(folder: object) -> Iterator[None]:
             ) from error
         raise CheckpointError(
             f"A checkpoint can't be written to {folder}: {error}. The last published one stays. Check that "
-            "disk or folder, or save elsewhere; `insitu resume` lets a job go on from the last one"
+            "disk or folder, or save elsewhere; `insitu resume` lets a job continue from the last one"
         ) from error

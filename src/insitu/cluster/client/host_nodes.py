@@ -62,7 +62,7 @@ def choose_nodes(topology: Topology, names: Collection[str], cache: CacheSpec | 
             f"Each partition of the cache has a copy on a node that the job uses. Received: --node "
             f"{' --node '.join(chosen.nodes)}, and {len(missing)} of "
             f"{format_count(len(partitions), 'partition')} of "
-            f"{cache.name} {inflect(len(missing), 'lies', 'lie')} on {', '.join(others)} alone. Add these "
+            f"{cache.name} {inflect(len(missing), 'is', 'are')} on {', '.join(others)} alone. Add these "
             "nodes, or import with --backups"
         )
     return chosen
@@ -130,8 +130,8 @@ def _check_owners(cache: CacheSpec, alive: Collection[NodeId], away: Mapping[Nod
         nodes = sorted({owner for index in missing for owner in cache.partitions[index].owners})
         states = ", ".join(f"{node} ({away.get(node, 'unknown')})" for node in nodes)
         raise PlacementError(
-            f"Each partition of a cache must lie on a node that is alive. Received: {cache.name!r}, of which "
-            f"{format_count(len(missing), 'partition')} {inflect(len(missing), 'lies', 'lie')} on {states} "
+            f"Each partition of a cache must be on a node that is alive. Received: {cache.name!r}, of which "
+            f"{format_count(len(missing), 'partition')} {inflect(len(missing), 'is', 'are')} on {states} "
             "alone. Bring these up again by `insitu up --hosts`"
         )
 

@@ -141,7 +141,7 @@ def _copy_folder(
             if entry.name in IGNORED or (path / "pyvenv.cfg").exists() or real == leave_out:
                 continue
             if real in above:
-                raise JobSpecError(f"{path} of JOB_DIR is a link to a folder that it lies in")
+                raise JobSpecError(f"{path} of JOB_DIR is a link to a folder that it is in")
             budget.add_entry()
             (destination / entry.name).mkdir()
             _copy_folder(path, destination / entry.name, budget, leave_out, (*above, real))

@@ -114,7 +114,7 @@ def resume_job(
         before_loss = journal.state()
         state, actions = advance(before_loss, ControllerLostEvent(), ended)
         if state.phase == "finished" or (revision is not None and before_loss.phase in ENDED):
-            raise JobEnded(f"{name} has {state.phase}: there is nothing to go on with")
+            raise JobEnded(f"{name} has {state.phase}: there is nothing to continue with")
         shell = shell or Shell(os.environ)
         kept, lines = _change_environment(job, shell)
         if spec.cache != NO_CACHE:

@@ -69,7 +69,7 @@ def change_variables(
         before = variables.pop(name, None)
         if name == _BACKEND and shell.get(name) != before:
             raise JobSpecError(
-                f"A job goes on with the backend that it was started with: {_BACKEND}={before or ''}. "
+                f"A job continues with the backend that it was started with: {_BACKEND}={before or ''}. "
                 f"Received: --env {_BACKEND}, which is {shell.get(name, 'not set')!r} here. Leave it out, or "
                 f"start a new job"
             )
@@ -89,7 +89,7 @@ def compose_environment(kept: JobEnvironment, shell: Mapping[str, str], host: st
     """
     if missing := [name for name in kept.secrets if name not in shell]:
         raise JobSpecError(
-            f"A job goes on with the variables that it was started with. Received: a shell without "
+            f"A job continues with the variables that it was started with. Received: a shell without "
             f"{', '.join(missing)}: secrets by their names, which aren't kept. Set them here. Or give "
             f"{' '.join(f'--env {name}' for name in missing)}: the job takes them as your shell has them, "
             f"set or not, also through a head or a page"

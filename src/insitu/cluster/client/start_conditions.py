@@ -62,7 +62,10 @@ def find_changes(job: JobPaths, kept: JobEnvironment, environment: Mapping[str, 
                 "it was started with another keras.json",
                 _compare(kept.keras, read_keras_settings(environment)),
             ),
-            ("the job goes on with its own copy of JOB_DIR, which differs from", _compare_scripts(job, kept)),
+            (
+                "the job continues with its own copy of JOB_DIR, which differs from",
+                _compare_scripts(job, kept),
+            ),
         )
         if changed
     ]

@@ -260,7 +260,7 @@ def describe_controller_deaths(job: JobPaths) -> str:
     return (
         f"the job's controller died {MAX_CONTROLLERS} times within {CONTROLLER_WINDOW:g} s: {last}. All that "
         f"controllers wrote is in {job.controller_log}; once the cause is gone, `insitu resume "
-        f"{job.root.name}` has it go on"
+        f"{job.root.name}` has it continue"
     )
 
 

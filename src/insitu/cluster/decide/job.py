@@ -135,7 +135,7 @@ def advance(state: JobState, event: Event, now: float) -> Result:
             return _handle_controller_loss(state, event, now)
         case TakenOverEvent():
             state = state.bound_due_times(now + max(LONGEST_DELAY, state.evaluator_grace))
-            return state, [Log("the job's controller died; a new one has taken over, training goes on")]
+            return state, [Log("the job's controller died; a new one has taken over, training continues")]
         case TickEvent():
             return _handle_tick(state, now)
         case ReadyEvent():
@@ -379,7 +379,7 @@ def _handle_stop_request(state: JobState, now: float) -> Result:
 def _handle_controller_loss(state: JobState, event: ControllerLostEvent, now: float) -> Result:
     text = event.reason or (
         "the job's processes were all ended from outside, its controller included; `insitu resume` has it "
-        "go on"
+        "continue"
     )
     tasks = tuple(
         replace(t, alive=False, escalate_at=None, launch_at=None, move_to=None) for t in state.tasks
@@ -518,7 +518,7 @@ def is_evaluating(state: JobState) -> bool:
 
 def retry_evaluator(state: JobState, task: TaskState, now: float) -> Result:
     """Schedule another launch of an evaluator that has failed, or give it up."""
-    goes_on = "training goes on" if state.phase == "running" else "training is over"
+    goes_on = "training continues" if state.phase == "running" else "training is over"
     if state.evaluator_failures >= state.max_restarts:
         tries = f"{state.evaluator_failures} of {state.max_restarts} restarts of its own were used"
         return state, [Log(f"{task.task} is not started again: {tries}; {goes_on}")]

@@ -86,8 +86,8 @@ _TEXTS = {
         "Give tasks as many rows as each other, or start fewer of them",
     ),
     AWAY: (
-        "the job was over until a user had it go on",
-        "Find out why it ended: insitu describe. After that insitu resume goes on at once",
+        "the job was over until a user had it continue",
+        "Find out why it ended: insitu describe. After that insitu resume continues at once",
     ),
 }
 

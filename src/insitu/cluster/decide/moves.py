@@ -199,4 +199,4 @@ def leave_node(state: JobState, event: LeaveEvent) -> Cause | None:
     there = [str(t.task) for t in state.alive if t.node == event.node]
     if state.phase != "running" or not there:
         return None
-    return Cause(f"{event.node} leaves, and {', '.join(there)} couldn't move while the others went on", 1)
+    return Cause(f"{event.node} leaves, and {', '.join(there)} couldn't move while the others continued", 1)

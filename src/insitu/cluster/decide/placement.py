@@ -40,7 +40,7 @@ def count_rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int
     strangers = sorted(set(rows) - set(topology.nodes))
     if strangers:
         raise PlacementError(
-            f"Cache {cache.name!r} lies on {', '.join(strangers)}, which this cluster doesn't have: its "
+            f"Cache {cache.name!r} is on {', '.join(strangers)}, which this cluster doesn't have: its "
             f"nodes are {', '.join(topology.nodes)}. Bring the nodes up again, or import the cache again."
         )
     return {node: rows[node] for node in topology.nodes if node in rows}

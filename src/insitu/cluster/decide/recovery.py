@@ -160,7 +160,7 @@ def go_on_without_ended(state: JobState) -> Result | None:
     state, publish = _republish(state)
     takers = ", ".join(f"{t.task} runs {_format_shards(t.shards)}" for t in state.members)
     names = ", ".join(str(t.task) for t in ended)
-    return state, [Log(f"{names} ended well; the others go on without: {takers}"), publish]
+    return state, [Log(f"{names} ended well; the others continue without: {takers}"), publish]
 
 
 def find_stranded_members(state: JobState, event: TaskExitedEvent) -> tuple[TaskId, ...]:
@@ -232,7 +232,7 @@ def _relaunch_or_adopt(
         state = record_recovery(
             state, Recovery("replaced", (task.task,), why, now, state.generation + 1, progress)
         )
-        meanwhile = "go on" if state.has_servers else "wait"
+        meanwhile = "continue" if state.has_servers else "wait"
         text = f"replacing {task.task} ({state.failures} of {state.max_restarts}); the others {meanwhile}"
         actions = [Log(text)]
     if state.task(task.task).launch_at == now:
@@ -379,7 +379,7 @@ def close_recoveries(state: JobState, event: RecoveredEvent, now: float) -> Resu
     done = [r for r in open_ones if r.generation <= event.generation]
     if not done:
         return state, []
-    logs: list[Action] = [Log(f"training goes on {now - r.at:.2f} s after {r.text}") for r in done[-1:]]
+    logs: list[Action] = [Log(f"training continues {now - r.at:.2f} s after {r.text}") for r in done[-1:]]
     changed = tuple(replace(r, ended=now) if r in done else r for r in state.recoveries)
     return replace(state, recoveries=changed), logs
 

@@ -53,7 +53,7 @@ class GpuLeases:
     def equip(self, task: TaskId, command: Command) -> Command:
         """Return the command of a task with the GPUs that it asks for, which it has until `give_back`.
 
-        Raises ClusterError where there aren't so many that nobody has.
+        Raises ClusterError if there aren't so many that nobody has.
         """
         asked = command.environment.get(GPUS_ENV, "")
         if not asked:

@@ -51,7 +51,7 @@ class _Running:
         os.set_blocking(self.pipe.fileno(), False)
 
     def read(self) -> bytes | None:
-        """Return the output that is ready; b"" at the end of the stream, None where nothing is ready."""
+        """Return the output that is ready; b"" at the end of the stream, None if nothing is ready."""
         try:
             return os.read(self.pipe.fileno(), _CHUNK)
         except BlockingIOError:

@@ -24,7 +24,7 @@ class EngineCalls:
     """`TaskSetup` and `TaskObserver` of an engine elsewhere. A subclass gives `_request`."""
 
     def _request(self, message: Message) -> Message:
-        """Send a call and return its answer. Raises ClusterError where the call failed."""
+        """Send a call and return its answer. Raises ClusterError if the call failed."""
         raise NotImplementedError
 
     def _observe(self, message: Message) -> Message:

@@ -53,7 +53,7 @@ class TaskFiles:
             return failure
         text = (
             f"no room is left for what the task wrote about its end in {self._job.root}. Free some space, "
-            f"then `insitu resume {self._job.root.name}` has the job go on"
+            f"then `insitu resume {self._job.root.name}` has the job continue"
         )
         return Failure("", text, "")
 

@@ -170,7 +170,8 @@ def start_member(paths: Paths, token: str, order: Mapping[str, Any]) -> dict[str
 def _launch(paths: Paths, record: MemberRecord, token: str, *, is_new: bool) -> None:
     if not is_new and not (paths.etcd_file(DATA) / "member").is_dir():
         raise ClusterError(
-            f"A member of etcd needs its data. Received: none in {paths.etcd_file(DATA)}. The others go on "
+            f"A member of etcd needs its data. Received: none in {paths.etcd_file(DATA)}. The others "
+            f"continue "
             f"without it. Restore the folder, or replace the member by `etcdctl member remove` and `add`"
         )
     host = parse_address(record.client)[0]

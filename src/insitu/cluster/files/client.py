@@ -98,7 +98,7 @@ class ViewCache:
             view = self._view
         if not view.alive and not view.away:
             raise ClusterError(
-                "Files of insitu:// lie on the nodes of a cluster. Received: none. `insitu nodes` shows all"
+                "Files of insitu:// are on the nodes of a cluster. Received: none. `insitu nodes` shows all"
             )
         return view
 

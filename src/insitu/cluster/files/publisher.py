@@ -124,7 +124,7 @@ class Publisher:
             if not self._away:
                 tell(
                     f"Files of insitu:// can't be published now: {error.message}. What this task writes is "
-                    f"kept in {self.folder.path}, and published once the head is back. Training goes on"
+                    f"kept in {self.folder.path}, and published once the head is back. Training continues"
                 )
             self._away = error.message
             self._start()

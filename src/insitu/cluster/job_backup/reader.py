@@ -81,7 +81,7 @@ def _parse_files(listed: Any) -> list[tuple[str, int]]:
             raise ClusterError(f"A copy of a job has files. Received: {each!r:.100}")
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ClusterError(f"A file of a job lies in its folder. Received: {name!r:.100}")
+            raise ClusterError(f"A file of a job is in its folder. Received: {name!r:.100}")
         found.append((name, size))
     return found
 

@@ -389,7 +389,7 @@ def take_engine_lock(paths: Paths, node: NodeId, job: JobPaths) -> int:
     job.root.mkdir(mode=0o700, exist_ok=True)
     if not is_own_folder(job.root):
         raise ClusterError(
-            f"What lies in a job's folder is run, so only its user may write there. Received: {job.root}, "
+            f"What is in a job's folder is run, so only its user may write there. Received: {job.root}, "
             f"which somebody else has made, or may write to. Have it removed, and start the job again"
         )
     path = job.engine_lock(node)

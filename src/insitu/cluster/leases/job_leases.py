@@ -168,7 +168,7 @@ def check_lost(paths: Paths, job_id: str, revision: int) -> None:
 def _make_running(job_id: str, holder: _Holder) -> JobRunning:
     return JobRunning(
         f"A job has one supervisor. Received: {job_id}, whose supervisor on {holder.host} keeps its lease. "
-        f"Give the command there. If that machine is lost, the job goes on by itself within seconds"
+        f"Give the command there. If that machine is lost, the job continues by itself within seconds"
     )
 
 

@@ -1,6 +1,7 @@
 """The head's care for copies of partitions: has them made again if nodes are lost or leave.
 
-When that begins is decided in `decide/copy_orders.py`. A process of its own does it (`re_replication_process.py`).
+When that begins is decided in `decide/copy_orders.py`. A process of its own does it
+(`re_replication_process.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes copies of partitions again on behalf of the head, and says what is left on nodes that leave.
 
-`python -P -m insitu.cluster.nodes.re_replication_process HOME` reads {"leaving": [NODE], "waiting": [NODE], "rate":
-BYTES_PER_SECOND or null} and writes {"moved": BYTES, "failed": [WHY], "left": {NODE: [COPIES, TASKS]}}, or
-{"error": WHY}. It is a process of its own since the head loads no library that moves bytes.
+`python -P -m insitu.cluster.nodes.re_replication_process HOME` reads {"leaving": [NODE], "waiting": [NODE],
+"rate": BYTES_PER_SECOND or null} and writes {"moved": BYTES, "failed": [WHY], "left": {NODE: [COPIES,
+TASKS]}}, or {"error": WHY}. It is a process of its own since the head loads no library that moves bytes.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def make_namespace(cluster: str) -> str:
 def connect_to_ray(address: str, namespace: str) -> Iterator[RayCluster]:
     """Connect this process to a Ray cluster: "auto" is the one that runs on this machine.
 
-    Raises InputError where Ray isn't installed, or the address is none; ClusterError where no
+    Raises InputError if Ray isn't installed, or the address is none; ClusterError where no
     cluster answers.
     """
     try:
@@ -204,7 +204,7 @@ class RayCluster:
         return {str(node): ms / 1000 or None for node, ms in state.get_draining_nodes().items()}
 
     def _get(self, name: str) -> Any:
-        """Return an actor. Raises ValueError where there is none."""
+        """Return an actor. Raises ValueError if there is none."""
         import ray
 
         return ray.get_actor(name, namespace=self._namespace)
@@ -222,7 +222,7 @@ class RayCluster:
         return [each["name"] for each in named if each["namespace"] == self._namespace]
 
     def start_holder(self, node: RayNode, settings: HolderSettings) -> None:
-        """Start a holder on a node, where there is none yet."""
+        """Start a holder on a node, if there is none yet."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -351,7 +351,7 @@ class RayCluster:
     # The controller
 
     def find_controller(self) -> Any:
-        """Return the controller; None where there is none."""
+        """Return the controller; None if there is none."""
         try:
             return self._get(_CONTROLLER)
         except ValueError:
@@ -370,7 +370,7 @@ class RayCluster:
             return self._get(_CONTROLLER)
 
     def call(self, method: Any, *arguments: Any, seconds: float) -> Any:
-        """Call a method of an actor. Raises ClusterError where no answer comes in time, or it has ended."""
+        """Call a method of an actor. Raises ClusterError if no answer comes in time, or it has ended."""
         import ray
 
         try:

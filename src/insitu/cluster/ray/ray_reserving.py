@@ -42,7 +42,7 @@ class Reserved:
 def reserve(ray: RayCluster, job: str, wanted: Mapping[str, Share]) -> Reserved:
     """Have so much of each node for a job, all of it or nothing that it hasn't had before.
 
-    Raises ClusterError where Ray doesn't answer.
+    Raises ClusterError if Ray doesn't answer.
     """
     found = Reserved()
     ray_ids = _find_ray_ids(ray)

@@ -21,7 +21,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def find_route_source(host: str) -> str:
-    """Return this machine's numeric address on the way to `host`. Raises OSError where there is no way."""
+    """Return this machine's numeric address on the way to `host`. Raises OSError if there is no way."""
     failure: OSError = OSError(f"{host} has no address")
     for target in resolve(host, _ANY_PORT, _LOOK_UP_SECONDS):
         try:
@@ -36,7 +36,7 @@ def find_route_source(host: str) -> str:
 def choose_head_address(hosts: Iterable[str]) -> str:
     """Return the address of this machine by which all `hosts` reach it.
 
-    Raises InputError where it can't be found out, or where there are several.
+    Raises InputError if it can't be found out, or where there are several.
     """
     sources: dict[str, str] = {}
     failures = []
@@ -62,7 +62,7 @@ def choose_head_address(hosts: Iterable[str]) -> str:
 def resolve_interface(text: str, family: socket.AddressFamily | None = None) -> str:
     """Return the numeric address that `--interface TEXT` means: an address, or the name of an interface.
 
-    `family`: the address must be of it. Raises InputError where this machine doesn't have it.
+    `family`: the address must be of it. Raises InputError if this machine doesn't have it.
     """
     import psutil
 

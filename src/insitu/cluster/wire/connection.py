@@ -165,7 +165,7 @@ def answers_as_head(address: str, token: str) -> bool:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Listen at a numeric address; port 0: the system chooses. Raises ClusterError where it is taken."""
+    """Listen at a numeric address; port 0: the system chooses. Raises ClusterError if it is taken."""
     listener = socket.socket(family_of(host), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -223,7 +223,7 @@ class Acceptor:
                 self.drop(next(iter(self.pending)))
 
     def advance(self, descriptor: int) -> tuple[Channel, PeerInfo] | None:
-        """Go on with a handshake. Return the connection and what the caller says once it is done."""
+        """Continue with a handshake. Return the connection and what the caller says once it is done."""
         handshake = self.pending[descriptor]
         try:
             if not handshake.advance():

@@ -71,7 +71,7 @@ def start_detached(
 
 
 def open_log(log: Path) -> IO[bytes]:
-    """Open a log of this user's for appending. Raises ClusterError where it can't be."""
+    """Open a log of this user's for appending. Raises ClusterError if it can't be."""
     try:
         return open(log, "ab", opener=_open_private)
     except OSError as error:

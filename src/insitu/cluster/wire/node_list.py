@@ -56,7 +56,7 @@ def find_successor(paths: Paths, record: HeadRecord) -> str:
 def read_nodes(paths: Paths, seconds: float = _ANSWER_SECONDS) -> tuple[list[Member], str]:
     """Return the agents of the cluster that this home belongs to, and a notice about them, maybe empty.
 
-    There are none where the home belongs to no cluster. Raises ClusterError where the head doesn't answer,
+    There are none where the home belongs to no cluster. Raises ClusterError if the head doesn't answer,
     unless this is its own home: then the agents are as it left them, their states unknown.
     """
     record = read_head(paths)

@@ -41,5 +41,5 @@ class AgentOptions:
 
 def choose_copy_rate(cores: Iterable[int]) -> float:
     """Return the bytes a second that all nodes together receive of copies, unless somebody says otherwise.
-    Running jobs go on beside that. `cores` are those of each node that is alive."""
+    Running jobs continue beside that. `cores` are those of each node that is alive."""
     return max(1, min(cores, default=1)) * _COPY_RATE_PER_CORE

@@ -1,4 +1,4 @@
-"""Bounds the log of a process that runs for months, and logs what it goes on without."""
+"""Bounds the log of a process that runs for months, and logs what it continues without."""
 
 from __future__ import annotations
 

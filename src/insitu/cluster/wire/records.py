@@ -139,7 +139,7 @@ def write_head(paths: Paths, record: HeadRecord) -> None:
 
 
 def check_record_owner(paths: Paths) -> None:
-    """Raise InputError where another user has written the head's record, whose commands are run.
+    """Raise InputError if another user has written the head's record, whose commands are run.
 
     Nobody else can put another one in the place of this user's: the folder of a shared home is sticky.
     """
@@ -216,7 +216,7 @@ def list_agents(paths: Paths) -> dict[NodeId, AgentRecord]:
 
 
 def find_head_of_agents(paths: Paths) -> str:
-    """Return the address of the head that the agents of this home follow; empty where there are none."""
+    """Return the address of the head that the agents of this home follow; empty if there are none."""
     if read_head(paths) is not None:
         return ""
     return next((record.head for record in list_agents(paths).values()), "")
@@ -319,7 +319,7 @@ def read_holder(path: Path) -> LockHolder | None:
         os.close(file)
     if place != str(path.resolve()):
         raise InputError(
-            f"A lock's file says where it lies. Received: {path}, which is the lock {place!r:.200}: somebody "
+            f"A lock's file says where it is. Received: {path}, which is the lock {place!r:.200}: somebody "
             f"has put it there. Remove it"
         )
     is_here = bool(boot and boot == read_boot()) or host == read_host()
@@ -329,7 +329,7 @@ def read_holder(path: Path) -> LockHolder | None:
 def open_holder(holder: LockHolder) -> int | None:
     """Return a descriptor by which the holder of a lock can be signalled; None where it has ended.
 
-    Raises InputError where the process is of another user than the lock: the record isn't its own then.
+    Raises InputError if the process is of another user than the lock: the record isn't its own then.
     """
     process = open_process(holder.process)
     if process is None:
@@ -349,7 +349,7 @@ def open_holder(holder: LockHolder) -> int | None:
 
 
 def make_token(paths: Paths) -> str:
-    """Return the cluster's token, made on first use. Raises InputError where others may read it."""
+    """Return the cluster's token, made on first use. Raises InputError if others may read it."""
     if not paths.token.exists():
         write_token(paths, secrets.token_hex(TOKEN_BYTES))
     return read_token(paths)
@@ -363,7 +363,7 @@ def write_token(paths: Paths, token: str) -> None:
 
 
 def read_token(paths: Paths) -> str:
-    """Return the cluster's token. Raises InputError where it isn't there, or others may read it."""
+    """Return the cluster's token. Raises InputError if it isn't there, or others may read it."""
     return _read_token(paths.token, paths.home)
 
 

@@ -20,9 +20,9 @@ logger = logging.getLogger("insitu")
 
 
 def read_saved_members(paths: Paths) -> dict[NodeId, Member]:
-    """Return the agents as the head has seen them last; none where there is no head yet.
+    """Return the agents as the head has seen them last; none if there is no head yet.
 
-    Raises ClusterError where the list can't be read.
+    Raises ClusterError if the list can't be read.
     """
     try:
         return parse_members(unseal(read_guarded(paths.home, paths.members)))

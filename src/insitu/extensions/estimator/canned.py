@@ -450,7 +450,7 @@ def map_batches(dataset: Any, transform: Callable[..., Any]) -> Any:
     batch says which arrays these are: dtypes, numbers of axes, and the lengths of the third axis and those
     behind it. The second axis has any length, or has a length of 1 in all batches.
 
-    Raises InputError for batches that aren't dense tensors, or where there is none. A batch whose arrays are
+    Raises InputError for batches that aren't dense tensors, or if there is none. A batch whose arrays are
     others raises it when it is read.
     """
     import tensorflow as tf

@@ -69,7 +69,7 @@ class StopIfHook(keras.callbacks.Callback):
 
 
 def find_scores(found: Sequence[Evaluation], metric: str, min_steps: int) -> list[Scored]:
-    """Return the scores by one metric from `min_steps` updates on. Raises InputError where there is none of
+    """Return the scores by one metric from `min_steps` updates on. Raises InputError if there is none of
     that name."""
     scores = []
     for evaluation in found:

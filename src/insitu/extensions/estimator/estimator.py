@@ -66,7 +66,7 @@ class WarmStartSettings:
     vars_to_warm_start: str = ".*"
 
     def __post_init__(self) -> None:
-        """Raises InputError where the expression is none, or would have no effect."""
+        """Raises InputError if the expression is none, or would have no effect."""
         try:
             re.compile(self.vars_to_warm_start)
         except (re.error, TypeError) as error:
@@ -175,7 +175,7 @@ class Estimator:
     ) -> Estimator:
         """Train for `steps` updates more, or until the model has had `max_steps`, counted over all workers.
 
-        Data that ends is read again. It goes on from the newest checkpoint in `model_dir`; a later call may
+        Data that ends is read again. It continues from the newest checkpoint in `model_dir`; a later call may
         begin in the middle of its data. Collective: call it in each worker of a job, where only `max_steps`
         is known to a run that is started again.
 
@@ -218,7 +218,7 @@ class Estimator:
         what the call of `train` before it has trained. The scores are kept nowhere, so `name`
         names nothing.
 
-        Raises TrainingError where nothing was trained.
+        Raises TrainingError if nothing was trained.
         """
         spec = EvalSpec(input_fn, steps, name, hooks)
         self._prepare(input_fn, ModeKeys.EVAL)
@@ -240,7 +240,7 @@ class Estimator:
         """Yield the predictions of each row, in the order of the data, as NumPy arrays: a dict where model_fn
         gives one. In this process alone, by the newest checkpoint or that at `checkpoint_path`.
 
-        Raises TrainingError where nothing was trained.
+        Raises TrainingError if nothing was trained.
         """
         self._prepare(input_fn, ModeKeys.PREDICT, needs_labels=False)
         self._make_current(checkpoint_path)
@@ -362,18 +362,18 @@ class Estimator:
             self._start_warm(self._warm_start)
 
     def _claim_folder(self) -> None:
-        """Raise InputError where another estimator trains to the same folder of the job."""
+        """Raise InputError if another estimator trains to the same folder of the job."""
         if self._config.model_dir is not None or self._context.job is None:
             return
         if _TRAINS_IN_JOB and _TRAINS_IN_JOB[0] is not self._mark:
             raise InputError(
-                "An estimator without model_dir saves to the folder of its job, and goes on from what it "
+                "An estimator without model_dir saves to the folder of its job, and continues from what it "
                 "finds there. Received: a second one that trains in this job. Pass a model_dir to each"
             )
         _TRAINS_IN_JOB[:] = [self._mark]
 
     def _check_modes(self, *modes: str) -> None:
-        """Raise InputError where model_fn isn't made for one of the modes, before the work begins."""
+        """Raise InputError if model_fn isn't made for one of the modes, before the work begins."""
         for mode in modes:
             self._made.check_mode(mode)
 
@@ -403,7 +403,7 @@ class Estimator:
         )
 
     def _load(self, path: str | None = None) -> bool:
-        """Load the newest checkpoint, or that at `path`. Returns False where there is none."""
+        """Load the newest checkpoint, or that at `path`. Returns False if there is none."""
         if self._context.role != "evaluator" and len(self._context.workers) > 1:
             raise TrainingError(
                 "Several workers have the same weights once they have trained. Received: a call that reads a "
@@ -417,7 +417,7 @@ class Estimator:
         return False
 
     def _start_warm(self, settings: WarmStartSettings) -> None:
-        """Take over weights, where there is no checkpoint to go on from. Raises InputError."""
+        """Take over weights, if there is no checkpoint to continue from. Raises InputError."""
         if find_checkpoints(self._directory, self._key):
             return
         source = Path(settings.ckpt_to_initialize_from)
@@ -453,7 +453,7 @@ def _read_settings(given: Any) -> WarmStartSettings | None:
 
 
 def _take_variables(model: Any, path: Path, pattern: str) -> None:
-    """Assign to variables the values of those of the same path in a file. Raises InputError where one lacks,
+    """Assign to variables the values of those of the same path in a file. Raises InputError if one lacks,
     or has another shape."""
     try:
         given = {v.path: v for v in keras.models.load_model(path, compile=False).variables}

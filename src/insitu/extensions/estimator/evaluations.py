@@ -64,7 +64,7 @@ class Publisher:
             )
 
     def export(self, model: Any, step: int, scores: Any, *, is_final: bool) -> None:
-        """Have each exporter publish `model` if it is its turn. Training goes on where one can't."""
+        """Have each exporter publish `model` if it is its turn. Training continues where one can't."""
         if not self.exporters or self._folder is None:
             return
         example = find_inputs(self._input_fn())

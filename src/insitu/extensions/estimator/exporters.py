@@ -105,10 +105,10 @@ def is_loss_smaller(best: Scores, newest: Scores) -> bool:
 class BestExporter(Exporter):
     """Exports where the newest scores are the best so far, as `compare_fn(best, newest)` says.
 
-    Scores have `global_step`, too. The best lie beside the exports, so that a job that goes on knows them.
+    Scores have `global_step`, too. The best are beside the exports, so that a job that continues knows them.
     """
 
-    @takes_old(**_OLD, event_file_pattern="Leave it out: the best scores so far lie beside the exports")
+    @takes_old(**_OLD, event_file_pattern="Leave it out: the best scores so far are beside the exports")
     def __init__(
         self,
         name: str = "best",

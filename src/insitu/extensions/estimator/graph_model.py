@@ -45,7 +45,7 @@ class _Hidden:
     run: Callable[..., EstimatorSpec]
     #: Specs of the features.
     features: Any
-    #: Specs of the labels; None where there are none.
+    #: Specs of the labels; None if there are none.
     labels: Any
     #: The graph of each mode, or why there is none.
     graphs: dict[str, Graph | Exception]
@@ -111,7 +111,7 @@ class GraphModel(keras.Model):
         return tensor is self._graph(ModeKeys.TRAIN).spec.loss
 
     def check_mode(self, mode: str) -> None:
-        """Raise InputError where model_fn gives no graph for a mode."""
+        """Raise InputError if model_fn gives no graph for a mode."""
         self._graph(mode)
 
     def _graph(self, mode: str) -> Graph:
@@ -292,7 +292,7 @@ def _find_sources(outputs: Any) -> set[int]:
 
 
 def pick_inputs(model: Any, features: Any) -> Any:
-    """Return those of a dict of features that a model of predictions takes. Raises InputError where one
+    """Return those of a dict of features that a model of predictions takes. Raises InputError if one
     lacks."""
     taken = model.input
     if not isinstance(taken, Mapping) or not isinstance(features, Mapping):
@@ -307,7 +307,7 @@ def pick_inputs(model: Any, features: Any) -> Any:
 
 
 def _check_keys(given: Any, specs: Any, what: str) -> None:
-    """Raise InputError where a batch has other keys than the first one had."""
+    """Raise InputError if a batch has other keys than the first one had."""
     one, other = (_paths(tree) for tree in (given, specs))
     if one != other:
         raise InputError(

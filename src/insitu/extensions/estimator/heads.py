@@ -198,7 +198,7 @@ class _Classes(Head):
 
 
 class BinaryClassHead(_Classes):
-    """Two classes, by one logit: sigmoid cross entropy. Labels may lie between 0 and 1."""
+    """Two classes, by one logit: sigmoid cross entropy. Labels may be between 0 and 1."""
 
     units = 1
 

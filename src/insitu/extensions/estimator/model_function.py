@@ -132,7 +132,7 @@ def check_model_fn(model_fn: Any) -> None:
 
 
 def _check_needed(spec: EstimatorSpec) -> None:
-    """Raise InputError where what the mode needs is missing."""
+    """Raise InputError if what the mode needs is missing."""
     needed = {
         ModeKeys.TRAIN: ("loss", "train_op"),
         ModeKeys.EVAL: ("loss",),
@@ -196,7 +196,7 @@ def _make_of_parts(ops: Sequence[TrainOp], trainable: Sequence[Any]) -> Any:
     if left is not None:
         raise InputError(
             "The TrainOps train all trainable variables. Received: none with "
-            f"{left.path!r} in its var_list. Set layer.trainable = False where nothing is to train it"
+            f"{left.path!r} in its var_list. Set layer.trainable = False if nothing is to train it"
         )
     strange = set(places) - _ids(trainable)
     if strange:

@@ -1,4 +1,4 @@
-"""Training by global steps on parameter servers: what is saved, who ends it, and how it goes on.
+"""Training by global steps on parameter servers: what is saved, who ends it, and how it continues.
 
 A global step is an update that the servers make, of whichever worker's gradient. So workers don't count their
 own steps: each reads the number with what it pulls.
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("insitu")
 
 
 def find_servers(model: Any) -> ParameterServerStrategy | None:
-    """Return the strategy of a model whose variables lie on servers, else None."""
+    """Return the strategy of a model whose variables are on servers, else None."""
     trainer = trainer_of(model)
     strategy = trainer.strategy if trainer is not None else None
     return strategy if isinstance(strategy, ParameterServerStrategy) else None
@@ -102,7 +102,7 @@ def plan_training(
     *,
     asks: bool,
 ) -> None:
-    """Have the next fit end with `max_steps` updates. The first one goes on from the newest checkpoint in
+    """Have the next fit end with `max_steps` updates. The first one continues from the newest checkpoint in
     `store` of an earlier job. `asks`: the chief may end it for all. Raises TrainingError."""
     first = 0
     if servers.updates is None and trainer.membership.context.is_chief and store is not None:
@@ -127,7 +127,7 @@ def load_newest(trainer: KerasTrainer, store: CheckpointStore) -> int:
         load_weights(trainer.state, found.values)
         updates = int(found.values.get(name_update_count(trainer.model.optimizer), np.zeros(())))
         _LOG.warning(
-            "Training goes on from the weights of %s, after %d updates. The servers' optimizer begins "
+            "Training continues from the weights of %s, after %d updates. The servers' optimizer begins "
             "without its state",
             store.path_of(position),
             updates,
@@ -150,7 +150,7 @@ def open_store(
 
 
 def check_tables(trainer: KerasTrainer, store: CheckpointStore | None, has_evaluator: bool) -> None:
-    """Raise TrainingError where a model with tables on servers can't be evaluated or go on."""
+    """Raise TrainingError if a model with tables on servers can't be evaluated or continue."""
     tables = embeddings_of(trainer.model)
     if not tables or not isinstance(trainer.strategy, ParameterServerStrategy | HybridStrategy):
         return

@@ -34,7 +34,7 @@ _INPUT_ARGUMENTS = ("mode", "params", "config", "input_context")
     session_config="Leave it out: there are no sessions; insitu.config sets up devices",
     keep_checkpoint_every_n_hours="Pass keep_checkpoint_max, or copy checkpoints that are to stay",
     log_step_count_steps="Pass a StepCounterHook(every_n_steps) in the hooks of a training",
-    device_fn="Leave it out: variables lie where the strategy places them",
+    device_fn="Leave it out: variables are where the strategy places them",
     protocol=_NO_SESSIONS,
     eval_distribute=_ONE_STRATEGY,
     experimental_distribute="Pass train_distribute",
@@ -77,7 +77,7 @@ class TrainSpec:
     #: and `input_context` that it has as arguments.
     input_fn: Callable[..., Any]
     #: Updates of the model, counted over all workers and runs, after which training ends; None: it ends with
-    #: the data, or by a hook. On parameter servers it then goes on until a hook or `insitu stop` ends it.
+    #: the data, or by a hook. On parameter servers it then continues until a hook or `insitu stop` ends it.
     max_steps: int | None = None
     #: Hooks and Keras callbacks. Given in every task. None stands for none.
     hooks: Sequence[Any] = ()

@@ -45,14 +45,14 @@ from insitu.train.checkpoint import BackupAndRestore, CheckpointStore
 from insitu.train.evaluation import BATCH_SIZE, expect_ends
 from insitu.train.fit import KerasTrainer, Repeated, trainer_of
 
-# Checkpoints of a training by steps, from which the next training goes on
+# Checkpoints of a training by steps, from which the next training continues
 
 
 class StepCheckpoints(BackupAndRestore):
     """Saves between the intervals of a training, and says in each checkpoint whether the training ended with
     it.
 
-    A run of the same training goes on from its checkpoint, with the state of its callbacks; where it had
+    A run of the same training continues from its checkpoint, with the state of its callbacks; where it had
     ended, nothing is trained. Another training begins where that one was, with new callbacks. Only a job
     knows that a script was started again: elsewhere another training follows what has ended.
     """
@@ -106,8 +106,8 @@ def train_and_evaluate(
     Call it in each task of a job, with the same arguments. With `insitu start --evaluator` the evaluator task
     scores the checkpoints beside the training. Otherwise all workers evaluate in turn: behind a checkpoint,
     where `start_delay_secs` and `throttle_secs` have passed, and at the end. The training ends at
-    `max_steps`: data that ends is read again. Without `max_steps` it ends with the data. It goes on from the
-    last checkpoint in `model_dir`.
+    `max_steps`: data that ends is read again. Without `max_steps` it ends with the data. It continues from
+    the last checkpoint in `model_dir`.
 
     `estimator` is an Estimator, or a Keras model that was compiled in a strategy's scope. For a model,
     `config` says where and how often to save; an estimator has its own.
@@ -324,7 +324,7 @@ def choose_directory(config: RunConfig, context: Context) -> str | Path | None:
             "model_dir. Pass config=RunConfig(model_dir=...)."
         )
     folder = tempfile.mkdtemp(prefix="insitu-")
-    _LOG.warning("No model_dir was given: checkpoints lie in %s", folder)
+    _LOG.warning("No model_dir was given: checkpoints are in %s", folder)
     return folder
 
 

@@ -77,7 +77,7 @@ class Exporter(Protocol):
 def load_export(path: Path, *, trust: bool = False) -> ServedModel:
     """Return the model of a file or folder that `insitu export` gives, or Keras' `save` and `export`.
 
-    A `.keras` file with `DenseFeatures` takes the features themselves. Raises InputError where it can't be
+    A `.keras` file with `DenseFeatures` takes the features themselves. Raises InputError if it can't be
     loaded, and for a SavedModel that uses files, unless `trust` says that its maker is trusted.
     """
     format = find_format(path)
@@ -162,7 +162,7 @@ def _take_features(model: ServedModel, transform: FeatureTransform) -> ServedMod
 
 def _look_up(transform: FeatureTransform, features: dict[str, Array]) -> dict[str, Array]:
     """Return the transformed features of a request, whose lists of one length may stand for rows of different
-    lengths. Raises InputError where the model's numbers depend on that."""
+    lengths. Raises InputError if the model's numbers depend on that."""
     found: dict[str, Array] = transform(features)
     numeric = transform.numeric_keys
     lists = {k: list(map(list, rows)) for k, rows in features.items() if rows.ndim == 2 and k not in numeric}

@@ -26,7 +26,7 @@ def publish(model: Any, folder: Path, step: int, example: Any, format: str = KER
     """Save `model` as `FOLDER/STEP.keras`, or as `STEP`, `STEP.onnx` or `STEP.stablehlo` in other formats,
     once what was saved predicts as `model` does on `example`.
 
-    Raises InputError where the format can't be written here; TrainingError, with nothing published, where the
+    Raises InputError if the format can't be written here; TrainingError, with nothing published, where the
     model can't be saved or loaded, or predicts otherwise.
     """
     check_format(format)
@@ -108,7 +108,7 @@ def make_example(model: Any) -> Any:
 def convert_export(path: Path, folder: Path, step: int, format: str) -> Path:
     """Publish the model of a `.keras` file in `folder` in another format. Returns the new file or folder.
 
-    Raises InputError where it can't be loaded or written, TrainingError where it predicts otherwise then.
+    Raises InputError if it can't be loaded or written, TrainingError where it predicts otherwise then.
     """
     check_format(format)
     try:

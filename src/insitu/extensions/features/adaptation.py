@@ -1,4 +1,4 @@
-"""`insitu.adapt`: Keras' `adapt` over the partitions of a cache, each read where it lies.
+"""`insitu.adapt`: Keras' `adapt` over the partitions of a cache, each read where it is.
 
 In a job each task reads the partitions of its shards, and leaves their statistics in the job's folder, from
 which all tasks take those of the others. So a task that is started again finds what was done.
@@ -56,7 +56,7 @@ class _Plan:
 
 
 def adapt(layers: Any, data: Dataset | str) -> None:
-    """Adapt preprocessing layers to all rows of a cache, in one pass over each partition where it lies.
+    """Adapt preprocessing layers to all rows of a cache, in one pass over each partition where it is.
 
     Layers are keras.layers.Normalization, Discretization, StringLookup and IntegerLookup. In a job each task
     reads the partitions of its shards, so call it in all of them; all layers become the same. Statistics are
@@ -272,7 +272,7 @@ class _Partitions:
                 time.sleep(_POLL_SECONDS)
 
     def _read_of_others(self, index: int) -> dict[str, Arrays]:
-        """Read a partition of another task's shards. Raises InputError where this task can't."""
+        """Read a partition of another task's shards. Raises InputError if this task can't."""
         try:
             return self._read(index)
         except InputError:

@@ -25,7 +25,7 @@ from insitu.train.replica import record_vocabulary_file
 class Ids:
     """The ids of a categorical column for a batch."""
 
-    #: int64[rows, width]; anything where nothing is present.
+    #: int64[rows, width]; anything if nothing is present.
     values: npt.NDArray[np.int64]
     #: bool[rows, width]. An id that is present may be -1: a value that the column doesn't know.
     present: npt.NDArray[np.bool_]
@@ -111,7 +111,7 @@ class KeyedColumn(CategoricalColumn):
         """Return the id of each of the distinct `values`, or, where there are some, `texts`."""
 
     def check_ids(self, ids: npt.NDArray[np.int64], entries: Entries) -> None:
-        """Raise InputError where the ids of entries aren't allowed."""
+        """Raise InputError if the ids of entries aren't allowed."""
 
 
 def _hash_values(values: npt.NDArray[np.int64], texts: Any, buckets: int) -> npt.NDArray[np.int64]:
@@ -226,7 +226,7 @@ class VocabularyColumn(KeyedColumn):
 
 @dataclass(frozen=True)
 class BucketizedColumn(CategoricalColumn):
-    """Takes the range between boundaries that each number lies in. Ids of a row's further numbers follow
+    """Takes the range between boundaries that each number is in. Ids of a row's further numbers follow
     those of the ones before. A dense layer takes it as it is, too."""
 
     kind: ClassVar[str] = "bucketized"

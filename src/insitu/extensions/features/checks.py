@@ -134,7 +134,7 @@ def check_vocabulary(vocabulary: Any, dtype: Any, key: str) -> tuple[tuple[Any, 
 
 
 def refuse_duplicates(values: tuple[Any, ...], what: str) -> None:
-    """Raise InputError where a value comes twice."""
+    """Raise InputError if a value comes twice."""
     if len(set(values)) < len(values):
         places: dict[Any, int] = {}
         for place, value in enumerate(values):

@@ -61,7 +61,7 @@ class ColumnLayer(keras.layers.Layer):
         return super().__call__(features, *args, **kwargs)
 
     def ids_and_weights(self, column: Any, features: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return (ids [rows, ids of a row], 0 where there is none; their weights, 0 where there is none)."""
+        """Return (ids [rows, ids of a row], 0 if there is none; their weights, 0 if there is none)."""
         leaf = leaf_of(column)
         ids = ops.cast(features[leaf.name + IDS], "int32")
         weights = features[leaf.name + WEIGHTS] if isinstance(leaf, WeightedColumn) else ops.ones_like(ids)
@@ -94,7 +94,7 @@ class ColumnLayer(keras.layers.Layer):
 
 
 def find_transform(model: Any) -> FeatureTransform | None:
-    """Return what looks up the features of all layers over columns in a model; None where it has none."""
+    """Return what looks up the features of all layers over columns in a model; None if it has none."""
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, ColumnLayer)]
     columns = [column for layer in layers for column in layer.feature_columns]
     lengths = {name: length for layer in layers for name, length in layer.transform.lengths.items()}

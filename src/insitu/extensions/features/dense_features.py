@@ -83,7 +83,7 @@ class DenseFeatures(ColumnLayer):
 
 
 def _combine(rows: Any, weights: Any, combiner: str) -> Any:
-    """Return one row of the table for each row's ids: [rows, dimension]; zeros where there are none."""
+    """Return one row of the table for each row's ids: [rows, dimension]; zeros if there are none."""
     if combiner != "sum":
         weights = ops.maximum(weights, 0)  # TensorFlow leaves out such ids
     total = ops.sum(rows * ops.expand_dims(weights, -1), axis=1)

@@ -24,7 +24,7 @@ Features = Mapping[str, Any]
 class Entries:
     """The values of one feature of a batch: a table with as many columns as the longest row has values."""
 
-    #: The values: whole numbers, or places in `texts`; int64[rows, width]. 0 where nothing is present.
+    #: The values: whole numbers, or places in `texts`; int64[rows, width]. 0 if nothing is present.
     values: npt.NDArray[np.int64]
     #: Distinct texts; None where the values are whole numbers.
     texts: Sequence[bytes] | None
@@ -71,7 +71,7 @@ def _take(of_texts: npt.NDArray[Any], values: npt.NDArray[np.int64]) -> npt.NDAr
 
 
 def get_feature(features: Features, key: str, column: str) -> Any:
-    """Return the feature that a column reads, on the host. Raises InputError where the data lacks it."""
+    """Return the feature that a column reads, on the host. Raises InputError if the data lacks it."""
     if not isinstance(features, Mapping):
         raise InputError(
             f"Feature columns read a dict of features by name. Received: {type(features).__name__} for "

@@ -153,7 +153,7 @@ def check_columns(columns: Iterable[Any], may_repeat: bool = False) -> tuple[Col
 
 
 def _find_leaves(columns: Iterable[Column]) -> dict[str, Leaf]:
-    """Return the columns that are transformed, by the names of what they become. Raises InputError where two
+    """Return the columns that are transformed, by the names of what they become. Raises InputError if two
     of
     a name differ."""
     leaves: dict[str, Leaf] = {}
@@ -198,7 +198,7 @@ def _check_rows(found: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 def check_dense(columns: Iterable[Any]) -> tuple[Any, ...]:
-    """Return dense columns, ordered by name. Raises InputError where one is categorical alone, or a
+    """Return dense columns, ordered by name. Raises InputError if one is categorical alone, or a
     sequence."""
     listed = check_columns(columns)
     for column in listed:
@@ -213,7 +213,7 @@ def check_dense(columns: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def check_sequence(columns: Iterable[Any]) -> tuple[Any, ...]:
-    """Return sequence columns, ordered by name. Raises InputError where one isn't."""
+    """Return sequence columns, ordered by name. Raises InputError if one isn't."""
     listed = check_columns(columns)
     for column in listed:
         _refuse_categorical(column)

@@ -66,7 +66,7 @@ def take_settings(given: Any) -> Iterator[ConnectionSettings]:
 
 @contextlib.contextmanager
 def _file_in_memory(text: str) -> Iterator[str]:
-    """Yield the path of a file that lies in memory, and that this process alone can open."""
+    """Yield the path of a file that is in memory, and that this process alone can open."""
     descriptor = os.memfd_create("insitu-ignite", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(descriptor), "w") as file:

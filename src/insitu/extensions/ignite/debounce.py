@@ -35,7 +35,7 @@ class Debounce:
 def wait_until_stable(address: Address, known: Sequence[int]) -> None:
     """Return once the topology version is `known`, or another one that stays; after a minute in any case.
 
-    Raises InputError and SourceError where no server answers.
+    Raises InputError and SourceError if no server answers.
     """
     debounce, deadline = Debounce(tuple(known)), time.monotonic() + _MOST_SECONDS
     with Cluster(address, read_settings()) as cluster:

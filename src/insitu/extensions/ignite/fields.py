@@ -59,7 +59,7 @@ from insitu.grid.sources import ColumnOptions, SourceOptions
 TypeLookup = Callable[[int], BinaryType]
 _OBJECTS = (OBJECT, WRAPPED)
 _DEEPEST = 32
-"""How deep objects may lie in each other."""
+"""How deep objects may be in each other."""
 _MOST_PARTS = 4096
 """Fields that a row may have, those of all objects in it included."""
 _SCALARS: Mapping[int, tuple[str, tuple[int, ...]]] = {
@@ -183,7 +183,7 @@ class _Finder:
         if any(np.isin(objects, outer).any() for outer in around):
             return self._refuse(name, "is an object that holds it", "Store a key of that object")
         if len(around) > _DEEPEST:
-            return self._refuse(name, f"lies more than {_DEEPEST} objects deep", "Store it further up")
+            return self._refuse(name, f"is more than {_DEEPEST} objects deep", "Store it further up")
         headers = ObjectFields(self._buffer, objects, self._type_of)
         numbers = np.unique(headers.types)
         if len(numbers) > 1 or not numbers[0]:

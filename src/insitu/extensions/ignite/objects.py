@@ -1,4 +1,4 @@
-"""Pure: binary objects, many at once: where the fields of each lie.
+"""Pure: binary objects, many at once: where the fields of each are.
 
 An object is a header of 24 bytes (type code, version, flags, type, hash, length, schema, where the footer
 begins), the fields, and a footer with where each field begins. All numbers of all objects are read by one
@@ -56,7 +56,7 @@ def _gather(buffer: Buffer, positions: Positions, size: int, dtype: np.dtype[Any
         return np.zeros(count, dtype)
     low, high = int(positions.min()), int(positions.max())
     if low < 0 or high + size > len(buffer):
-        raise Malformed(f"values of {size} bytes at [{low}, {high}] lie outside of {len(buffer)} bytes")
+        raise Malformed(f"values of {size} bytes at [{low}, {high}] are outside of {len(buffer)} bytes")
     step = int(positions[1] - positions[0]) if count > 1 else 0
     if step > 0 and high - low == step * (count - 1) and (np.diff(positions) == step).all():
         return np.ndarray((count,), dtype, buffer, offset=low, strides=(step,)).copy()
@@ -98,7 +98,7 @@ def follow_handles(buffer: Buffer, positions: Positions) -> Positions:
 def locate_objects(buffer: Buffer, positions: Positions, what: str) -> Positions:
     """Return where the object of each value begins; ABSENT for null. Raises SourceError for other values.
 
-    An object may lie in a wrapper, or be one that stands earlier in the same row, to which a handle leads.
+    An object may be in a wrapper, or be one that stands earlier in the same row, to which a handle leads.
     """
     positions = follow_handles(buffer, positions)
     codes = gather_codes(buffer, positions)
@@ -196,7 +196,7 @@ class ObjectFields:
         return found
 
     def align(self, fields: Sequence[int]) -> AlignedFields | None:
-        """Return those of `fields` that lie at one distance from the beginning of all objects, side by side;
+        """Return those of `fields` that are at one distance from the beginning of all objects, side by side;
         None where few do: then it is no gain.
 
         One copy of the beginning of each object takes the place of several of each field.
@@ -223,7 +223,7 @@ class ObjectFields:
         schema = self._schema(0, flags, width + head)
         size = len(schema) * (width + head)
         if (self._footers < HEADER_BYTES).any() or (self._footers + size > self._lengths).any():
-            raise Malformed("the footer of an object lies outside of it")
+            raise Malformed("the footer of an object is outside of it")
         footers = gather(self._buffer, self._objects + self._footers, size).view(np.uint8)
         entries = np.ndarray(
             (len(self._objects), len(schema)),
@@ -250,10 +250,10 @@ class ObjectFields:
             return np.full(len(objects), ABSENT, np.int64)
         place = footers + schema.index(field) * (width + head) + head
         if (footers < HEADER_BYTES).any() or (place + width > lengths).any():
-            raise Malformed("the footer of an object lies outside of it")
+            raise Malformed("the footer of an object is outside of it")
         offsets = gather_numbers(self._buffer, objects + place, f"u{width}").astype(np.int64)
         if (offsets < HEADER_BYTES).any() or (offsets >= lengths).any():
-            raise Malformed("a field of an object lies outside of it")
+            raise Malformed("a field of an object is outside of it")
         found: Positions = objects + offsets
         return found
 
@@ -268,6 +268,6 @@ class ObjectFields:
         start = int(self._objects[row] + self._footers[row])
         end = int(self._objects[row] + self._lengths[row]) - (4 if flags & _HAS_RAW else 0)
         if end < start:
-            raise Malformed("the footer of an object lies outside of it")
+            raise Malformed("the footer of an object is outside of it")
         places = np.arange(start, end - width + 1, width, dtype=np.int64)
         return tuple(gather_numbers(self._buffer, places, "i4").tolist())

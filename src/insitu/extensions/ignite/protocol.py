@@ -124,9 +124,9 @@ class CacheConfiguration:
     mode: str
     #: Further copies of each partition; many for a replicated cache.
     backups: int
-    #: The column that the key of a SQL table makes; empty where it has none.
+    #: The column that the key of a SQL table makes; empty if it has none.
     key_column: str
-    #: The column that a value that is no object makes; empty where it has none.
+    #: The column that a value that is no object makes; empty if it has none.
     value_column: str
     #: The columns of a SQL table that are fields of its key.
     key_fields: frozenset[str]

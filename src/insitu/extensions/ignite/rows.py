@@ -37,7 +37,7 @@ class Rows:
 
 
 def find_rows(data: bytes | bytearray | memoryview, count: int) -> Rows:
-    """Return the `count` rows that `data` consists of. Raises Malformed where they don't fill it."""
+    """Return the `count` rows that `data` consists of. Raises Malformed if they don't fill it."""
     buffer = np.frombuffer(data, np.uint8)
     if not count:
         if len(buffer):

@@ -69,7 +69,7 @@ class TypeBook:
     def refresh(self, number: int, *, may_grow: bool = False) -> None:
         """Ask for a class again, of which objects of a new schema have come.
 
-        Raises SourceError where it has no such schema, and, unless it `may_grow`, where it has new fields.
+        Raises SourceError if it has no such schema, and, unless it `may_grow`, where it has new fields.
         """
         with self._lock:
             self._refreshes += 1
@@ -233,7 +233,7 @@ class IgniteSource:
     def read_elsewhere(self) -> Iterator[ReadAccount]:
         """Yield an account that the caller fills with what others read of all partitions (`blocks_of`).
 
-        Makes `origin` at the end. Raises SourceError where rows are missing.
+        Makes `origin` at the end. Raises SourceError if rows are missing.
         """
         self.origin = None
         began = time.time()
@@ -311,7 +311,7 @@ class IgniteSource:
             self.origin["nodes"] = dict(account.nodes)
 
     def _check_loss(self, before: Layout, after: Layout, rows: int) -> None:
-        """Raise SourceError where rows are missing after a server has left since they were counted, or after
+        """Raise SourceError if rows are missing after a server has left since they were counted, or after
         partitions have moved that all servers together were asked for."""
         if not after.primaries and before.topology != after.topology and rows < self.ignite_rows:
             raise SourceError(
@@ -443,7 +443,7 @@ def rows_of_page(row_bytes: float) -> int:
 
 
 def _sample(cluster: Cluster, partitions: Sequence[int], times: int) -> list[Page]:
-    """Return some rows of the first partitions that have any. Raises SourceError where none has.
+    """Return some rows of the first partitions that have any. Raises SourceError if none has.
 
     `times` says how many times more rows and partitions than are enough mostly.
     """

@@ -147,7 +147,7 @@ def decode_leaf(buffer: Buffer, positions: Positions, leaf: Leaf) -> Any:
 
 
 def decode_aligned(aligned: AlignedFields, field: int, leaf: Leaf) -> Any:
-    """Return the values of a leaf as `decode_leaf` does, of a field that lies side by side."""
+    """Return the values of a leaf as `decode_leaf` does, of a field that is side by side."""
     if leaf.code in NUMBERS:
         # Of a bool any byte but 0 is true.
         kind = "u1" if leaf.code == BOOL else np.dtype(NUMBERS[leaf.code]).str[1:]
@@ -209,7 +209,7 @@ def _native(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def read_lengths(buffer: Buffer, positions: Positions, size: int) -> Positions:
-    """Return how many elements of `size` bytes each value has. Raises Malformed where they aren't there."""
+    """Return how many elements of `size` bytes each value has. Raises Malformed if they aren't there."""
     lengths = gather_numbers(buffer, positions + 1, "i4").astype(np.int64)
     if (lengths < 0).any() or (positions + 5 + lengths * size > len(buffer)).any():
         raise Malformed("a text or an array is cut off")
@@ -263,7 +263,7 @@ def _take_between(buffer: Buffer, starts: Positions, lengths: Positions, kind: A
     """Return the bytes [starts[i], starts[i] + lengths[i]), which follow each other, as an Arrow array."""
     bounds = np.empty(2 * len(starts), np.int64)
     bounds[::2], bounds[1::2] = starts, starts + lengths
-    # What is wanted and what lies between in turn: every other binary is wanted.
+    # What is wanted and what is between in turn: every other binary is wanted.
     turns = pa.Array.from_buffers(
         pa.large_binary(), max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), pa.py_buffer(buffer)]
     )
@@ -278,7 +278,7 @@ def _timestamps(buffer: Buffer, positions: Positions, name: str) -> npt.NDArray[
         int(milliseconds.max()) > _MOST_MILLISECONDS or int(milliseconds.min()) < -_MOST_MILLISECONDS
     ):
         raise SourceError(
-            f"Timestamps must lie in [1678, 2262), as nanoseconds of 64 bits. Received: column {name} with "
+            f"Timestamps must be in [1678, 2262), as nanoseconds of 64 bits. Received: column {name} with "
             f"{int(np.abs(milliseconds).max())} milliseconds from 1970. Store them as Date, or leave the "
             f"column out with --without {name}"
         )

@@ -13,7 +13,7 @@ from insitu.grid.layout import Endpoint, HostPlaces, normalize_address
 
 
 def find_way(address: Address, endpoints: Mapping[str, Endpoint], node: NodeId, places: HostPlaces) -> str:
-    """Return the address by which a node reads the cache. Raises SourceError where its servers listen on the
+    """Return the address by which a node reads the cache. Raises SourceError if its servers listen on the
     loopback interface of another host alone.
 
     What the user has named is used where it means the same on the node's host: certificates are for these

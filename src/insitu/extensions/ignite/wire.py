@@ -119,7 +119,7 @@ def pack_byte_array(data: bytes) -> bytes:
 
 
 class Reader:
-    """Reads primitives one after another. Raises Malformed where they end early."""
+    """Reads primitives one after another. Raises Malformed if they end early."""
 
     def __init__(self, data: bytes | bytearray | memoryview, position: int = 0) -> None:
         self.data = memoryview(data)
@@ -200,7 +200,7 @@ class Reader:
 
 _UNSIGNED = (1 << 64) - 1
 _DEEPEST = 64
-"""How deep arrays and collections of a value may lie in each other."""
+"""How deep arrays and collections of a value may be in each other."""
 
 
 def end_of_value(data: Sequence[int] | memoryview, position: int, depth: int = 0) -> int:
@@ -208,7 +208,7 @@ def end_of_value(data: Sequence[int] | memoryview, position: int, depth: int = 0
     reader = Reader(data if isinstance(data, memoryview) else memoryview(bytes(data)), position)
     code = reader.read_byte()
     if depth > _DEEPEST:
-        raise Malformed(f"values lie more than {_DEEPEST} deep in each other")
+        raise Malformed(f"values are more than {_DEEPEST} deep in each other")
     if code in FIXED_BYTES:
         reader.take(FIXED_BYTES[code] - 1)
     elif code in ELEMENT_BYTES:

@@ -74,7 +74,7 @@ class IdReader:
         columns = {column.name: column for column in cache.columns}
         if name not in columns and (key is not None or not self._numbers):
             raise InputError(
-                f"Predictions lie under the keys of their rows. Received: cache {cache.name}, which has no "
+                f"Predictions are under the keys of their rows. Received: cache {cache.name}, which has no "
                 f"column {name!r} but {', '.join(columns)}. Name the column of keys by key="
             )
         self.key = columns.get(name, Column(ROW, "int64"))

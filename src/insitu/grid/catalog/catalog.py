@@ -293,7 +293,7 @@ class Catalog:
     def _make_corrupt_error(self, why: str) -> CorruptCatalog:
         return CorruptCatalog(
             f"The catalogue at {self._paths.catalog} can't be read ({why}). `insitu repair` "
-            f"keeps it under another name, and makes a new one from what lies in the stores"
+            f"keeps it under another name, and makes a new one from what is in the stores"
         )
 
     @contextlib.contextmanager

@@ -133,5 +133,5 @@ class CatalogWatch:
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise CorruptCatalog(
                 f"The catalogue at {self._paths.catalog} can't be read ({error}). `insitu repair` makes a "
-                f"new one from what lies in the stores"
+                f"new one from what is in the stores"
             ) from error

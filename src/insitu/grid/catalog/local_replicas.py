@@ -55,8 +55,8 @@ def check_here(paths: Paths, cache: CacheSpec, indices: Iterable[int]) -> None:
     if missing and (paths.head.exists() or is_home_of_agent(paths)):
         owners = sorted({owner for i in missing for owner in cache.partitions[i].owners})
         raise GridError(
-            f"A process reads partitions that lie on its own machine. Received: {cache.name} version "
+            f"A process reads partitions that are on its own machine. Received: {cache.name} version "
             f"{cache.version}, of which {format_count(len(missing), 'partition')} "
-            f"{inflect(len(missing), 'lies', 'lie')} on {', '.join(owners)} alone. "
+            f"{inflect(len(missing), 'is', 'are')} on {', '.join(owners)} alone. "
             f"`insitu fetch {cache.name}` copies them to this machine"
         )

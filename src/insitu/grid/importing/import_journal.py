@@ -126,7 +126,7 @@ def find_resumable(paths: Paths, plan: ImportPlan) -> tuple[str, int] | None:
         other = True
     if other:
         raise InputError(
-            f"--resume goes on with an import of the same files, unchanged since, with the same options. "
+            f"--resume continues with an import of the same files, unchanged since, with the same options. "
             f"Received: an import into {name} with others than the one that was interrupted. Give those "
             f"again, or leave --resume out, which drops what it has done"
         )

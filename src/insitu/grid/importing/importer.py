@@ -370,7 +370,7 @@ def _write_and_publish(job: ImportJob, plan: ImportPlan) -> list[CacheSpec]:
     published = False
     versions: list[CacheSpec] = []
     try:
-        kept = "What was written is kept: the same command goes on with it, one without --resume removes it"
+        kept = "What was written is kept: the same command continues with it, one without --resume removes it"
         with full_disk_as_error(paths.home, kept if options.resume else "Nothing of it was kept"):
             job.owners.record_stores()
             versions += _build_in_blocks(job, plan)

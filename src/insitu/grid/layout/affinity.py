@@ -97,7 +97,7 @@ def owners_of_partition(partition: int, topology: Topology, backups: int) -> tup
     nodes = topology.nodes
     if not 0 <= backups < len(nodes):
         raise InputError(
-            f"Each copy of a partition lies on a node of its own, so --backups must be in [0, {len(nodes)}) "
+            f"Each copy of a partition is on a node of its own, so --backups must be in [0, {len(nodes)}) "
             f"on {format_count(len(nodes), 'node')}. Received: {backups}. Bring up more nodes with `insitu "
             "up --nodes N`, "
             f"on several hosts with `insitu up --hosts FILE`"

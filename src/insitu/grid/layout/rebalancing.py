@@ -76,7 +76,7 @@ def plan_rebalancing(
     staying = sorted(set(nodes) - set(leaving))
     if not 0 <= backups < len(staying):
         raise InputError(
-            f"Each copy of a partition lies on a node of its own, so there must be more nodes that stay than "
+            f"Each copy of a partition is on a node of its own, so there must be more nodes that stay than "
             f"backups. Received: {format_count(len(staying), 'node')} for "
             f"{format_count(backups, 'backup')}. Add nodes, or import with "
             f"fewer backups"

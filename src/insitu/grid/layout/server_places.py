@@ -132,7 +132,7 @@ def find_host_places(
 
 
 def _find_nodes(endpoint: Endpoint, hosts: HostAddresses) -> tuple[NodeId, ...]:
-    """Return the nodes on the host of a server; empty where there are none, or it isn't known.
+    """Return the nodes on the host of a server; empty if there are none, or it isn't known.
 
     An address that several hosts have, such as that of a bridge for containers, says nothing.
     """

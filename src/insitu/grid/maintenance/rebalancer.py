@@ -146,7 +146,7 @@ def _make_plan(
     local = sorted({c.node for c in copies if c.node not in nodes and paths.node(c.node).exists()})
     if local:
         raise InputError(
-            f"Partitions move between agents. Received: {cache.name} version {cache.version}, which lies on "
+            f"Partitions move between agents. Received: {cache.name} version {cache.version}, which is on "
             f"{', '.join(local)} in {paths.home}, without an agent. Import it again with --overwrite"
         )
     sizes = {info.index: info.bytes for info in cache.partitions}

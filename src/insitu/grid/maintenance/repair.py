@@ -250,7 +250,7 @@ def _read_folders(
         at_home = manifest is not None and stores.get(place.node) in (None, manifest.store)
         if manifest is not None and not at_home:
             report.problems.append(
-                f"{place.manifest} names the store {manifest.store}, but lies in {stores[place.node]}"
+                f"{place.manifest} names the store {manifest.store}, but is in {stores[place.node]}"
             )
         folders.append(_Folder(place, manifest, at_home))
     progress(len(places), len(places))

@@ -103,7 +103,7 @@ class RayStream:
         self._ahead: tuple[int, Any] | None = None
 
     def tables_of(self, number: int) -> Iterator[Any]:
-        """Yield the rows of a group as Arrow tables. Raises SourceError where Ray can't read them, or gives
+        """Yield the rows of a group as Arrow tables. Raises SourceError if Ray can't read them, or gives
         them in another order."""
         if self._next != number:
             self.close()
@@ -370,7 +370,7 @@ def _make_plain(values: Any, name: str, path: object, tensor: tuple[str, tuple[i
 
 
 def _tensor_of(flat: Any, shape: tuple[int, ...]) -> Any:
-    """Return tensors of one shape, whose values lie end to end in `flat`."""
+    """Return tensors of one shape, whose values are end to end in `flat`."""
     if not shape:
         return flat
     kind = pa.fixed_shape_tensor(flat.type, shape)

@@ -29,7 +29,7 @@ def has_cluster() -> bool:
 
 
 def import_ray_data() -> Any:
-    """Return the module `ray.data`. Raises InputError where it, or what it needs, isn't installed."""
+    """Return the module `ray.data`. Raises InputError if it, or what it needs, isn't installed."""
     try:
         import ray.data
     except ImportError as error:
@@ -51,7 +51,7 @@ class RaySession:
     def connect(self, *, to_cluster: bool) -> None:
         """Connect to the Ray cluster, or to a Ray of this machine alone, which begins now.
 
-        Raises InputError where Ray isn't installed, or no cluster is there; SourceError where it doesn't take
+        Raises InputError if Ray isn't installed, or no cluster is there; SourceError where it doesn't take
         this process in.
         """
         if os.environ.get(_UNPICKLE_ENV, "0").lower() not in ("", "0", "false"):
@@ -150,7 +150,7 @@ class RaySession:
         """Yield the rows of files as Arrow tables: file by file, as they are named, in the order of each.
 
         With `include_paths` there is a column `path`, with the path of each row's file without the protocol.
-        `rows`: so many of the first ones at most. Raises SourceError where Ray can't read.
+        `rows`: so many of the first ones at most. Raises SourceError if Ray can't read.
         """
         data = import_ray_data()
         with warnings.catch_warnings():  # it warns of its own settings

@@ -81,7 +81,7 @@ class DataPosition:
         nothing knows here of a checkpoint from which the loop continues."""
         if incarnation > 1 and not (self.is_said or self.has_begun):
             warnings.warn(
-                "This task was started again. A loop that goes on from a checkpoint says where its data "
+                "This task was started again. A loop that continues from a checkpoint says where its data "
                 "stands, by set_epoch(N) or load_state_dict(...). Received: a loop that begins with epoch 0 "
                 f"of {data!r}.",
                 stacklevel=3,

@@ -243,7 +243,7 @@ class Dataset(PositionedData):
     def _selected(self, name: str, step: Filter | Take) -> Dataset:
         if self._chain.seed is not None or self._chain.batch_size is not None:
             raise InputError(
-                f"Dataset.{name} chooses rows as they lie: call it before shuffle and batch. Received: "
+                f"Dataset.{name} chooses rows as they are: call it before shuffle and batch. Received: "
                 f"{self!r}"
             )
         return Dataset(self._reader, self._context, self._chain, self._selection.then(step))

@@ -71,7 +71,9 @@ class ReadCounter:
             self._failed = False
         except (GridError, OSError) as error:
             if not self._failed:
-                logger.warning("How many rows were read can't be written down: %s. Training goes on.", error)
+                logger.warning(
+                    "How many rows were read can't be written down: %s. Training continues.", error
+                )
             self._failed = True
 
 

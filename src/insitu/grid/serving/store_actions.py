@@ -416,7 +416,7 @@ def prepare_version(paths: Paths, node: NodeId, cache: CacheSpec, token: str, ba
             return sum(info.bytes for info in held)  # the answer to the first request was lost
         raise GridError(
             f"A new version has a number of its own. Received: {cache.name} version {cache.version}, which "
-            f"lies in the store of {node} already. Import again"
+            f"is in the store of {node} already. Import again"
         )
     make_folder(paths.home, staged.store(node))
     if base is not None:

@@ -385,7 +385,7 @@ class MemoryFolder:
             os.close(descriptor)
         self._is_refused = True
         logger.warning(
-            "files of insitu:// lie on the disk, not in memory: %s must be a folder of this user alone, and "
+            "files of insitu:// are on the disk, not in memory: %s must be a folder of this user alone, and "
             "%s. Have its owner remove it, and start the agent again",
             *(path, why),
         )

@@ -148,7 +148,7 @@ def _check(is_empty: bool) -> None:
     if not is_empty:
         raise GridError(
             "Names are put back into a metadata store that has none. Received: one in which another process "
-            "has put names meanwhile. `insitu repair` compares it with what lies on nodes"
+            "has put names meanwhile. `insitu repair` compares it with what is on nodes"
         )
 
 

@@ -258,7 +258,7 @@ class NameTree:
             if source == target:
                 return seen, []
             if isinstance(old.found, Folder) and target.startswith(f"{source}/"):
-                raise _make_error(errno.EINVAL, target, "it lies in what is moved")
+                raise _make_error(errno.EINVAL, target, "it is in what is moved")
             if new.blocked:
                 raise _make_error(errno.ENOTDIR, new.blocked)
             key, operations = _make_way(volume, new)

@@ -120,7 +120,7 @@ class NpySource:
         refuse_truncated(path, header, held)
         if header.fortran and lies_behind_url(path):
             raise SourceError(
-                f"An array behind a URL must lie in row order. Received: {path}, in column order. Save it "
+                f"An array behind a URL must be in row order. Received: {path}, in column order. Save it "
                 f"with numpy.save(file, numpy.ascontiguousarray(array)), or give the path of a copy"
             )
 

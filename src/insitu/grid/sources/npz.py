@@ -116,7 +116,7 @@ def _member(
         room = shutil.disk_usage(tempfile.gettempdir()).free
         if size > room:
             raise SourceError(
-                f"{archive.filename}:{name} lies in column order, so its {size} bytes are unpacked to "
+                f"{archive.filename}:{name} is in column order, so its {size} bytes are unpacked to "
                 f"{tempfile.gettempdir()} first, where {room} are free. Set TMPDIR to a folder with more "
                 f"room, or save the array in row order"
             )

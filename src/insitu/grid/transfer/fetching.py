@@ -1,8 +1,8 @@
 """Fetches a partition whole from other nodes into the store of this one.
 
 It arrives in a file of its own beside its place, from whichever of the sources answers. After a cut the next
-source goes on where the last one ended, also in another process. When all bytes are there and their checksum
-is right, the file gets its name by a rename.
+source continues where the last one ended, also in another process. When all bytes are there and their
+checksum is right, the file gets its name by a rename.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def fetch_partition(
     Returns its path; the store's manifest names it then. A partition that is there already is only verified.
     `silence` is the number of seconds after which a source without a byte counts as lost.
 
-    Raises TransferError where no source gives all of it, which leaves what has arrived for the next call;
+    Raises TransferError if no source gives all of it, which leaves what has arrived for the next call;
     CorruptPartition where every source gives wrong bytes; CacheBusy where another process fetches it;
     StorageFull, also where the quota of the store doesn't allow it.
     """
@@ -223,7 +223,7 @@ class _Fetch:
                 reasons = "; ".join(failures.values()) or "no source was given"
                 raise TransferError(
                     f"{self._named()} can't be fetched: {reasons}. {self._arrival.size} bytes are here; the "
-                    f"next attempt goes on with them"
+                    f"next attempt continues with them"
                 )
             time.sleep(_PAUSE_SECONDS * 2**vain)
 

@@ -108,7 +108,7 @@ class RemoteStores:
         self._secret = secret
         self._silence = silence
         self._number = number
-        #: Nodes with agents whose stores lie in this home.
+        #: Nodes with agents whose stores are in this home.
         self.here: tuple[NodeId, ...] = tuple(sorted(here))
         #: Nodes that are to leave: they are read from, and get nothing new.
         self.leaving: frozenset[NodeId] = frozenset(leaving)
@@ -118,7 +118,7 @@ class RemoteStores:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """The nodes whose stores lie in other homes, by name."""
+        """The nodes whose stores are in other homes, by name."""
         return tuple(sorted(self._addresses.keys() - set(self.here)))
 
     @property
@@ -128,7 +128,7 @@ class RemoteStores:
 
     @property
     def all_nodes(self) -> tuple[NodeId, ...]:
-        """All nodes whose agents are alive, by name: also those whose stores lie in this home."""
+        """All nodes whose agents are alive, by name: also those whose stores are in this home."""
         return tuple(sorted(self._addresses))
 
     def survey(self, caches: Iterable[str]) -> dict[NodeId, Survey]:

@@ -147,7 +147,7 @@ def make_chunk(data: bytes) -> pa.RecordBatch:
 
 
 def chunk_bytes(batch: pa.RecordBatch) -> memoryview:
-    """Return the bytes of a chunk, without copying them. Raises InputError where it is none."""
+    """Return the bytes of a chunk, without copying them. Raises InputError if it is none."""
     if batch.schema != SCHEMA or batch.num_rows != 1:
         raise InputError(f"A chunk is one value of bytes. Received: {batch.num_rows} of {batch.schema}")
     column = batch.column(0)

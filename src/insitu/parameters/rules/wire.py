@@ -199,7 +199,7 @@ def _make_view(memory: Array, offset: int, size: int, dtype: np.dtype[Any], shap
             raise MalformedMessage(f"A message describes its arrays wrongly: {error}") from error
     if offset + size > memory.size or offset % dtype.itemsize:
         raise MalformedMessage(
-            f"An array must lie within {memory.size} bytes. Received: {size} bytes at {offset}"
+            f"An array must be within {memory.size} bytes. Received: {size} bytes at {offset}"
         )
     return memory[offset : offset + size].view(dtype).reshape(shape)
 

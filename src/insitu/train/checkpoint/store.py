@@ -223,7 +223,7 @@ class CheckpointStore:
         names = self._list()
         if not names and self._is_noted():
             raise NotDamaged(
-                f"Training goes on from the newest checkpoint that was published in {self.path}. Received: "
+                f"Training continues from the newest checkpoint that was published in {self.path}. Received: "
                 f"none is there. Mount or bring back that folder, or remove {self._note} to start over"
             )
         for name in reversed(names):

@@ -96,7 +96,7 @@ class EpochLog:
         if self._starts_over(number) or self._look_up(number) or goes_on or not matters:
             return
         raise UnknownPosition(
-            "A restarted loop that goes on from its own checkpoint must know where its data stands. "
+            "A restarted loop that continues from its own checkpoint must know where its data stands. "
             f"Received: a loop over {data}, of which an earlier attempt had come to epoch {furthest}, and "
             f"weights that are those of no one beginning of an epoch. {_ADVICE}"
         )
@@ -155,7 +155,7 @@ class EpochLog:
     def _warn_of_updates(self, updates: int, data: str) -> None:
         warnings.warn(
             f"A loop begins with epoch 0 of {data}, though its optimizers have made {updates} updates "
-            "elsewhere. If it goes on from a checkpoint, it gets the rows of epoch 0 again, unless it says "
+            "elsewhere. If it continues from a checkpoint, it gets the rows of epoch 0 again, unless it says "
             f"where its data stands. {_ADVICE}.",
             stacklevel=2,
         )
@@ -172,7 +172,7 @@ class EpochLog:
                 file.write(line + "\n")
         except OSError as error:
             _LOG.warning(
-                "Where a custom loop stands in its data couldn't be written: %s. Training goes on.", error
+                "Where a custom loop stands in its data couldn't be written: %s. Training continues.", error
             )
 
     def _read(self) -> Iterator[EpochNote]:

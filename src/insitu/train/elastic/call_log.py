@@ -299,7 +299,7 @@ class CallLog(CallCounter):
         trainer = self._under_way
         if trainer is None or self._finished != int(self._staged["call"]):
             raise TrainingError(
-                f"A replacement can't go on in the middle of {position.kind!r}. Start the job again."
+                f"A replacement can't continue in the middle of {position.kind!r}. Start the job again."
             )
         for reference in self._trainers:
             other = reference()

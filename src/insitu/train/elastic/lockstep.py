@@ -224,7 +224,7 @@ class Lockstep:
         ended = self._rendezvous.ended
         if ended and position.kind in (TRAIN, LOOP) and self._unit != self._interrupted:
             at = f"epoch {position.epoch + 1} step {position.step + 1}"
-            raise refuse_without(ended, None, f"training goes on with {at} at {find_place()}")
+            raise refuse_without(ended, None, f"training continues with {at} at {find_place()}")
 
     def _check_can_retry(self, position: LoopPosition) -> None:
         """Raise CollectiveMismatch for an interrupted step of a script's own loop: only the script has its
@@ -233,7 +233,7 @@ class Lockstep:
             raise refuse_without(
                 self._rendezvous.ended or ("another task",),
                 None,
-                "the others go on with a step of their loop",
+                "the others continue with a step of their loop",
             )
 
     def _resume(self, position: LoopPosition, point: ResumePoint) -> None:

@@ -186,7 +186,7 @@ class SynchronousMembership(Membership):
         group = self.lockstep.group
         if self._rendezvous.ended:
             raise refuse_without(
-                self._rendezvous.ended, None, f"{self.context.task} goes on at {find_place()}"
+                self._rendezvous.ended, None, f"{self.context.task} continues at {find_place()}"
             )
         return group
 

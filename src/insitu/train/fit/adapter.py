@@ -222,7 +222,7 @@ class FeedAdapter(_UnevenBatches):
         return {"iterations": max(0, over), "length": 0, "begins": begins, "ends": max(0, ends)}
 
     def load_tests_state_dict(self, state: dict[str, int]) -> None:
-        """Go on as another process, from its `tests_state_dict()`."""
+        """Continue as another process, from its `tests_state_dict()`."""
         self._loaded = dict(state)
         self._events = [state["begins"], state["ends"]]
         self.feed.source.replay_events(state["begins"], state["ends"])

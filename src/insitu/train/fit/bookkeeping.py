@@ -103,7 +103,7 @@ class Bookkeeper:
                 if at_once:
                     raise
                 if not self._retry_at:
-                    _LOG.warning("%s. Training goes on; it is tried again.", full)
+                    _LOG.warning("%s. Training continues; it is tried again.", full)
                 self._retry_at = time.monotonic() + _RETRY_INTERVAL
                 return
             del self._unpublished[key]

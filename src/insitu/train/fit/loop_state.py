@@ -347,7 +347,7 @@ class LoopState:
         }
 
     def restore(self, epoch: int, step: int, values: dict[str, Any], extras: dict[str, Any]) -> None:
-        """Go on at this step with the variables of a checkpoint, and with its `checkpoint_extras()`."""
+        """Continue at this step with the variables of a checkpoint, and with its `checkpoint_extras()`."""
         load_snapshot(self.model_state, values)
         self.gap.rebase()
         self._metrics_to_restore = self.metrics()
@@ -389,8 +389,8 @@ class LoopState:
     def take_record(
         self, place: tuple[int, int], entry: Entry, state: dict[str, Any], *, is_newest: bool
     ) -> None:
-        """Go on at this (epoch, step) by what an earlier process of this task has recorded. `is_newest`: it
-        did no step since. Otherwise the servers know its learning rate better."""
+        """Continue at this (epoch, step) by what an earlier process of this task has recorded. `is_newest`:
+        it did no step since. Otherwise the servers know its learning rate better."""
         if is_newest and state["rate"] is not None:
             inner_optimizer(self._model.optimizer)._learning_rate.assign(state["rate"])
         self.logs, self.epoch_logs = state["logs"], state["epoch_logs"]

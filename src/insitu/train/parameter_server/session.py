@@ -398,7 +398,7 @@ class ParameterServerSession:
             self._settings.show_updates()
 
     def resume_epoch(self) -> None:
-        """Go on in the middle of an epoch with the servers' learning rate."""
+        """Continue in the middle of an epoch with the servers' learning rate."""
         if self._settings is not None:
             self._settings.resume()
 

@@ -272,7 +272,8 @@ _MOST = 24
 """Vocabularies that are compared one by one, as many as a message has room for; the others count as one."""
 _OTHERS = "other vocabularies"
 _read_files: dict[str, str] = {}
-"""A digest of a vocabulary's values by its file's path as it was given. Written by `record_vocabulary_file`."""
+"""A digest of a vocabulary's values by its file's path as it was given. Written by
+`record_vocabulary_file`."""
 
 
 def record_vocabulary_file(path: str, values: Iterable[str]) -> None:

@@ -145,7 +145,7 @@ def publish_choice(context: Context, strategy: str, way: str) -> None:
         try:
             publish_file(context.job.strategy(context.task), json.dumps(choice).encode())
         except (GridError, OSError) as error:
-            tell(f"How gradients travel can't be written down: {error}. Training goes on.", is_chief=True)
+            tell(f"How gradients travel can't be written down: {error}. Training continues.", is_chief=True)
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What lies in INSITU_HOME is its owner's alone, or a group's."""
+"""What is in INSITU_HOME is its owner's alone, or a group's."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_group_shares_caches_and_not_jobs(reachable, umask):
         return f"{rows} rows, {[c.name for c in Catalog(paths).caches()]}"
 
     assert run_as(use, user=4242).endswith("rows, ['a', 'b']")
-    # The owner goes on with what the other has made, also where that one's umask is strict.
+    # The owner continues with what the other has made, also where that one's umask is strict.
     make_cache(paths, reachable)
     assert [c.version for c in Catalog(paths).caches()] == [3, 1]
     for name, mode in modes_below(paths.nodes).items():

@@ -87,7 +87,7 @@ def test_a_cache_says_where_its_tasks_run(paths: Paths, monkeypatch: pytest.Monk
     let_be(monkeypatch, member("a"), member("b", "lost"))
     assert find_host_nodes(paths, "", cache((NodeId("node-0"),))) is None  # of this machine
     assert find_host_nodes(paths, "", cache((A, B), (B, A))) is not None
-    with pytest.raises(PlacementError, match=r"1 partition lies on b \(lost\) alone"):
+    with pytest.raises(PlacementError, match=r"1 partition is on b \(lost\) alone"):
         find_host_nodes(paths, "", cache((A, B), (B,)))
 
 
@@ -150,7 +150,7 @@ def test_a_job_may_be_bound_to_nodes_that_hold_all_of_its_cache() -> None:
     here = Topology((A, B, C))
     data = cache((A, B), (B, A), (B,))
     assert choose_nodes(here, ["b", "a"], data) == Topology((A, B)) == choose_nodes(here, ["a", "b"], None)
-    with pytest.raises(PlacementError, match=r"1 of 3 partitions of data lies on b alone"):
+    with pytest.raises(PlacementError, match=r"1 of 3 partitions of data is on b alone"):
         choose_nodes(here, ["a"], data)
     with pytest.raises(JobSpecError, match=r"that are up: a, b, c\. Received: d"):
         choose_nodes(here, ["a", "d"], data)

@@ -81,7 +81,7 @@ def test_links_are_followed(tmp_path: Path, copied: Callable[[Path], Path]) -> N
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda job: (job / "loop").symlink_to(job), "a folder that it lies in"),
+        (lambda job: (job / "loop").symlink_to(job), "a folder that it is in"),
         (lambda job: (job / "gone").symlink_to(job / "nothing"), "a link to nothing"),
         (lambda job: os.mkfifo(job / "pipe"), "neither a file nor a folder"),
     ],

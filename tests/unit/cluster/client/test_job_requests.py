@@ -220,7 +220,7 @@ def test_a_job_that_is_resumed_is_about_to_run_and_says_what_differs(
 def test_a_head_has_no_job_go_on_that_has_ended_or_lacks_what_it_needs(
     ended: JobPaths, job: JobPaths, started: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(JobEnded, match="has failed: there is nothing to go on with"):
+    with pytest.raises(JobEnded, match="has failed: there is nothing to continue with"):
         resume_job(ended, Shell({"A_TOKEN": ""}), revision=5)
     resume_job(ended, Shell({"A_TOKEN": ""}))  # a user does
     with pytest.raises(JobSpecError, match="without A_TOKEN"):

@@ -130,7 +130,7 @@ def run(job: JobPaths, tasks: ScriptedTasks, inbox: ScriptedInbox) -> int:
 
 
 def elastic(job: JobPaths, task: TaskId, *, generation: int, step: int) -> None:
-    """The task says that it trains and can go on without a peer."""
+    """The task says that it trains and can continue without a peer."""
     writer = ProgressWriter(job.progress(task))
     writer.elastic, writer.generation = True, generation
     writer.write(0, step, 0, "exchange")
@@ -226,7 +226,7 @@ def test_one_task_is_replaced_and_the_other_lives_on(forgiving: JobPaths, inbox:
     assert [(m.task, m.incarnation) for m in roster.members] == [(W0, 1), (W1, 2)]
     (recovery,) = Journal(forgiving.journal).state().recoveries
     assert (recovery.how, recovery.tasks, recovery.steps) == ("replaced", (W1,), (0, 3))
-    assert recovery.ended is not None and "training goes on" in forgiving.output.read_text()
+    assert recovery.ended is not None and "training continues" in forgiving.output.read_text()
 
 
 def test_a_new_controller_takes_over_what_runs(forgiving: JobPaths, inbox: ScriptedInbox) -> None:

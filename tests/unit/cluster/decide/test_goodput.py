@@ -151,7 +151,7 @@ def histories(
     draw: st.DrawFn,
 ) -> tuple[list[tuple[float, Mapping[str, Any]]], dict[str, list[Sample]], float]:
     """A journal of launches, ends, lost controllers and resumes, samples that clocks and kills have spoiled,
-    and a time of the end, which may lie before all of it."""
+    and a time of the end, which may be before all of it."""
     entries, samples = [], {}
     for task in (W0, W1):
         at, own = 0.0, []

@@ -1,4 +1,4 @@
-"""Each second of a job lies where it was spent, however often all of it is killed and has to go on.
+"""Each second of a job is where it was spent, however often all of it is killed and has to continue.
 
 A history is drawn together with its truth, slot by slot. The account, which sees only the journal and the
 samples, must say the same of each slot.

@@ -240,7 +240,7 @@ def test_an_evaluator_that_fails_is_launched_again_and_then_given_up() -> None:
     assert run.exits(EVALUATOR, 1, BUG)[-1] == Launch((EVALUATOR,))
     for delay in (1.0, 2.0):
         actions = run.exits(EVALUATOR, 1, BUG)
-        assert run.state.due == run.now + delay and "training goes on" in logged(actions)
+        assert run.state.due == run.now + delay and "training continues" in logged(actions)
         assert run.tick() == [Launch((EVALUATOR,))]
     assert "not started again: 3 of 3" in logged(run.exits(EVALUATOR, 1, BUG))
     assert run.state.due is None and run.state.phase == "running" and run.state.failures == 0

@@ -43,7 +43,7 @@ def place(run: JobRun, tasks: dict[TaskId, NodeId]) -> None:
 
 
 def own(*owners: str, rows: int = 10) -> Ownership:
-    """Where rows lie: for each shard the owners of its two partitions, primaries first."""
+    """Where rows are: for each shard the owners of its two partitions, primaries first."""
     shards = tuple((2 * s, 2 * s + 1) for s in range(len(owners)))
     infos = [
         PartitionInfo(i, rows, 100, "", tuple(map(NodeId, word)))

@@ -115,9 +115,9 @@ def test_more_workers_than_partitions_is_refused() -> None:
 
 
 def test_a_node_that_is_gone_is_named() -> None:
-    with pytest.raises(PlacementError, match="lies on node-2"):
+    with pytest.raises(PlacementError, match="is on node-2"):
         place_tasks(job(1), cache([0, 2]), Topology(NODES[:2]))
-    with pytest.raises(PlacementError, match="lies on node-2"):
+    with pytest.raises(PlacementError, match="is on node-2"):
         place_tasks(job(1), snapshot([0, 2], [1, 1], 3), Topology(NODES[:2]))
 
 

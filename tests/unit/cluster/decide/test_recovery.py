@@ -1,4 +1,4 @@
-"""What becomes of one task while the others go on, without processes."""
+"""What becomes of one task while the others continue, without processes."""
 
 from __future__ import annotations
 
@@ -185,12 +185,12 @@ def test_a_parameter_server_is_replaced_where_another_mirrors_it() -> None:
 def test_workers_with_servers_need_no_other_worker() -> None:
     run = running(W0, W1, PS, on_loss="adopt")
     run.exits(W1, elastic=(W0,))
-    # Nobody has to be there to go on with, and nobody adopts shards that servers count by worker.
+    # Nobody has to be there to continue with, and nobody adopts shards that servers count by worker.
     actions = run.exits(W0, KILLED, elastic=(), progress=(1, 5))
     assert signals(actions) != []
     run = running(W0, W1, PS, on_loss="adopt")
     actions = run.exits(W0, KILLED, elastic=(W1,), progress=(1, 5))
-    assert actions[-2:] == [Publish(2), Launch((W0,))] and "the others go on" in logged(actions)
+    assert actions[-2:] == [Publish(2), Launch((W0,))] and "the others continue" in logged(actions)
     assert shards(run) == {"worker:0": (0,), "worker:1": (1,)}
     assert run.exits(W1, 0, elastic=()) == []
     assert run.exits(W0, KILLED, elastic=(), progress=(1, 6))

@@ -180,7 +180,7 @@ def test_who_is_killed_at_any_step_on_the_way_to_etcd_loses_nothing(etcd: Etcd, 
         assert (names, caches) == (NAMES, {"c1", "c2"}), (step, where)
         seen.add(where)
         assert len(find_truths(paths)) == 1, step
-        if where == EMBEDDED:  # it goes on, and is moved as it is then
+        if where == EMBEDDED:  # it continues, and is moved as it is then
             record = read_head(paths)
             assert record is not None
             with contextlib.closing(open_store(paths.metadata, record.cluster)) as store:

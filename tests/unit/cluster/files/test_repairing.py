@@ -94,7 +94,7 @@ def test_old_blocks_of_no_file_go_and_young_ones_and_those_that_are_kept_stay(
     lab: FileNodes, clock: Clock
 ) -> None:
     (kept,) = write(lab, "x", b"1")
-    going_on = lab.client.write_block("v", b"of a writer that goes on", 2)
+    going_on = lab.client.write_block("v", b"of a writer that continues", 2)
     left = lab.client.write_block("v", b"of a writer that was killed", 2)
     assert lab.repair("v").removed == 0
     clock.wall_ahead = 2 * HOUR  # the clock of the hosts jumps, which says nothing

@@ -26,7 +26,7 @@ from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give those who ask for names a clock that goes on while they sleep alone."""
+    """Give those who ask for names a clock that continues while they sleep alone."""
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -125,7 +125,7 @@ def test_what_is_written_meanwhile_is_said_once_read_by_the_task_and_published(
         task.system.open("v/only", "xb")
     assert not task.publisher.advance()
     said = capsys.readouterr().err
-    assert said.count("Training goes on") == 1 and str(lab.folder / "task") in said
+    assert said.count("Training continues") == 1 and str(lab.folder / "task") in said
     other = open_elsewhere(lab)
     lab.headless.clear()
     assert other.find("v") == ["v/log", "v/old"]

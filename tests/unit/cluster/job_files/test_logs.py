@@ -100,8 +100,8 @@ def test_the_log_of_controllers_is_bounded(tmp_path: Path, monkeypatch: pytest.M
             assert job.controller_log.stat().st_size == 0
             assert older.stat().st_size == 1000
             assert older.read_bytes().endswith(f"last of {number}\n".encode())
-        inherited.write(b"goes on\n")
-    assert job.controller_log.read_bytes() == b"goes on\n"
+        inherited.write(b"continues\n")
+    assert job.controller_log.read_bytes() == b"continues\n"
     assert older.stat().st_mode & 0o077 == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["controller.log", "controller.log.1"]
 

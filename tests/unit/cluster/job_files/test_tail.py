@@ -48,7 +48,7 @@ def test_a_log_is_followed_across_rotations(
             if written == 200:
                 break
             log.write(f"line {written:03d} ".encode())
-            log.write(b"goes on\n")
+            log.write(b"continues\n")
             written += 1
         return written == 200
 
@@ -57,7 +57,7 @@ def test_a_log_is_followed_across_rotations(
     if lines_between_looks < 35:
         assert numbers == list(range(200))
     else:
-        # Too slow: it goes on with the oldest part that is left.
+        # Too slow: it continues with the oldest part that is left.
         assert numbers == sorted(set(numbers)) and numbers[-1] == 199
     log.close()
 

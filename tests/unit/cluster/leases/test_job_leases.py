@@ -122,7 +122,7 @@ def test_a_job_that_was_stopped_or_claimed_meanwhile_is_left_alone(
     assert list_supervised(store)[0] == {}
     with pytest.raises(JobEnded, match="was stopped"):
         claim_job(job, seen.revision)
-    claim_job(job)  # a user has it go on
+    claim_job(job)  # a user has it continue
     for elsewhere in (tmp_path, tmp_path / "two"):  # without a folder of it, and with an old one
         with pytest.raises(JobRunning, match="Give the command there"):
             forget_job(Paths(elsewhere), "images-1")

@@ -1,4 +1,4 @@
-"""Questions about names on their way through an agent to its head, and what is said where there is none."""
+"""Questions about names on their way through an agent to its head, and what is said if there is none."""
 
 from __future__ import annotations
 

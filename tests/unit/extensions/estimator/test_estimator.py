@@ -1,4 +1,4 @@
-"""An Estimator gives the numbers of the same model in plain Keras, and goes on from its folder."""
+"""An Estimator gives the numbers of the same model in plain Keras, and continues from its folder."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_in_mode_sync_weights_and_scores_are_those_of_fit(tmp_path: Path) -> Non
     plain.fit(Batches(), epochs=2, shuffle=False, verbose=0)  # 14 steps
     model, heard = model_in(on_servers("sync")), Heard()
     scores, _ = run(model, tmp_path, 10, heard)
-    run(model, tmp_path, 14, heard)  # goes on in the next fit, at the beginning of the data
+    run(model, tmp_path, 14, heard)  # continues in the next fit, at the beginning of the data
     assert heard.steps == list(range(1, 15)) and read_global_step(model) == 14
     other = model_in(on_servers("sync"))
     scores, _ = run(other, tmp_path / "whole", 14)
@@ -103,7 +103,7 @@ def test_a_later_run_goes_on_from_the_weights_and_the_count(tmp_path: Path) -> N
     more, heard = model_in(on_servers("async", 1)), Heard()
     run(more, tmp_path, 9, heard)
     assert heard.steps == [7, 8, 9]
-    # Workers that hold the model themselves go on from there too.
+    # Workers that hold the model themselves continue from there too.
     held, heard = model_in(MultiWorkerMirroredStrategy()), Heard()
     run(held, tmp_path, 11, heard)
     assert heard.steps == [10, 11], "what hooks of another call remember is theirs"

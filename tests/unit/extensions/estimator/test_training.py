@@ -1,4 +1,4 @@
-"""Training by global steps gives the bits of plain Keras, and what was saved goes on."""
+"""Training by global steps gives the bits of plain Keras, and what was saved continues."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_no_checkpoint_is_written_of_a_loss_that_isnt_finite(tmp_path: Path) -> 
     config = RunConfig(tmp_path, save_checkpoints_steps=5)
     with pytest.raises(NanLossDuringTrainingError, match=r"up to step 10\. No checkpoint"):
         train_and_evaluate(make(), TrainSpec(lambda: data, 20), eval_spec, config=config)
-    data.is_broken = False  # mended: it goes on from the checkpoint before
+    data.is_broken = False  # mended: it continues from the checkpoint before
     heard = Heard()
     model = make()
     spec = TrainSpec(lambda: data, 20, [heard])

@@ -463,7 +463,7 @@ def test_decimals_are_rounded_to_the_nearest_float():
 
 
 def test_timestamps_beyond_64_bits_are_refused():
-    with pytest.raises(SourceError, match=r"must lie in \[1678, 2262\)"):
+    with pytest.raises(SourceError, match=r"must be in \[1678, 2262\)"):
         read([bytes([33]) + struct.pack("<qi", 10**13, 0)])
 
 
@@ -518,7 +518,7 @@ def test_short_rows_are_found_at_once_or_one_by_one(
 def test_fields_at_equal_distances_are_read_as_those_at_any(
     monkeypatch: pytest.MonkeyPatch, compact: bool, null_at: int | None
 ) -> None:
-    """Numbers before a text lie at one distance in all objects, those behind it don't."""
+    """Numbers before a text are at one distance in all objects, those behind it don't."""
     names = [("a", 4), ("b", 6), ("c", 8), ("d", 3), ("text", 9), ("e", 1)]
     kind = binary_type("Mixed", names, [name for name, _ in names])
 

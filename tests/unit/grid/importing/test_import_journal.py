@@ -170,7 +170,7 @@ def test_splits_and_appended_rows_are_continued(paths: Paths, tmp_path: Path) ->
 def test_other_sources_and_options_are_refused(paths: Paths, tmp_path: Path) -> None:
     source = write_sources(tmp_path, "csv")
     import_until(paths, source, 4000)
-    with pytest.raises(InputError, match="--resume goes on with an import of the same files"):
+    with pytest.raises(InputError, match="--resume continues with an import of the same files"):
         import_cache(paths, "a", [source], partitions=4, resume=True)
     with (tmp_path / "1.csv").open("a") as file:
         file.write("1,0.5,more\n")

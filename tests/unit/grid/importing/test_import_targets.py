@@ -262,7 +262,7 @@ def test_parts_of_a_split_are_published_together(head: Paths, hosts: StoreHosts,
 
 def test_rows_are_read_where_they_were_fetched(head: Paths, hosts: StoreHosts, source: Path) -> None:
     cache = do_import(head, hosts.remote(), source, partitions=4)
-    with pytest.raises(GridError, match=r"of which 4 partitions lie on a, b, c alone. `insitu fetch d`"):
+    with pytest.raises(GridError, match=r"of which 4 partitions are on a, b, c alone. `insitu fetch d`"):
         dataset("d", features="id", label=None, paths=head)
     assert hosts.remote().fetch_here(head, NodeId("node-0"), cache, range(4)).bytes == cache.bytes
     rows = [row for batch in dataset("d", features="id", label=None, paths=head).batch(64) for row in batch]

@@ -217,7 +217,7 @@ def test_nodes_need_a_cluster(paths: Paths, source: Path) -> None:
 
 
 def wait_for_blocks(hosts: StoreHosts) -> None:
-    """Wait until each owner has written some whole blocks: it does so while others go on."""
+    """Wait until each owner has written some whole blocks: it does so while others continue."""
     deadline = time.monotonic() + 60
     while True:
         files = [file for paths in hosts.paths.values() for file in paths.staging.rglob("part-*.arrow")]
@@ -247,7 +247,7 @@ def test_an_import_onto_hosts_is_continued(
     with pytest.raises(Interrupted):
         import_cache(head, "d", sources, remote=hosts.remote(), progress=interrupt, **options)
     left = [each for paths in hosts.paths.values() for each in list_staged_imports(paths)]
-    assert len(left) == 3 and find_ended_imports(head, left) == [], "--resume goes on with it"
+    assert len(left) == 3 and find_ended_imports(head, left) == [], "--resume continues with it"
     hosts.stop("b")  # what its agent knows is lost, what it has staged isn't
     hosts.start("b")
     begun: list[int] = []

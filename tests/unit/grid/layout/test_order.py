@@ -23,7 +23,7 @@ from insitu.grid.layout.order import (
 
 
 def test_the_order_is_that_of_every_release() -> None:
-    """A job that goes on after an upgrade must find its rows in the order that it left them in."""
+    """A job that continues after an upgrade must find its rows in the order that it left them in."""
     assert shuffled(12, seed=7, epoch=0, shard=0).tolist() == PINNED_0
     assert shuffled(12, seed=7, epoch=1, shard=0).tolist() == PINNED_1
     assert shuffled(12, seed=7, epoch=0, shard=1).tolist() == PINNED_2
@@ -142,7 +142,7 @@ def test_a_shard_of_ten_billion_rows_begins_at_once() -> None:
     assert plan.steps == 39_062_500 and all(sum(len(rows) for _, rows in each) == 256 for each in seen)
     for each in seen:
         assert all(rows.min() >= 0 and rows.max() < starts[k + 1] - starts[k] for k, rows in each)
-    # A row in three lies in the first partition.
+    # A row in three is in the first partition.
     assert 40 < len(seen[0][0][1]) < 120
 
 

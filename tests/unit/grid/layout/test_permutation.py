@@ -11,7 +11,7 @@ from insitu.grid.layout.permutation import Permutation
 
 
 def test_a_permutation_is_that_of_every_release() -> None:
-    """A job that goes on after an upgrade must find its rows in the order that it left them in."""
+    """A job that continues after an upgrade must find its rows in the order that it left them in."""
     assert Permutation(12, 7, 0, 0).apply(np.arange(12)).tolist() == PINNED_0
     assert Permutation(12, 7, 1, 0).apply(np.arange(12)).tolist() == PINNED_1
     assert Permutation(10**10, 7).apply(np.array([0, 1, 10**10 - 1])).tolist() == PINNED_LARGE

@@ -96,7 +96,7 @@ def test_orders_differ_by_seed_epoch_and_shard() -> None:
 
 
 def test_the_order_is_that_of_every_release() -> None:
-    """A job that goes on after an upgrade must find its rows in the order that it left them in."""
+    """A job that continues after an upgrade must find its rows in the order that it left them in."""
     assert make_order([5, 7], 3, 2)[:].tolist() == PINNED
 
 

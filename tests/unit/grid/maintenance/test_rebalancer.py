@@ -175,7 +175,7 @@ def test_what_cannot_be_rebalanced_is_refused(
     with pytest.raises(InputError, match="more nodes that stay than backups"):
         rebalance_cache(paths, "m", hosts.remote())
     import_cache(paths, "local", [str(tmp_path / "m.npy")])
-    with pytest.raises(InputError, match=r"lies on node-0 in .*, without an agent. Import it again"):
+    with pytest.raises(InputError, match=r"is on node-0 in .*, without an agent. Import it again"):
         rebalance_cache(paths, "local", hosts.remote())
     hosts.copy_catalog(paths)
     with pytest.raises(GridError, match="The head alone changes the catalogue"):

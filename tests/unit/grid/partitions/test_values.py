@@ -1,4 +1,4 @@
-"""Rows that lie in several blocks of memory."""
+"""Rows that are in several blocks of memory."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ COLUMNS = (Column("x", "int64"),)
 
 
 class Held:
-    """A source whose reads wait until they may go on; it notes which were asked for."""
+    """A source whose reads wait until they may continue; it notes which were asked for."""
 
     def __init__(self, reader: BlockReader) -> None:
         self.may_go_on = threading.Event()

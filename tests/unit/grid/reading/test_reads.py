@@ -71,7 +71,7 @@ def test_a_disk_that_takes_no_counts_does_not_end_the_training(
         patch.setattr("insitu.base.disk.durable.os.fsync", refuse)
         counter.publish()
         counter.publish()
-    assert len(caplog.records) == 1 and "Training goes on" in caplog.text
+    assert len(caplog.records) == 1 and "Training continues" in caplog.text
     assert os.strerror(number) in caplog.text
     counter.publish()
     assert json.loads((tmp_path / "reads.json").read_text())["local_rows"] == 0

@@ -1,4 +1,4 @@
-"""Samples of rows: bounded, by runs of neighbours, of what lies on this machine."""
+"""Samples of rows: bounded, by runs of neighbours, of what is on this machine."""
 
 from __future__ import annotations
 

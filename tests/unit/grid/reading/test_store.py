@@ -94,7 +94,7 @@ def test_a_backup_takes_the_place_of_a_damaged_copy(
     assert not any(problem for _, _, problem in verify_copies(paths, Catalog(paths).get("a")))
 
 
-@pytest.mark.parametrize("order", ["as they lie", "whole", "windows", "sample"])
+@pytest.mark.parametrize("order", ["as they are", "whole", "windows", "sample"])
 def test_damage_in_the_middle_of_an_epoch_is_passed_over(
     order: str, paths: Paths, alone: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +106,7 @@ def test_damage_in_the_middle_of_an_epoch_is_passed_over(
     ds = dataset("a", context=alone)
     if order == "windows":
         ds = ds.shuffle(1, exact=False, window_bytes=1)
-    elif order != "as they lie":
+    elif order != "as they are":
         ds = ds.shuffle(1)
     batches = iter(ds.batch(1)) if order != "sample" else iter([])
     seen = [row for _, row in zip(range(2), batches, strict=False)]

@@ -34,7 +34,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreHost
 
 @pytest.fixture
 def cache(paths: Paths, hosts: StoreHosts, tmp_path: Path) -> CacheSpec:
-    """A cache whose two partitions lie on a and b, in several blocks each."""
+    """A cache whose two partitions are on a and b, in several blocks each."""
     np.save(tmp_path / "m.npy", np.arange(ROWS * 256).reshape(ROWS, 256))
     paths.home.mkdir(mode=0o700)
     hosts.stop("c")
@@ -83,13 +83,13 @@ def read(hosts: StoreHosts, order: str, node: NodeId | None = A) -> list[int]:
     ds = dataset("m", context=Context(paths=hosts.paths[A], node=node))
     if order == "sample":
         return sorted(ds.sample(ROWS)[:, 0].tolist())
-    if order != "as they lie":
+    if order != "as they are":
         ds = ds.shuffle(1, exact=order == "whole")
     return sorted(np.concatenate(list(ds.batch(100)))[:, 0].tolist())
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("order", ["as they lie", "whole", "windows", "sample"])
+@pytest.mark.parametrize("order", ["as they are", "whole", "windows", "sample"])
 def test_a_damaged_copy_is_replaced_by_that_of_another_host(
     hosts: StoreHosts, cache: CacheSpec, damage: Damage, order: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_damaged_copy_is_replaced_by_that_of_another_host(
 
 def test_a_script_outside_a_job_reads_it_too(hosts: StoreHosts, cache: CacheSpec) -> None:
     change_unnoticed(hosts.paths[A].partition(A, "m", 1, 0), cache)
-    assert read(hosts, "as they lie", None) == list(range(0, ROWS * 256, 256))
+    assert read(hosts, "as they are", None) == list(range(0, ROWS * 256, 256))
 
 
 def test_the_error_says_why_no_other_host_helps(hosts: StoreHosts, cache: CacheSpec) -> None:
@@ -117,7 +117,7 @@ def test_the_error_says_why_no_other_host_helps(hosts: StoreHosts, cache: CacheS
     with pytest.raises(
         CorruptPartition, match=r"'x' of its block.*on a isn't replaced.*has other bytes than"
     ):
-        read(hosts, "as they lie")
+        read(hosts, "as they are")
     address = hosts.stop("b")
     set_store_finder(lambda paths: hosts.remote(b=address))
     with pytest.raises(CorruptPartition, match=r"'x' of its block.*on a isn't replaced.*can't be fetched"):
@@ -126,12 +126,12 @@ def test_the_error_says_why_no_other_host_helps(hosts: StoreHosts, cache: CacheS
 
 
 def test_a_store_whose_disk_is_away_gets_nothing(hosts: StoreHosts, cache: CacheSpec) -> None:
-    """Else the file would lie in the folder that the disk is mounted at."""
+    """Else the file would be in the folder that the disk is mounted at."""
     store = hosts.paths[A].node(A)
     store.rename(store.with_name(".away"))
     store.mkdir()
     with pytest.raises(CorruptPartition, match="can't be found"):
-        read(hosts, "as they lie")
+        read(hosts, "as they are")
     assert not list(store.iterdir())
 
 

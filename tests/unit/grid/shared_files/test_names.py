@@ -125,7 +125,7 @@ def test_listings_are_sorted_and_come_in_parts() -> None:
             assert len(part) <= limit
             found, after = found + part, part[-1]
         assert found == listed
-    names.remove("d/003/b.c")  # a listing goes on behind what isn't there any more
+    names.remove("d/003/b.c")  # a listing continues behind what isn't there any more
     assert names.walk("d", "d/003/b.c", 2) == ["d/003/é", "d/003/😀"]
     assert names.walk("d", "d/002/no", 1) == ["d/002/é"]
     children = names.tree.list_children("v", "d", "010", 3)

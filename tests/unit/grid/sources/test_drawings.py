@@ -51,7 +51,7 @@ def test_images_are_those_of_the_definition(side: int):
 
 def test_a_line_lies_in_the_middle():
     (image,) = render(strokes([[[0, 255], [128, 128]]]), 28)
-    # Its largest y is centred: the line lies 192 of 256 down, as in the data set's bitmaps.
+    # Its largest y is centred: the line is 192 of 256 down, as in the data set's bitmaps.
     assert image.sum(axis=1).argmax() in (18, 19, 20) and image.max() > 200
     assert image[:15].sum() == 0 and image[:, 0].sum() == 0
 

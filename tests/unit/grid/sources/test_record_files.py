@@ -97,7 +97,7 @@ def _framed_length(length: int) -> bytes:
 
 
 def test_a_record_that_memory_has_no_room_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """2 MB of gzip can hold a record of 2 GB, which lies in memory four times."""
+    """2 MB of gzip can hold a record of 2 GB, which is in memory four times."""
     path = tmp_path / "a.tfrecord.gz"
     path.write_bytes(gzip.compress(_framed_length(1 << 30), mtime=0))
     monkeypatch.setattr("insitu.grid.sources.record_files.read_available_bytes", lambda: 1 << 31)

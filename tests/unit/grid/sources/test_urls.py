@@ -63,7 +63,7 @@ def test_paths_and_urls_are_imported_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_an_array_in_column_order_is_refused() -> None:
-    with pytest.raises(SourceError, match="An array behind a URL must lie in row order"):
+    with pytest.raises(SourceError, match="An array behind a URL must be in row order"):
         open_sources(
             find_sources([put("/columns", "a.npy", np.ones((4, 4), order="F"))], None), SourceOptions()
         )

@@ -266,7 +266,8 @@ class Job:
         self.decide(PushEvent(shard, sequence, self.pulled[shard], 8))
 
     def lose(self, shard: int) -> None:
-        """Another incarnation of a worker goes on behind what was applied, or held, and ends a fit again."""
+        """Another incarnation of a worker continues behind what was applied, or held, and ends a fit
+        again."""
         held = [p.sequence for p in self.state.held if p.shard == shard]
         self.waits[shard], self.pulled[shard] = held[0] if held else None, self.state.version
         if not self.is_over(shard):
@@ -276,7 +277,7 @@ class Job:
 
 
 def train(job: Job, seed: int) -> None:
-    """Have workers go on in any order, some of them late, and with losses, until each fit has ended."""
+    """Have workers continue in any order, some of them late, and with losses, until each fit has ended."""
     rng, shards = random.Random(seed), list(job.fit)
     late = {shard for shard in shards if rng.random() < 0.3}
     losses = rng.randrange(7)

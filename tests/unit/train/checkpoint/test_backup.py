@@ -82,7 +82,7 @@ def test_a_second_run_ends_like_an_undisturbed_one(
     assert resumed["val_accuracy"][-1] == history["val_accuracy"][-1]
     # Callbacks hear of each step once, from where the last checkpoint stood.
     assert again.heard == [(e, s) for e in range(3) for s in range(7)][-len(again.heard) :]
-    # What they remember goes on from there too, as do the epochs' results.
+    # What they remember continues from there too, as do the epochs' results.
     assert again.told == [(e, s) for e in range(3) for s in range(7)]
     assert resumed == history
     steps_done = fail_at[0] * 7 + fail_at[1] + 1

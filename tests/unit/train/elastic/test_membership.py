@@ -147,7 +147,7 @@ def test_without_the_others_a_task_evaluates_but_trains_no_more(monkeypatch: pyt
     call("predict")(membership)
     with pytest.raises(CollectiveMismatch, match=r"makes fit\(\) as call 3 .* script of worker:1 has ended"):
         call("fit")(membership)
-    with pytest.raises(CollectiveMismatch, match=r"goes on at test_membership\.py"):
+    with pytest.raises(CollectiveMismatch, match=r"continues at test_membership\.py"):
         membership.group()
     membership.program_spans_tasks = True
     with pytest.raises(CollectiveMismatch, match="makes evaluate"):

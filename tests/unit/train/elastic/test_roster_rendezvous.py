@@ -203,7 +203,7 @@ def test_a_wait_is_vain_once_a_roster_lacks_one_of_the_group(tmp_path: Path) -> 
     assert not rendezvous._is_superseded()
     write_roster(job.roster, roster(3))
     assert rendezvous._is_superseded()
-    with reporter.pause_recovery():  # nobody could go on without it
+    with reporter.pause_recovery():  # nobody could continue without it
         assert not rendezvous._is_superseded()
     rendezvous.adopt_assignment(roster(3))
     assert not rendezvous._is_superseded()

@@ -1,4 +1,4 @@
-"""The ledger of a fit, also where there is no room for it."""
+"""The ledger of a fit, also if there is no room for it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_full_disk_does_not_end_training_and_the_ledger_is_written_later(
     assert rows(job, 0) is None
     books.record(step(1, last=False))
     assert rows(job, 0) == 3
-    assert len(caplog.records) == 1 and "is left. Training goes on; it is tried again." in caplog.text
+    assert len(caplog.records) == 1 and "is left. Training continues; it is tried again." in caplog.text
     books.record(step(1))
     assert rows(job, 1) == 9
     books.end()

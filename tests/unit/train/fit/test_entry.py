@@ -1,4 +1,4 @@
-"""A task that enters a fit in its middle hears what lies behind the last unit, and nothing else."""
+"""A task that enters a fit in its middle hears what is behind the last unit, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Fit:
-    """How long the epochs of a fit are: steps, and tests; None where nothing is tested."""
+    """How long the epochs of a fit are: steps, and tests; None if nothing is tested."""
 
     epochs: tuple[tuple[int, int | None], ...]
     initial_epoch: int = 0

@@ -17,7 +17,7 @@ from insitu.train.replica import views
 
 
 class Books:
-    """A bookkeeper that notes from where ledgers go on."""
+    """A bookkeeper that notes from where ledgers continue."""
 
     def __init__(self) -> None:
         self.restored: list[LoopPosition] = []

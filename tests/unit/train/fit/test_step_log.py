@@ -42,7 +42,7 @@ def test_a_line_has_the_updates_of_the_model_and_all_rows(others: list[Any]) -> 
     lines = fit(model, 4, validation_data=(x[:64], y[:64]), callbacks=[kind() for kind in others])
     assert parse(lines) == [4, 8, 12, 16, 20]
     assert all("examples/s" in line for line in lines)
-    # The next fit goes on counting.
+    # The next fit continues counting.
     assert parse(fit(model, 10, epochs=2)) == [30]
 
 

@@ -109,7 +109,7 @@ def test_a_callback_that_appends_by_itself_stays_so(tmp_path: Path) -> None:
 
 
 def test_the_next_fit_begins_its_csv_file_as_in_plain_keras(tmp_path: Path) -> None:
-    """The same callback: in the fit before it went on with a file of a task that was lost."""
+    """The same callback: in the fit before it continued with a file of a task that was lost."""
     path = tmp_path / "log.csv"
     logger = keras.callbacks.CSVLogger(str(path))
     path.write_text("epoch,loss\n0,0.5\n1,0.25\n")
@@ -233,7 +233,7 @@ def test_a_fit_that_begins_again_leaves_no_events_of_its_first_time(
     board.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.5})
     mark_files(board)  # has what is still in memory written
     assert sum(map(len, contents(folder).values())) > sum(map(len, before.values())) + foreign.stat().st_size
-    # Another job goes on writing meanwhile.
+    # Another job continues writing meanwhile.
     foreign.write_bytes(b"of somebody else, and more")
     later = foreign.with_name("events.out.tfevents.1800000000.some.host.13.34.v2")
     later.write_bytes(b"of somebody else, too")

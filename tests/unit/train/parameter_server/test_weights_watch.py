@@ -77,7 +77,7 @@ def test_a_gradient_brings_the_values_that_are_compared() -> None:
     )
     pulled = np.ones(5003, "float32")
     watch = WeightsWatch(replica, rate=keras.Variable(0.5))
-    # Those of the gradient count, also where it was pulled to where they lie.
+    # Those of the gradient count, also where it was pulled to where they are.
     taken[:] = [np.ones(3, "float32"), pulled[3:], np.float32(0.25)]
     assert watch.find_changed_in_step(pulled) == []
     assert watch.learning_rate == 0.25

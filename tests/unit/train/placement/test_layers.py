@@ -53,5 +53,5 @@ def check_devices(devices: dict[str, Any]) -> None:
             expected = "cpu:2"
         assert device == expected, path
     assert set(devices.values()) == {"cpu:0", "cpu:1", "cpu:2"}
-    # What an optimizer keeps lies beside what it is kept for.
+    # What an optimizer keeps is beside what it is kept for.
     assert any(path.startswith("optimizer/block") for path in devices)

@@ -1,4 +1,4 @@
-"""How arrays lie on a mesh of one process' devices, and which meshes of several tasks can't be."""
+"""How arrays are on a mesh of one process' devices, and which meshes of several tasks can't be."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class TestMesh:
         assert first.pop("devices") == 4
         mine, theirs = first.pop("loop"), runs["loop"]
         self.assert_near(first, runs["plain"])
-        # Half of the largest axis lies on each of a task's two devices.
+        # Half of the largest axis is on each of a task's two devices.
         assert mine["shapes"] == [[3, 2], [4], [2, 2], [2]]
         np.testing.assert_allclose(mine["losses"], theirs["losses"], rtol=1e-5)
         for a, b in zip(mine["weights"], theirs["weights"], strict=True):

@@ -1,4 +1,4 @@
-"""Where the rows of a step lie in global arrays."""
+"""Where the rows of a step are in global arrays."""
 
 from __future__ import annotations
 
