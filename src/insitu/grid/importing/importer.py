@@ -130,11 +130,11 @@ class ImportJob:
     paths: Paths
     #: What was asked for.
     options: ImportOptions
-    #: The options of columns that come from Ignite or Ray.
+    #: The options of columns of tables of other systems, and of files that Ray reads.
     fields: ColumnOptions
     #: The reader of Ray Data that reads the sources; None: insitu reads them.
     reader: RayReader | None
-    #: Whether partitions are those of Ignite, each on the node beside the server that is primary for it.
+    #: Whether partitions are those of the table, each on the node beside the server that is primary for it.
     beside_servers: bool
     #: The version that the new one follows in a job: its columns, its partitions and their nodes stay.
     after: CacheSpec | None

@@ -411,7 +411,7 @@ class RemoteImport:
     def read_servers(
         self, requests: Mapping[NodeId, Mapping[str, Any]], token: str, progress: Progress
     ) -> dict[NodeId, Mapping[str, Any]]:
-        """Have nodes read what they hold of a cache of Ignite. Returns what each has read (`read_servers`).
+        """Have nodes read what they hold of a table of another system. Returns what each has read.
 
         `requests` are those of `ServerRequest`, as JSON.
         """
