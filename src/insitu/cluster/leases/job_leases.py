@@ -228,15 +228,25 @@ class JobLease:
         #: True: `end` is removing the keys.
         self._is_ending = False
         self._has_warned = False
+        #: When what kept the lease last was asked for. Written under the lock.
+        self._asked_at = asked_at
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         self._set_timer(asked_at)
         threading.Thread(target=self._run, name="insitu-lease", daemon=True).start()
+        threading.Thread(target=self._follow_clock, name="insitu-lease-clock", daemon=True).start()
+
+    def _follow_clock(self) -> None:
+        """Set the timer again and again: it stands still while the machine is suspended."""
+        while not self._ended.wait(KEEP_SECONDS):
+            self._set_timer(0.0)
 
     def _set_timer(self, asked_at: float) -> None:
         with self._lock:
             if not self._ended.is_set():
+                self._asked_at = max(self._asked_at, asked_at)
                 # A timer of 0 would be none.
-                signal.setitimer(signal.ITIMER_REAL, count_seconds_left(asked_at, read_clock()) + 1e-3)
+                left = count_seconds_left(self._asked_at, read_clock())
+                signal.setitimer(signal.ITIMER_REAL, left + 1e-3)
 
     def _run(self) -> None:
         pause = 0.0

@@ -199,9 +199,15 @@ job, (lease, value, age, kind) = JobPaths(Path(sys.argv[2])), sys.argv[3:]
 class Silent(EmbeddedStore):
     def keep(self, lease):
         raise StoreUnavailable("no answer")
-store = (Silent if kind in ("silent", "late") else EmbeddedStore)(Path(sys.argv[1]), "c")
+store = (Silent if kind in ("silent", "late", "suspended") else EmbeddedStore)(Path(sys.argv[1]), "c")
 job_leases.KEEP_SECONDS = 0.01
+jump, clock = [0.0], job_leases.read_clock
+job_leases.read_clock = lambda: clock() + jump[0]
 held = job_leases.JobLease(store, job, int(lease), value.encode(), read_clock() - float(age))
+if kind == "suspended":  # its machine wakes: timers stood still, the clock didn't
+    jump[0] = 1000.0
+    time.sleep(5)
+    sys.exit(9)
 time.sleep(1)
 if kind == "ends":
     held.end()
@@ -218,6 +224,7 @@ sys.exit(8)
         ("ends", 0.0, 7),
         ("silent", 6.5, -signal.SIGALRM),
         ("late", 1000.0, -signal.SIGALRM),
+        ("suspended", 0.0, -signal.SIGALRM),
         ("lost", 0.0, -signal.SIGKILL),
     ],
 )
