@@ -71,7 +71,8 @@ class BlockFolder:
         name = Path(check_volume(volume)) / check_key(key)
         for place in (*self._places(), *self._places()):  # it may move to the disk meanwhile
             with contextlib.suppress(OSError):
-                if stat.S_ISREG((place / name).lstat().st_mode):
+                found = (place / name).lstat()
+                if stat.S_ISREG(found.st_mode) and found.st_size:
                     return place / name
         return None
 
@@ -306,7 +307,7 @@ class BlockFolder:
                 elif not deep and not entry.name.endswith(_PARTIAL):
                     with contextlib.suppress(OSError):
                         found = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(found.st_mode):
+                        if stat.S_ISREG(found.st_mode) and found.st_size:  # a power cut may leave empty ones
                             yield Path(entry.path), found.st_size, found.st_atime
 
 

@@ -5,7 +5,7 @@
 | `files/volumes/VOLUME` | the volume's root, a folder |
 | `files/names/VOLUME/FOLDER/NAME` | a name in a folder: another folder, or a version of a file |
 | `files/names/VOLUME/FOLDER/` | nothing; written whenever a name comes into the folder |
-| `files/moves/VOLUME` | nothing; written whenever a file gets another key |
+| `files/moves/VOLUME` | nothing; written whenever a name gets another key |
 | `files/garbage/VOLUME/CHANGE` | what a change has made useless: blocks, or a folder with all in it |
 | `files/used/CHANGE` | nothing; the id of a change that is never made, see `names.py` |
 

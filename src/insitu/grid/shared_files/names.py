@@ -273,9 +273,7 @@ class NameTree:
                 case Entry(), Entry() as replaced:
                     garbage = Garbage("", replaced.lists, replaced.blocks)
                     operations += _record_garbage(volume, change, garbage)
-            if isinstance(old.found, Entry):
-                operations.append(Put(moves_key(volume), b""))
-            return seen, operations
+            return seen, [*operations, Put(moves_key(volume), b"")]
 
         self._change(change, again, decide)
 

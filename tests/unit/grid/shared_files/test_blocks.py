@@ -107,6 +107,14 @@ def test_leftovers_of_killed_writers_go_and_dont_count(store: Store) -> None:
     assert not left.exists() and store.places() == {KEYS[1]: "memory"}
 
 
+def test_an_empty_file_that_a_power_cut_has_left_is_no_block(store: Store) -> None:
+    put(store, 1)
+    (store.memory / "v" / KEYS[1]).write_bytes(b"")
+    assert store.blocks.list_held("v") == {}
+    put(store, 1)
+    assert store.blocks.list_held("v").keys() == {KEYS[1]} and store.blocks.get("v", KEYS[1]) == b"\1" * 100
+
+
 def test_names_dont_lead_out(store: Store) -> None:
     for volume, key in (("..", KEYS[0]), ("v", "../../x"), ("v", "x")):
         with pytest.raises(InputError):

@@ -317,6 +317,24 @@ def test_the_list_of_all_files_says_if_one_was_moved_meanwhile() -> None:
     assert names.tree.list_files("v")[1] is True
 
 
+def test_the_list_of_all_files_says_if_a_folder_was_moved_meanwhile() -> None:
+    names = Names()
+    for number in range(1200):
+        names.put(f"{number % 4}/d/{number}", number)
+    ranges = [0]
+
+    def move(call: str) -> None:
+        ranges[0] += call == "range"
+        if ranges[0] == 2:
+            ranges[0] = 100
+            names.move("0/d", "1/e")
+
+    names.store.before = move
+    assert names.tree.list_files("v")[1] is False
+    listed, whole = names.tree.list_files("v")
+    assert whole and len(listed) == 1200
+
+
 def test_a_record_that_is_none_of_a_name_is_named() -> None:
     names = Names()
     names.put("x")
