@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from insitu.base.errors import InsituError
 from insitu.base.spec import NodeId
@@ -83,15 +83,7 @@ class Repairer:
         `spared` are blocks of no file that stay, None: all do. Raises InsituError or OSError if a node
         doesn't answer: it may have what seems to be missing.
         """
-        answers, failures = ask_all(
-            view.alive,
-            lambda node: self._peers.find(node, view).act("held", {"volume": volume})[0]["held"],
-            self._suspects,
-            CLIENT_SECONDS,
-        )
-        if failures:
-            raise next(iter(failures.values()))
-        held = {node: dict(ages) for node, ages in answers.items()}
+        held = self._list_held(volume, view)
         files, is_whole = list_files()
         named = self._read_blocks(volume, files)
         plan = plan_repair(named.wanted, held, list(view.alive))
@@ -105,6 +97,9 @@ class Repairer:
                     failed += 1
                 if limit is not None:
                     limit.take(block.size)
+        if copied and plan.surplus:  # copying takes long, and nodes may have lost theirs meanwhile
+            now = plan_repair(named.wanted, self._list_held(volume, view), list(view.alive))
+            plan = replace(plan, surplus=now.surplus)
         surplus: dict[NodeId, list[str]] = {}
         for key, node in plan.surplus:
             surplus.setdefault(node, []).append(key)
@@ -113,6 +108,17 @@ class Repairer:
             removed += self._drop_unnamed(volume, held, named.wanted.keys() | spared, view)
         lost = {named.paths[key] for key in plan.lost} | named.unreadable
         return RepairReport(copied, moved, removed, failed, tuple(sorted(lost - {""})))
+
+    def _list_held(self, volume: str, view: View) -> dict[NodeId, dict[str, float]]:
+        answers, failures = ask_all(
+            view.alive,
+            lambda node: self._peers.find(node, view).act("held", {"volume": volume})[0]["held"],
+            self._suspects,
+            CLIENT_SECONDS,
+        )
+        if failures:
+            raise next(iter(failures.values()))
+        return {node: dict(ages) for node, ages in answers.items()}
 
     def _read_blocks(self, volume: str, files: list[tuple[str, Entry]]) -> _Named:
         named = _Named()

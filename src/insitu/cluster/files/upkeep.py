@@ -68,6 +68,8 @@ class ManifestUpkeep:
         self._foreign: dict[str, frozenset[str]] = {}
         #: Blocks that stay though no file has them, by volume; None: it isn't known which.
         self.spared: dict[str, frozenset[str] | None] = {}
+        #: Whether no node may have manifests of files of other stores that this one hasn't seen.
+        self.knows_all = True
 
     def advance(self, view: View, now: float, *, at_once: bool = False) -> None:
         """Do what is due, or everything `at_once`. Raises InsituError, OSError."""
@@ -89,6 +91,7 @@ class ManifestUpkeep:
             CLIENT_SECONDS,
         )
         is_done = not failures
+        self.knows_all = origin.generation == 1 or origin.forgets or not (failures or view.away)
         volumes = {volume for held in answers.values() for volume in held} | {*self._tree.list_volumes()}
         for volume in sorted(volumes):
             listed = {node: held.get(volume, {}) for node, held in answers.items()}
@@ -263,7 +266,7 @@ class FileUpkeep:
 
     def _repair(self, volume: str, view: View) -> None:
         list_files = partial(self._tree.list_files, volume)
-        spared = self._manifests.spared.get(volume, frozenset())
+        spared = self._manifests.spared.get(volume, frozenset()) if self._manifests.knows_all else None
         report = self._repairer.repair(volume, list_files, view, RateLimit(REPAIR_RATE), spared)
         if report.copied or report.removed:
             logger.info(

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import secrets
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from file_nodes import FileNodes
+from lost_names import VOLUME, Volume
 
 from insitu.base.spec import NodeId
 from insitu.cluster.client.file_system import InsituFileSystem
-from insitu.cluster.files import FileUpkeep, NamesGuard, repairing, upkeep
+from insitu.cluster.decide import rank_nodes
+from insitu.cluster.files import FileUpkeep, NamesGuard, names_guard, repairing, upkeep
 from insitu.cluster.files import client as client_module
 from insitu.grid.shared_files import Block, blocks
 
@@ -75,6 +79,51 @@ def test_a_lost_node_is_made_up_for_and_too_much_goes_when_it_returns(lab: FileN
     assert lab.repair("v").removed == report.copied
     held = lab.held("v")
     assert all(sum(block.key in keys for keys in held.values()) == 2 for block in written)
+
+
+def test_a_copy_too_many_stays_if_the_other_one_is_lost_while_others_are_copied(
+    lab: FileNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,), (more,) = write(lab, "x", b"1", copies=1), write(lab, "y", b"2", copies=2)
+    holder, other = sorted(lab.nodes, key=lambda node: block.key not in lab.held("v")[node])[:2]
+    lab.stores[other].blocks.put("v", block.key, b"1")
+    kept = next(node for node in rank_nodes(block.key, lab.nodes) if node in (holder, other))
+    lab.stores[next(n for n in lab.nodes if more.key in lab.held("v")[n])].blocks.drop("v", [more.key])
+    repairer = lab.repairer()
+    copy = repairer._copy
+    dropped = [0]
+
+    def lose(*each: Any) -> bool:
+        dropped[0] += lab.stores[kept].blocks.drop("v", [block.key])
+        return copy(*each)
+
+    monkeypatch.setattr(repairer, "_copy", lose)
+    lab.repair("v", repairer)
+    assert dropped == [1] and read(lab, "x") == b"1"
+
+
+def test_blocks_stay_while_the_node_that_knows_their_file_is_away(
+    lab: FileNodes, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names were rebuilt from the other nodes: nobody there knows of the file."""
+    monkeypatch.setattr(names_guard, "_AGAIN_SECONDS", 0.0)
+    volume = Volume(lab, random.Random(0))
+    volume.system.pipe("v/z", b"1", copies=4)
+    at: list[str] = []
+    while len({*at}) < 2:  # the first one gets the manifest, too
+        written = [lab.client.write_block(VOLUME, content, 1) for content in (b"1", b"2")]
+        at = [next(node for node in lab.nodes if b.key in lab.held(VOLUME)[node]) for b in written]
+    lab.client.publish(VOLUME, "x", lab.client.make_entry(VOLUME, (), written, 1, 2), None)
+    volume.keep_up()
+    volume.lose_names()
+    lab.alive, lab.down = set(lab.nodes) - {NodeId(at[0])}, {NodeId(at[0])}
+    volume.rebuild(volume.survey())
+    keeper = FileUpkeep(lab.metadata, lab.peers, lab.view, NamesGuard(lab.metadata, lab.peers))
+    keeper._repairer._read_on = 0.0
+    for step in range(4):
+        clock.ahead = 2 * HOUR * (step + 1)
+        keeper.advance(1000.0 * (step + 1))
+    assert written[1].key in lab.held(VOLUME)[at[1]]
 
 
 def test_what_no_node_has_is_named_and_a_node_that_doesnt_answer_ends_a_repair(lab: FileNodes) -> None:
