@@ -160,7 +160,7 @@ class Volume:
         files: dict[str, dict[str, Entry]] = {}
         for each in report.found:
             files.setdefault(each.volume, {})[each.path] = each.entry
-        rebuild_names(self.lab.metadata, files, report.generation)
+        rebuild_names(self.lab.metadata, files, report.generation, is_whole=report.is_whole)
         drop_replaced(report, self.lab.peers, self.lab.view())
         paths = self.system.find(VOLUME) if files else []
         return {path.removeprefix(f"{VOLUME}/"): self.system.cat(path) for path in paths}

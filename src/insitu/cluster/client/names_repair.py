@@ -63,7 +63,7 @@ def put_names_back(paths: Paths, report: NamesReport) -> None:
     for each in report.found:
         files[each.volume][each.path] = each.entry
     with contextlib.closing(_open(paths)) as store:
-        rebuild_names(store, files, report.generation)
+        rebuild_names(store, files, report.generation, is_whole=report.is_whole)
     with contextlib.closing(RemotePeers(read_token(paths).encode())) as peers:
         drop_replaced(report, peers, _read_view(paths))
 

@@ -84,13 +84,17 @@ class NamesReport:
         return not self.state.has_names or self.state.is_rebuilding
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all manifests that nodes have held were found and can be read."""
+        return not (self.unreachable or self.problems or any(self.missing.values()))
+
+    @property
     def is_complete(self) -> bool:
         """Whether nothing is left out that nodes hold, or are known to have held."""
         if not self.can_rebuild:
             return not (self.found or self.incomplete)
         is_lost = not self.found and any(self.unnamed.values())
-        missing = is_lost or any(self.missing.values())
-        return not (self.incomplete or self.unreachable or self.problems or missing)
+        return self.is_whole and not (self.incomplete or is_lost)
 
 
 def survey_names(

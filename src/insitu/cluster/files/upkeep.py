@@ -68,7 +68,7 @@ class ManifestUpkeep:
         self._foreign: dict[str, frozenset[str]] = {}
         #: Blocks that stay though no file has them, by volume; None: it isn't known which.
         self.spared: dict[str, frozenset[str] | None] = {}
-        #: Whether no node may have manifests of files of other stores that this one hasn't seen.
+        #: Whether no node may have manifests of files of other stores that this one doesn't know.
         self.knows_all = True
 
     def advance(self, view: View, now: float, *, at_once: bool = False) -> None:
@@ -91,7 +91,7 @@ class ManifestUpkeep:
             CLIENT_SECONDS,
         )
         is_done = not failures
-        self.knows_all = origin.generation == 1 or origin.forgets or not (failures or view.away)
+        self.knows_all = not failures and (origin.is_whole or origin.forgets)
         volumes = {volume for held in answers.values() for volume in held} | {*self._tree.list_volumes()}
         for volume in sorted(volumes):
             listed = {node: held.get(volume, {}) for node, held in answers.items()}

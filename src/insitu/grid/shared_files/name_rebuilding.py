@@ -15,7 +15,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from insitu.base.errors import GridError
 from insitu.grid.shared_files.entries import Entry
@@ -45,10 +45,11 @@ class Origin:
     generation: int = 1
     #: Whether somebody has said that files of other stores, which are on nodes, aren't needed.
     forgets: bool = False
+    #: Whether no node may have other files than those that were put back, of which this store doesn't know.
+    is_whole: bool = True
 
     def encode(self) -> bytes:
-        fields = {"id": self.id, "generation": self.generation, "forgets": self.forgets}
-        return json.dumps(fields).encode()
+        return json.dumps(asdict(self)).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,10 @@ def _parse_origin(record: Record | None) -> Origin | None:
         return None
     try:
         value = json.loads(record.value)
-        return Origin(str(value["id"]), int(value["generation"]), bool(value["forgets"]))
-    except (ValueError, KeyError, TypeError) as error:
+        generation = int(value["generation"])
+        is_whole = bool(value.get("is_whole", generation == 1))
+        return Origin(str(value["id"]), generation, bool(value["forgets"]), is_whole)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise GridError(
             f"{ORIGIN} says which metadata store it is. Received: {record.value!r:.200}"
         ) from error
@@ -108,9 +111,16 @@ def forget_others(store: MetadataStore, generation: int) -> None:
         raise GridError("Names are being put back by another process. Wait for its end")
 
 
-def rebuild_names(store: MetadataStore, files: Mapping[str, Mapping[str, Entry]], generation: int) -> None:
+def rebuild_names(
+    store: MetadataStore,
+    files: Mapping[str, Mapping[str, Entry]],
+    generation: int,
+    *,
+    is_whole: bool = False,
+) -> None:
     """Put names, by volume and path, into a metadata store that has none. `generation` is the highest of
-    their manifests. If this is interrupted, nobody sees any of them, and it may be done again.
+    their manifests. Unless `is_whole`, nodes may have other files, whose blocks stay. If this is interrupted,
+    nobody sees any of the names, and it may be done again.
 
     Raises GridError if the store has names, StoreUnavailable.
     """
@@ -124,16 +134,16 @@ def rebuild_names(store: MetadataStore, files: Mapping[str, Mapping[str, Entry]]
     _check(begun.succeeded)
     roots = {volume: Folder(_make_id(own), time.time()) for volume in files}
     _write(store, (put for v, paths in files.items() for put in _encode(v, own, roots[v], paths)))
-    if not _finish(store, roots, Compare(REBUILDING, begun.revision), generation):
+    origin = Origin(secrets.token_hex(4), generation + 1, is_whole=is_whole)
+    if not _finish(store, roots, Compare(REBUILDING, begun.revision), origin):
         _remove(store, own)
         store.transact([Compare(REBUILDING, begun.revision)], [Delete(REBUILDING)], secrets.token_hex(16))
         _check(False)
 
 
-def _finish(store: MetadataStore, roots: Mapping[str, Folder], is_ours: Compare, generation: int) -> bool:
+def _finish(store: MetadataStore, roots: Mapping[str, Folder], is_ours: Compare, origin: Origin) -> bool:
     """Have all names seen. Return whether nobody else has written names of these volumes meanwhile."""
     puts = [Put(volume_key(volume), root.encode()) for volume, root in roots.items()]
-    origin = Origin(secrets.token_hex(4), generation + 1)
     end: list[Operation] = [Delete(REBUILDING), Put(ORIGIN, origin.encode())]
     for start in range(0, max(1, len(puts)), _AT_ONCE):
         part = puts[start : start + _AT_ONCE]

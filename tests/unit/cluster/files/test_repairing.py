@@ -21,7 +21,7 @@ from lost_names import VOLUME, Volume
 from insitu.base.spec import NodeId
 from insitu.cluster.client.file_system import InsituFileSystem
 from insitu.cluster.decide import rank_nodes
-from insitu.cluster.files import FileUpkeep, NamesGuard, names_guard, repairing, upkeep
+from insitu.cluster.files import FileUpkeep, NamesGuard, View, names_guard, repairing, upkeep
 from insitu.cluster.files import client as client_module
 from insitu.grid.shared_files import Block, blocks
 
@@ -102,10 +102,12 @@ def test_a_copy_too_many_stays_if_the_other_one_is_lost_while_others_are_copied(
     assert dropped == [1] and read(lab, "x") == b"1"
 
 
+@pytest.mark.parametrize("is_known", [True, False])
 def test_blocks_stay_while_the_node_that_knows_their_file_is_away(
-    lab: FileNodes, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    lab: FileNodes, clock: Clock, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    """The names were rebuilt from the other nodes: nobody there knows of the file."""
+    """The names were rebuilt from the other nodes: nobody there knows of the file. The head that leads may
+    not know of the node either."""
     monkeypatch.setattr(names_guard, "_AGAIN_SECONDS", 0.0)
     volume = Volume(lab, random.Random(0))
     volume.system.pipe("v/z", b"1", copies=4)
@@ -118,7 +120,8 @@ def test_blocks_stay_while_the_node_that_knows_their_file_is_away(
     volume.lose_names()
     lab.alive, lab.down = set(lab.nodes) - {NodeId(at[0])}, {NodeId(at[0])}
     volume.rebuild(volume.survey())
-    keeper = FileUpkeep(lab.metadata, lab.peers, lab.view, NamesGuard(lab.metadata, lab.peers))
+    read_view = lab.view if is_known else (lambda: View(lab.view().alive))
+    keeper = FileUpkeep(lab.metadata, lab.peers, read_view, NamesGuard(lab.metadata, lab.peers))
     keeper._repairer._read_on = 0.0
     for step in range(4):
         clock.ahead = 2 * HOUR * (step + 1)
