@@ -28,7 +28,7 @@ POINTS = {
     "after half of the partitions": "row_router.PartitionBuilders, '_close', 4",
     "before the second block is written": "insitu.grid.partitions.writer, '_write_all', 1",
     "before the stores are renamed": "import_targets.ImportOwners, 'put_in_place', 0",
-    "after one store is renamed": "import_owners, 'sync_folder', 2",
+    "after one store is renamed": "import_targets, 'sync_folder', 2",
     "after all stores are renamed": "importer.Catalog, 'publish', 0",
     "inside the transaction": "importer.Catalog, '_drop_unused', 0",
     "just after the transaction": "importer.Catalog, 'remove_files', 0",
@@ -38,7 +38,7 @@ CHILD = """
 import os, signal, sys
 import insitu.grid.importing.importer as importer, insitu.grid.intake.import_plan
 import insitu.grid.partitions.writer
-import insitu.grid.importing.import_journal, insitu.grid.importing.import_targets as import_owners
+import insitu.grid.importing.import_journal, insitu.grid.importing.import_targets as import_targets
 import insitu.grid.importing.row_router as row_router
 from insitu.base.paths import Paths
 

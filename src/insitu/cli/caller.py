@@ -13,22 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import click
-from msgspec import Struct
 
 from insitu.base.errors import ClusterError, InsituError, StorageFull
 from insitu.base.paths import Paths
-from insitu.base.typed import Count, Text, convert
 from insitu.cli.console import format_size
 
 _READ_BYTES = 1 << 20
 _CALLER = "insitu caller"
-
-
-class _Given(Struct):
-    """Variables, and the path and size of each file."""
-
-    variables: dict[Text, Text | None] = {}
-    files: list[tuple[Text, Count]] = []
 
 
 class Caller:
@@ -38,13 +29,18 @@ class Caller:
         """Read what comes before the files. Raises ClusterError."""
         line = sys.stdin.buffer.readline()
         try:
-            given = convert("what a caller gives", json.loads(line or b"{}"), _Given, ClusterError)
-        except ValueError:
-            raise ClusterError(f"A caller gives a line of JSON. Received: {line!r:.100}") from None
+            given = json.loads(line or b"{}")
+            variables, files = given.get("variables", {}), given.get("files", [])
+            if not all(isinstance(value, str | None) for value in variables.values()):
+                raise ValueError("variables are texts")
+            if not all(isinstance(name, str) and type(size) is int and size >= 0 for name, size in files):
+                raise ValueError("files have names and sizes")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ClusterError(f"A caller gives a line of JSON. Received: {line!r:.100}: {error}") from None
         #: Variables of its shell, by name; None: it isn't set there.
-        self.variables = given.variables
+        self.variables: dict[str, str | None] = variables
         #: The names and sizes of the files that it sends.
-        self._files = given.files
+        self._files: list[tuple[str, int]] = files
 
     @property
     def has_files(self) -> bool:

@@ -74,13 +74,13 @@ def start(options: JobOptions) -> None:
 @contextlib.contextmanager
 def _received(options: JobOptions) -> Iterator[JobOptions]:
     """Yield the options with the JOB_DIR that a caller sends, once the others are known to make a job."""
-    from insitu.cluster import check_job
-    from insitu.grid.sources import find_connector
-
     caller = find_caller()
     if caller is None:
         yield options
         return
+    from insitu.cluster import check_job
+    from insitu.grid.sources import find_connector
+
     for name, value in caller.variables.items():
         os.environ.pop(name, None)
         os.environ |= {} if value is None else {name: value}

@@ -520,7 +520,7 @@ def test_import_options_are_no_way_into_the_command_line(
     monkeypatch.setattr(server.state.imports, "start", start)
     given = {"cache": "a", "sources": ["--overwrite", "-x"], "key": "--json", "split": "a=1"}
     assert server.operator.post("/api/v1/imports", given).status == 202
-    assert started == [["--key=--json", "--split", "a=1", "--", "a", "--overwrite", "-x"]]
+    assert started == [["--key=--json", "--split", "a=1.0", "--", "a", "--overwrite", "-x"]]
     for bad in ({"cache": "--help", "sources": ["x"]}, {"cache": "a", "sources": []}):
         assert server.operator.post("/api/v1/imports", bad).status in (400, 422)
     for source in ("http://169.254.169.254/x.csv", "s3://bucket/x", "file:///etc/passwd"):

@@ -60,7 +60,7 @@ from insitu.grid.importing.import_targets import (
     record_as_verified,
     remove_unpublished,
 )
-from insitu.grid.importing.read_on_nodes import NodeReading, check_seen
+from insitu.grid.importing.node_reader import NodeReading, check_seen
 from insitu.grid.importing.row_router import RowRouter
 from insitu.grid.importing.server_reading import place_rows, read_on_hosts
 from insitu.grid.intake import (

@@ -24,12 +24,12 @@ from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, Column, NodeId
 from insitu.grid import Catalog, bring_up, import_cache, set_quotas
 from insitu.grid.catalog.orphaned_imports import find_ended_imports, list_staged_imports
-from insitu.grid.importing import read_on_nodes
-from insitu.grid.importing.read_on_nodes import cut_units, run_in_turn
+from insitu.grid.importing import node_reader
+from insitu.grid.importing.node_reader import cut_units, run_in_turn
 from insitu.grid.intake.partition_builder import PartitionBuilders
-from insitu.grid.intake.read_unit import Unit, count_rows, encode_options, read_unit
 from insitu.grid.intake.row_plan import Destination, RowPlan
 from insitu.grid.intake.source_blocks import FileState
+from insitu.grid.intake.unit_reader import Unit, count_rows, encode_options, read_unit
 from insitu.grid.partitions import make_batch
 from insitu.grid.serving import import_actions
 from insitu.grid.sources import SourceOptions, UrlFile, open_sources
@@ -63,8 +63,8 @@ def hosts(tmp_path: Path) -> Iterator[StoreHosts]:
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units and blocks of few rows, so that few rows have several of them."""
-    monkeypatch.setattr(read_on_nodes, "UNIT_BYTES", 6000)
-    monkeypatch.setattr("insitu.grid.intake.read_unit.UNIT_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(node_reader, "UNIT_BYTES", 6000)
+    monkeypatch.setattr("insitu.grid.intake.unit_reader.UNIT_BLOCK_BYTES", 2000)
     monkeypatch.setattr("insitu.grid.importing.importer.BLOCK_BYTES", 4000)
     monkeypatch.setattr("insitu.grid.intake.import_plan.BUFFER_BYTES", 0)
 
@@ -195,14 +195,14 @@ def test_a_file_that_changes_meanwhile_is_named(
     head: Paths, hosts: StoreHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = write_files(tmp_path / "data", "csv")
-    number_rows = read_on_nodes.NodeReading.number_rows
+    number_rows = node_reader.NodeReading.number_rows
 
-    def change(self: read_on_nodes.NodeReading) -> None:
+    def change(self: node_reader.NodeReading) -> None:
         number_rows(self)
         with (tmp_path / "data" / "2.csv").open("a") as file:
             file.write("1,2,x\n")
 
-    monkeypatch.setattr(read_on_nodes.NodeReading, "number_rows", change)
+    monkeypatch.setattr(node_reader.NodeReading, "number_rows", change)
     with pytest.raises(SourceError, match=r"2\.csv must be the same file for all hosts"):
         import_cache(head, "d", sources, remote=hosts.remote(), read_on="nodes")
     assert Catalog(head).find("d") is None
