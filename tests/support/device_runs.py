@@ -169,7 +169,7 @@ def devices_missed(strategy: Any) -> int:
         losses = strategy.local_results(strategy.run(step, batch))
     if keras.backend.backend() == "tensorflow":
         # What a function returns may be brought to one device: its graph says where it was computed.
-        (program,) = strategy._loop_runner._programs.values()
+        ((program,),) = strategy._loop_runner._programs.values()
         graph = program._step._devices._train_all._compiled.get_concrete_function().graph
         return 3 - len({op.device for op in graph.get_operations() if op.type == "Conv2D"})
     return 3 - len({device for loss in losses for device in loss.devices()})

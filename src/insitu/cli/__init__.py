@@ -42,6 +42,8 @@ def build_app() -> object:
         cluster: str = typer.Option("", "--cluster", **CLUSTER_OPTION),
         for_caller: str = typer.Option("", "--for-caller", hidden=True),
     ) -> None:
+        if for_caller:  # a head that was started in the background ignores it, and so would this process
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         for name in ("out", "err"):
             if name in for_caller.split(","):  # so it is, though this process writes to a pipe
                 getattr(sys, f"std{name}").isatty = lambda: True

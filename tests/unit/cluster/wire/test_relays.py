@@ -18,7 +18,8 @@ from insitu.cluster.wire import relays
 from insitu.cluster.wire.relays import PART_BYTES, Relay, Relays, make_input, make_request, parse_output
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
 print(os.environ["COLUMNS"], os.environ["INSITU_HOME"], os.environ.get("INSITU_CLUSTER"), sys.argv[1:])
 print("a word", file=sys.stderr)
 if "waits" in sys.argv:
