@@ -162,17 +162,31 @@ def _is_own_code(value: Any, found: _Identity) -> bool:
 def _bind_call(value: Any) -> Any:
     """Return the method that a callable object runs: its own `__call__`, or `call`, as classes of Keras name
     it."""
-    if isinstance(value, types.FunctionType | types.MethodType | type):
+    if isinstance(value, (types.FunctionType, types.MethodType, type)):
         return value
-    found = [vars(b)[n] for n in ("__call__", "call") for b in type(value).__mro__ if n in vars(b)]
-    functions = [method for method in found if isinstance(method, types.FunctionType)]
-    own = next((method for method in functions if not is_of_library(method)), None)
-    return types.MethodType(own or functions[0], value) if functions else value
+    base, name = _find_call(type(value))
+    method = base.__dict__.get(name)
+    return types.MethodType(method, value) if isinstance(method, types.FunctionType) else value
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_call(kind: type) -> tuple[type, str]:
+    """Return the class of the function that objects of a class run when they are called, and its name. Each
+    step of a loop asks for those of all layers."""
+    places = [(base, name) for name in ("__call__", "call") for base in kind.__mro__]
+    found = [(b, n) for b, n in places if isinstance(b.__dict__.get(n), types.FunctionType)]
+    own = next((place for place in found if not is_of_library(place[0].__dict__[place[1]])), None)
+    return own or (found[0] if found else (kind, "__call__"))
 
 
 def is_of_library(function: types.FunctionType) -> bool:
     """Return whether a function is one of Python's, of an installed package's or of insitu's."""
-    return any(folder in function.__code__.co_filename for folder in _LIBRARIES)
+    return _is_library_file(function.__code__.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library_file(path: str) -> bool:
+    return any(folder in path for folder in _LIBRARIES)
 
 
 def _read_item(owner: Any, part: Any) -> Any:

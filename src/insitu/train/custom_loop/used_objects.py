@@ -66,11 +66,19 @@ class UsedObjects:
 
     def are_as_kept(self) -> bool:
         """Return whether all values are those that were remembered."""
-        return all(own.get(name) == value for own, name, value, _ in self._values) and all(
+        return all(_is_same(own.get(name), value) for own, name, value, _ in self._values) and all(
             identify_step(call)[0] == key for call, key in self._calls
         )
 
     def name_changes(self) -> list[str]:
         """Return the names of the values that aren't."""
-        names = [f"{owner}.{name}" for own, name, value, owner in self._values if own.get(name) != value]
+        names = [
+            f"{owner}.{name}"
+            for own, name, value, owner in self._values
+            if not _is_same(own.get(name), value)
+        ]
         return names + [n for call, key in self._calls for n in name_changes(key, identify_step(call)[0])]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or one == other  # NaN, such as of Masking, is no number that equals itself

@@ -353,6 +353,24 @@ def test_numbers_of_layers_and_optimizers_are_those_of_now(strategy_over):
     assert moved() == pytest.approx([1, 1])
 
 
+def test_a_value_of_a_layer_that_is_no_number_stays_the_same(strategy_over):
+    strategy, rows = strategy_over(2), np.ones((4, 3, 2), "float32")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3, 2)), keras.layers.Masking(float("nan"))])
+    traced: list[int] = []
+
+    def step(x: Any) -> Any:
+        traced.append(1)
+        return model(x)
+
+    for calls in range(3):
+        for (x,) in strategy.distribute_dataset(tf.data.Dataset.from_tensors((rows,))):
+            strategy.run(step, (x,))
+        if not calls:
+            once = len(traced)
+    assert len(traced) == once
+
+
 @pytest.mark.parametrize("of_layer", [True, False])
 def test_what_is_frozen_between_steps_stays(batches, strategy_over, of_layer):
     loop = Loop(strategy_over(2))
