@@ -20,12 +20,7 @@ from insitu.train.custom_loop.per_replica import (
     values_per_replica,
 )
 from insitu.train.custom_loop.scope import CreationTracker
-from insitu.train.custom_loop.step_identity import (
-    MISSING,
-    identify_constant,
-    identify_step,
-    name_changes,
-)
+from insitu.train.custom_loop.step_identity import MISSING, identify_constant, identify_step, name_changes
 from insitu.train.custom_loop.step_model import BoundCall, StepModel
 from insitu.train.custom_loop.steps import LoopStep
 from insitu.train.custom_loop.used_objects import UsedObjects

@@ -164,7 +164,8 @@ def _bind_call(value: Any) -> Any:
     it."""
     if isinstance(value, (types.FunctionType, types.MethodType, type)):
         return value
-    base, name = _find_call(type(value))
+    kind: Any = type(value)
+    base, name = _find_call(kind)
     method = base.__dict__.get(name)
     return types.MethodType(method, value) if isinstance(method, types.FunctionType) else value
 

@@ -66,19 +66,16 @@ class UsedObjects:
 
     def are_as_kept(self) -> bool:
         """Return whether all values are those that were remembered."""
-        return all(_is_same(own.get(name), value) for own, name, value, _ in self._values) and all(
-            identify_step(call)[0] == key for call, key in self._calls
-        )
+        is_kept = next(self._find_changed(), None) is None
+        return is_kept and all(identify_step(call)[0] == key for call, key in self._calls)
 
     def name_changes(self) -> list[str]:
         """Return the names of the values that aren't."""
-        names = [
-            f"{owner}.{name}"
-            for own, name, value, owner in self._values
-            if not _is_same(own.get(name), value)
-        ]
+        names = list(self._find_changed())
         return names + [n for call, key in self._calls for n in name_changes(key, identify_step(call)[0])]
 
-
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or one == other  # NaN, such as of Masking, is no number that equals itself
+    def _find_changed(self) -> Iterator[str]:
+        for own, name, value, owner in self._values:
+            now = own.get(name)
+            if now is not value and now != value:  # NaN, such as of Masking, doesn't equal itself
+                yield f"{owner}.{name}"
