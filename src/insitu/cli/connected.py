@@ -12,10 +12,9 @@ from insitu.base.errors import InputError, JobSpecError
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count, inflect
 from insitu.cli.console import format_size, format_time, print_json, print_notice, print_table
-from insitu.options import ImportOptions, JobOptions
+from insitu.options import JobOptions
 
 if TYPE_CHECKING:
-    from insitu.grid.sources import ColumnOptions
     from insitu.grid.transfer import RemoteStores
 
 _SHOWN_REFRESHES = 10
@@ -42,13 +41,6 @@ def find_agents(paths: Paths) -> RemoteStores | None:
     return find_owners(paths)
 
 
-def read_columns(options: JobOptions | ImportOptions) -> ColumnOptions:
-    """Return what options say of the columns of a table. Raises InputError."""
-    from insitu.grid.sources import COLUMN_OPTIONS, parse_column_options
-
-    return parse_column_options({name: getattr(options, name) for name in COLUMN_OPTIONS})
-
-
 def read_live_cache(options: JobOptions) -> JobOptions:
     """Return the options with the cache to train on. If they name a table of another system, it is read now,
     and the cache is the snapshot of that.
@@ -58,7 +50,7 @@ def read_live_cache(options: JobOptions) -> JobOptions:
     given = (options.tensor, options.fill, options.arrow, options.without, options.ragged)
     if not (any(given) or options.config or "://" in options.cache):
         return options  # as most jobs do, without loading what reads sources
-    from insitu.grid.sources import find_connector
+    from insitu.grid.sources import find_connector, read_columns
 
     columns = read_columns(options)
     cache = find_address(options.cache, options.config)

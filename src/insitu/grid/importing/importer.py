@@ -91,7 +91,6 @@ from insitu.grid.intake import (
 from insitu.grid.layout import check_split, owners_of_partition
 from insitu.grid.ray_data import RayReader, open_ray_sources, parse_reader
 from insitu.grid.sources import (
-    COLUMN_OPTIONS,
     ColumnOptions,
     Source,
     SourceFile,
@@ -102,7 +101,7 @@ from insitu.grid.sources import (
     find_sources,
     is_url,
     open_sources,
-    parse_column_options,
+    read_columns,
 )
 from insitu.grid.stores import QuotaWatch, check_quotas
 from insitu.options import ImportOptions
@@ -200,7 +199,7 @@ def run_import(
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports into
     the cache, StorageFull, TransferError if an agent fails; after any of them all is as it was before.
     """
-    fields = parse_column_options({name: getattr(options, name) for name in COLUMN_OPTIONS})
+    fields = read_columns(options)
     request = parse_reader(options.reader, options.reader_options)
     reader = None if request is None else RayReader(request)
     report = progress or (lambda rows, done, total: None)

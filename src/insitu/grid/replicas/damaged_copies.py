@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter, deque
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from insitu.base.disk.access import file_mode, make_folder
 from insitu.base.disk.durable import write_synced
@@ -24,10 +23,6 @@ from insitu.grid.catalog import Catalog, add_to_manifest, is_store_here
 from insitu.grid.replicas.elsewhere import find_stores_elsewhere
 from insitu.grid.replicas.priorities import lower_thread
 from insitu.grid.replicas.scrubbing import CopyCheck, Pace, check_copy, repair_from
-
-if TYPE_CHECKING:
-    pass
-
 
 logger = logging.getLogger("insitu")
 _MOST_REPAIRS = 3

@@ -112,11 +112,7 @@ def forget_others(store: MetadataStore, generation: int) -> None:
 
 
 def rebuild_names(
-    store: MetadataStore,
-    files: Mapping[str, Mapping[str, Entry]],
-    generation: int,
-    *,
-    is_whole: bool = False,
+    store: MetadataStore, files: Mapping[str, Mapping[str, Entry]], generation: int, *, is_whole: bool = False
 ) -> None:
     """Put names, by volume and path, into a metadata store that has none. `generation` is the highest of
     their manifests. Unless `is_whole`, nodes may have other files, whose blocks stay. If this is interrupted,

@@ -31,7 +31,12 @@ from insitu.grid.sources.base import (
     malformed_as_error,
     raw_bytes,
 )
-from insitu.grid.sources.column_options import COLUMN_OPTIONS, ColumnOptions, parse_column_options
+from insitu.grid.sources.column_options import (
+    COLUMN_OPTIONS,
+    ColumnOptions,
+    parse_column_options,
+    read_columns,
+)
 from insitu.grid.sources.connectors import (
     Connector,
     Description,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +57,11 @@ def parse_column_options(given: Mapping[str, Sequence[str]]) -> ColumnOptions:
     return ColumnOptions(
         dict(map(_parse_tensor, tensors)), dict(map(_parse_fill, fills)), frozenset(arrow), frozenset(without)
     )
+
+
+def read_columns(options: Any) -> ColumnOptions:
+    """Return what options of `insitu import` or `insitu start` say of columns. Raises InputError."""
+    return parse_column_options({name: getattr(options, name) for name in COLUMN_OPTIONS})
 
 
 def _parse_tensor(text: str) -> tuple[str, tuple[str, tuple[int, ...]]]:
