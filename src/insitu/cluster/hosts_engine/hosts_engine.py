@@ -549,7 +549,7 @@ def push_statistics(root: Path, link: HostLink) -> None:
 
 
 RESERVE_COMMAND = (sys.executable, "-P", "-m", "insitu.cluster.ray.ray_reserving")
-_SECONDS = 40.0
+_SECONDS = 90.0
 _TRAINING = ("chief", "worker")
 
 

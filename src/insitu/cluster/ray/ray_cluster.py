@@ -32,7 +32,7 @@ _HOLDER, _CONTROLLER, _RESERVATION = "agent-", "controller", "reserved-"
 _CPUS = 0.001
 """What a holder takes of a node's processors: with nothing at all, an autoscaler would take the node away."""
 _MAX_SHOWN = 300
-_FRESH_SECONDS = 2.0
+_FRESH_SECONDS = 5.0
 """Seconds after which Ray surely knows what was given back before."""
 
 
@@ -301,7 +301,10 @@ class RayCluster:
     def start_reservation(
         self, name: str, node: str, job: str, job_node: str, share: Share, seconds: float
     ) -> Given | None:
-        """Reserve a share of a node. Returns what was given; None where Ray hasn't so much free."""
+        """Reserve a share of a node. Returns what was given; None if Ray hasn't so much free.
+
+        Raises ClusterError if Ray doesn't give within `seconds` what it has free.
+        """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -323,6 +326,10 @@ class RayCluster:
         found = self.read_given(actor.remote(job, job_node, share.cores), seconds)
         if found is None:
             self.end_reservation(name)
+            raise ClusterError(
+                f"Ray gave nothing within {seconds:.0f} s, although it had enough free: the node is busy, or other "
+                f"work came first"
+            )
         return found
 
     def read_given(self, actor: Any, seconds: float) -> Given | None:

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +24,9 @@ from insitu.base.wording import format_count
 from insitu.cluster.ray.ray_cluster import RayCluster, Share, connect_to_ray, make_namespace
 
 _ANSWER_SECONDS = 20.0
-_GRANT_SECONDS = 10.0
-"""Seconds in which Ray gives what is free."""
+_GRANT_SECONDS = 45.0
+"""Seconds in which Ray gives what is free, on all nodes: it starts a process on each, which takes long on a busy
+one."""
 _LEAST = 0.01
 """Of a processor: less is what holders take."""
 
@@ -47,6 +49,7 @@ def reserve(ray: RayCluster, job: str, wanted: Mapping[str, Share]) -> Reserved:
     found = Reserved()
     ray_ids = _find_ray_ids(ray)
     made: list[str] = []
+    deadline = time.monotonic() + _GRANT_SECONDS
     for node, share in sorted(wanted.items()):
         names = [name for name in ray.list_reservations() if name.startswith(_prefix(job, node))]
         given = [ray.read_reservation(name, _ANSWER_SECONDS) for name in names]
@@ -59,7 +62,12 @@ def reserve(ray: RayCluster, job: str, wanted: Mapping[str, Share]) -> Reserved:
             continue
         if missing != Share():
             name = f"{_prefix(job, node)}{secrets.token_hex(3)}"
-            new = ray.start_reservation(name, ray_ids[node], job, node, missing, _GRANT_SECONDS)
+            seconds = max(1.0, deadline - time.monotonic())
+            try:
+                new = ray.start_reservation(name, ray_ids[node], job, node, missing, seconds)
+            except ClusterError as error:
+                found.failed[node] = str(error)
+                continue
             if new is None:
                 found.failed[node] = _describe_shortage(ray, ray_ids[node], job, node, missing)
                 continue

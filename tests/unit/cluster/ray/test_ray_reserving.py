@@ -23,6 +23,8 @@ class FakeRay:
         self.held: dict[str, Given] = {}
         #: GPUs that other work has.
         self.of_others = {"ray-a": 0, "ray-b": 0}
+        #: Nodes that start no process in time.
+        self.slow: set[str] = set()
 
     def find_controller(self) -> Any:
         return SimpleNamespace(report=None) if self.has_controller else None
@@ -46,6 +48,8 @@ class FakeRay:
     def start_reservation(
         self, name: str, node: str, job: str, job_node: str, share: Share, seconds: float
     ) -> Given | None:
+        if node in self.slow:
+            raise ClusterError("Ray gave nothing")
         free = int(self.count_free(node, "GPU")[0])
         if free < share.gpus or self.count_free(node, "CPU")[0] < share.cores - 0.001:
             return None
@@ -103,6 +107,13 @@ def test_processors_are_given_to_the_last_one_and_who_has_them_is_named() -> Non
     }
     assert ray.held == before
     assert ask_for(ray, "two", b=Share(0, 4)).gpus == {"b": []}
+
+
+def test_a_slow_node_is_not_said_to_be_taken() -> None:
+    ray = FakeRay()
+    ray.slow.add("ray-b")
+    assert ask(ray, "one", a=1, b=1).failed == {"b": "Ray gave nothing"}
+    assert ray.held == {}
 
 
 def test_what_can_not_be_asked_is_said(
