@@ -65,6 +65,8 @@ class Column:
     dtype: str
     #: The shape of a row's tensor: () for a scalar, for text and for a list.
     shape: tuple[int, ...] = ()
+    #: Arrow's type if the numbers stand for times, such as "timestamp[us, tz=UTC]": microseconds since 1970.
+    logical: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +164,18 @@ class CacheSpec:
             del data["codec"], data["column_bytes"]
             for partition in data["partitions"]:
                 del partition["raw_bytes"]
+        for column in data["columns"]:
+            if not column["logical"]:
+                del column["logical"]
         if self.origin is None:  # in the form that it always had
             del data["origin"]
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CacheSpec:
-        columns = tuple(Column(c["name"], c["dtype"], tuple(c["shape"])) for c in data["columns"])
+        columns = tuple(
+            Column(c["name"], c["dtype"], tuple(c["shape"]), c.get("logical", "")) for c in data["columns"]
+        )
         partitions = tuple(PartitionInfo(**{**p, "owners": tuple(p["owners"])}) for p in data["partitions"])
         changed = {"columns": columns, "partitions": partitions, "labels": tuple(data.get("labels", ()))}
         sizes = data.get("column_bytes", ())

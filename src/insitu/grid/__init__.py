@@ -56,7 +56,14 @@ if TYPE_CHECKING:
         sweep,
         tidy_store,
     )
-    from insitu.grid.importing import check_names, find_source_files, import_cache, run_import
+    from insitu.grid.importing import (
+        check_names,
+        find_source_files,
+        import_cache,
+        inspect_files,
+        plan_import,
+        run_import,
+    )
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.maintenance import (
         RebalanceReport,
@@ -97,6 +104,7 @@ if TYPE_CHECKING:
         take_down,
         verify_copies,
     )
+    from insitu.grid.sources import open_object
     from insitu.grid.stores import StoreRoom, measure_store, set_file_memory
 
 __getattr__, __dir__ = export_lazily(__name__)

@@ -62,17 +62,65 @@ class ImportOptions(Declared):
         None, "Make CACHE/train and CACHE/test instead, by train=0.9,test=0.1.", metavar="PARTS",
         label="Split into parts, such as train=0.9,test=0.1", common=True, parse=parse_split, show=_show_split
     )
+    columns: tuple[str, ...] = option(
+        (), "Read these columns alone, such as age,city.", metavar="COLUMNS", label="Columns", common=True
+    )
+    without: tuple[str, ...] = option((), "A column that is left out.", metavar="COLUMN")
+    rename: tuple[str, ...] = option((), "The name that a column gets.", metavar="COLUMN=NAME")
+    dtype: tuple[str, ...] = option(
+        (), "The type of a column: float32, str, json, timestamp, %d.%m.%Y, ...", metavar="COLUMN=DTYPE"
+    )
+    fill: tuple[str, ...] = option(
+        (), "What takes the place of missing values: a value, mean, most, or null (and a mask).",
+        metavar="COLUMN=VALUE"
+    )
+    drop_nulls: tuple[str, ...] = option(
+        (), "Drop rows in which this column misses its value; all: any column.", metavar="COLUMN"
+    )
+    where: str | None = option(
+        None, "Keep the rows that fulfil this, such as 'age > 18 and city == \"Rome\"'.", metavar="CONDITION"
+    )
+    limit: int | None = option(None, "Stop after so many rows.", metavar="ROWS", least=1)
+    sample: float | None = option(
+        None, "Keep about this part of the rows, drawn at random.", metavar="FRACTION", least=0, above=True,
+        most=1
+    )
+    row_id: str | None = option(
+        None, "Add a column of this name: the row's number in the sources.", metavar="NAME"
+    )
     ragged: tuple[str, ...] = option(
         (), "A column of lists of different lengths, such as token ids.", metavar="COLUMN"
     )
     tensor: tuple[str, ...] = option(
-        (), "Of Ignite, or with --reader: bytes as image=uint8[28,28].", metavar="COLUMN=DTYPE[SHAPE]"
+        (), "The form of bytes or lists, such as image=uint8[28,28].", metavar="COLUMN=DTYPE[SHAPE]"
     )
-    fill: tuple[str, ...] = option((), "Of Ignite: what takes the place of null.", metavar="COLUMN=VALUE")
+    delimiter: str | None = option(
+        None, "Of CSV: the sign between fields.", metavar="SIGN", default_text="as the file shows"
+    )
+    decimal: Literal[".", ","] | None = option(
+        None, "Of CSV: the sign before decimals.", default_text="as the file shows"
+    )
+    header: bool | None = option(
+        None, "Of CSV: whether the first row names the columns.", default_text="as the file shows"
+    )
+    encoding: str | None = option(
+        None, "Of CSV: such as cp1252.", metavar="NAME", default_text="UTF-8, or UTF-16 by its mark"
+    )
+    quote: str | None = option(None, "Of CSV: the sign around fields; '' for none.", metavar="SIGN",
+        default_text='"')
+    comment: str | None = option(None, "Of CSV: begins lines that are left out.", metavar="SIGN")
+    null_values: tuple[str, ...] = option(
+        (), "Of CSV: a field that stands for no value, also in text.", metavar="TEXT",
+        default_text="of numbers: an empty one, NA, NaN, null"
+    )
+    sql: str | None = option(
+        None, "The query whose rows are imported of a database, such as sqlite://orders.db.", metavar="QUERY"
+    )
+    table_version: str | None = option(
+        None, "Of Delta and Iceberg tables: a version, or the id of a snapshot.", metavar="VERSION",
+        default_text="the newest"
+    )
     arrow: tuple[str, ...] = option((), "Of Ignite: a byte[] with Arrow IPC streams.", metavar="COLUMN")
-    without: tuple[str, ...] = option(
-        (), "Of Ignite, or with --reader: a column that is left out.", metavar="COLUMN"
-    )
     config: Path | None = option(  # noqa: RUF009
         None, "Of Ignite: a client's Spring XML; its servers have the cache.", flags=("--config", "-c"),
         metavar="FILE"
@@ -100,6 +148,10 @@ class ImportOptions(Declared):
     reader_options: tuple[str, ...] = option(
         (), "Option of the reader, such as size=64,64 for images.", flags=("--reader-option",),
         metavar="NAME=VALUE"
+    )
+    dry_run: bool = option(
+        False, "Show what would be imported, and import nothing.",
+        not_at=command_line_only("It is about what the command prints.")
     )
     as_json: bool = option(
         False, "Print JSON, in the form of docs/json.md.", flags=("--json",),

@@ -21,7 +21,7 @@ from insitu.grid import import_cache
 from insitu.grid.sources import open_sources
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.npz import NpzSource
-from insitu.grid.sources.parquet import ParquetSource
+from insitu.grid.sources.parquet import ParquetTable
 
 FILES = make_files()
 NUMBERS = [0, 1, -1, 0x7F, 0xFF, 0x7FFF, 1 << 20, 1 << 31, (1 << 31) - 1, 1 << 40, (1 << 62) + 1, -(1 << 63)]
@@ -242,7 +242,7 @@ def test_a_parquet_file_without_the_rows_that_it_counts_is_refused(
 def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": list(range(100))}), path)
-    source = ParquetSource(path, SourceOptions())
-    monkeypatch.setattr(ParquetSource, "_groups_from", lambda *_: ([], 0))
+    (source,) = open_sources([(path, "parquet")], SourceOptions())
+    monkeypatch.setattr(ParquetTable, "_groups_from", lambda *_: ([], 0))
     with pytest.raises(SourceError, match=r"counts 100 rows\. Received: 0"):
         list(source.blocks(1 << 20))

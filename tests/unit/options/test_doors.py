@@ -49,7 +49,7 @@ def choose_value(option: Option) -> Any:
     if option.kind is bool:
         return not option.default
     if option.kind in (int, float):
-        return option.kind(7)
+        return option.kind(min(7, option.most))
     return ("a=1", "b=2") if option.many else option.kind("some")
 
 

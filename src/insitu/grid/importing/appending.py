@@ -16,7 +16,7 @@ from insitu.base.errors import GridError, InputError, SourceError
 from insitu.base.paths import Paths, StagedPaths
 from insitu.base.spec import CacheSpec, Column, NodeId
 from insitu.grid.intake import LABEL
-from insitu.grid.partitions import check_size, is_ragged
+from insitu.grid.partitions import check_size
 from insitu.grid.sources import SourceOptions, describe_columns
 from insitu.grid.stores import check_quotas
 from insitu.options import ImportOptions
@@ -53,10 +53,8 @@ def check_base(base: CacheSpec, options: ImportOptions) -> None:
 def options_of_base(base: CacheSpec, options: SourceOptions) -> SourceOptions:
     """Return how sources are read whose types are only inferred, so that they agree with `base`."""
     own = [column.name for column in base.columns if not (base.labels and column.name == LABEL)]
-    floats = frozenset(column.name for column in base.columns if column.dtype == "float64")
-    ragged = frozenset(column.name for column in base.columns if is_ragged(column))
     name = own[0] if len(own) == 1 and options.column == SourceOptions().column else options.column
-    return replace(options, column=name, float_columns=floats, ragged_columns=ragged | options.ragged_columns)
+    return replace(options, column=name, base=base.columns)
 
 
 def check_columns(base: CacheSpec, columns: tuple[Column, ...], rows: str = "What is appended") -> None:

@@ -24,8 +24,10 @@ from insitu.base.disk.access import make_file
 from insitu.base.disk.durable import seal, unseal
 from insitu.base.errors import InputError
 from insitu.base.paths import Paths
+from insitu.base.spec import Column
 from insitu.grid.catalog import is_of_another_host
-from insitu.grid.intake import ImportPlan
+from insitu.grid.intake import CSV_OPTIONS, ImportPlan
+from insitu.options import list_given
 
 JOURNAL_BYTES = 64 << 20
 """Bytes of sources between two places that are written down."""
@@ -83,6 +85,20 @@ class ImportJournal:
         return Place(0, 0, 0, 0, (0,) * len(adopted))
 
 
+_OF_ROWS = (
+    *("columns", "without", "rename", "dtype", "fill", "drop_nulls", "where", "limit", "sample", "row_id"),
+    *("tensor", *CSV_OPTIONS),
+)
+"""Options that say which rows and values files make."""
+
+
+def _describe_column(column: Column) -> dict[str, Any]:
+    described = asdict(column)
+    if not column.logical:
+        del described["logical"]
+    return described
+
+
 def fingerprint(plan: ImportPlan) -> str:
     """Return the part of a plan that two imports share if one can continue the other's work."""
     rows, files = plan.rows, zip(plan.sources, plan.states, strict=True)
@@ -90,7 +106,7 @@ def fingerprint(plan: ImportPlan) -> str:
         "names": rows.names,
         "fractions": rows.fractions,
         "files": [(str(source.path), asdict(state)) for source, state in files],
-        "columns": [asdict(column) for column in rows.columns],
+        "columns": [_describe_column(column) for column in rows.columns],
         "labels": rows.labels,
         "partitions": rows.partitions,
         "backups": plan.backups,
@@ -102,6 +118,10 @@ def fingerprint(plan: ImportPlan) -> str:
         described["reading"] = [plan.options.features, plan.options.render]
     if rows.codec is not None:
         described["codec"] = rows.codec
+    if reading := [
+        (each.name, str(value)) for each, value in list_given(plan.options) if each.name in _OF_ROWS
+    ]:
+        described["rows"] = reading
     if plan.reader:
         described["reader"] = plan.reader
     if plan.node_options is not None:  # places are numbers of units then

@@ -20,10 +20,11 @@ import contextlib
 import itertools
 import os
 import secrets
+import shlex
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +65,7 @@ from insitu.grid.importing.node_reader import NodeReading, check_seen
 from insitu.grid.importing.row_router import RowRouter
 from insitu.grid.importing.server_reading import place_rows, read_on_hosts
 from insitu.grid.intake import (
+    CSV_OPTIONS,
     LEAST_PARTITIONS,
     Destination,
     FileState,
@@ -80,6 +82,7 @@ from insitu.grid.intake import (
     choose_block_rows,
     choose_partitions,
     columns_of_rows,
+    cut_block,
     describe_origin,
     fits_into_memory,
     label_of,
@@ -91,20 +94,28 @@ from insitu.grid.intake import (
 from insitu.grid.layout import check_split, owners_of_partition
 from insitu.grid.ray_data import RayReader, open_ray_sources, parse_reader
 from insitu.grid.sources import (
+    ArrowSource,
+    BatchStream,
     ColumnOptions,
+    ColumnProblems,
+    CsvOptions,
+    MissingValues,
+    Problem,
     Source,
     SourceFile,
     SourceOptions,
     UrlFile,
+    arrange_tables,
     check_reading,
     find_connector,
     find_sources,
+    find_table,
     is_url,
     open_sources,
     read_columns,
 )
 from insitu.grid.stores import QuotaWatch, check_quotas
-from insitu.options import ImportOptions
+from insitu.options import ImportOptions, format_options
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
@@ -143,6 +154,10 @@ class ImportJob:
     owners: ImportOwners
     #: What is called as rows are read.
     progress: ProgressCallback
+    #: Rows of an object of Python, in the place of sources; None: there are sources.
+    data: BatchStream | None
+    #: What is called with each thing that was inferred of a source.
+    note: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,41 +200,92 @@ def run_import(
     options: ImportOptions,
     *,
     progress: ProgressCallback | None = None,
+    note: Callable[[str], None] | None = None,
     remote: RemoteStores | None = None,
     beside_servers: bool = False,
     after: CacheSpec | None = None,
+    data: BatchStream | None = None,
 ) -> list[CacheSpec]:
-    """Import as `options` say; return the versions that were published.
+    """Import as `options` say; return the versions that were published. `note` gets what is inferred.
 
     `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
     `beside_servers` keeps the partitions of a table of another system, each on the node beside the server
     that is primary for it, or on its node in the version `after`, whose files are shared if rows are as they
-    were.
+    were. `data`: the rows of an object of Python, in the place of `options.sources`.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports into
     the cache, StorageFull, TransferError if an agent fails; after any of them all is as it was before.
     """
-    fields = read_columns(options)
+    begun = _begun(paths, options, progress, note, remote, beside_servers, after, data)
+    with begun as (job, plan), cache_locks(paths, plan.rows.names):
+        return _write_and_publish(job, _reserve(job, plan))
+
+
+def plan_import(
+    paths: Paths,
+    options: ImportOptions,
+    *,
+    note: Callable[[str], None] | None = None,
+    remote: RemoteStores | None = None,
+) -> ImportPlan:
+    """Return what `run_import` would do, and do nothing. Raises what it raises before it writes."""
+    with _begun(paths, options, None, note, remote, False, None, None) as (_, plan):
+        return plan
+
+
+@contextlib.contextmanager
+def _begun(
+    paths: Paths,
+    options: ImportOptions,
+    progress: ProgressCallback | None,
+    note: Callable[[str], None] | None,
+    remote: RemoteStores | None,
+    beside_servers: bool,
+    after: CacheSpec | None,
+    data: BatchStream | None,
+) -> Iterator[tuple[ImportJob, ImportPlan]]:
+    """Yield an import whose sources have been inspected, and its plan."""
+    columns = read_columns(options)
     request = parse_reader(options.reader, options.reader_options)
     reader = None if request is None else RayReader(request)
-    report = progress or (lambda rows, done, total: None)
     refuse_copy(paths)
-    with home_errors(paths.home), reader or contextlib.nullcontext():
-        catalog, owners = Catalog(paths, of_one_head=True), choose_owners(paths, remote)
+    with (
+        home_errors(paths.home),
+        reader or contextlib.nullcontext(),
+        _remedies_shown(options, in_python=data is not None),
+    ):
         job = ImportJob(
             paths=paths,
             options=options,
-            fields=fields,
+            fields=columns,
             reader=reader,
             beside_servers=beside_servers,
             after=after,
-            catalog=catalog,
-            owners=owners,
-            progress=report,
+            catalog=Catalog(paths, of_one_head=True),
+            owners=choose_owners(paths, remote),
+            progress=progress or (lambda rows, done, total: None),
+            data=data,
+            note=note or (lambda text: None),
         )
-        plan = make_plan(job, inspect_sources(job))
-        with cache_locks(paths, plan.rows.names):
-            return _write_and_publish(job, _reserve(job, plan))
+        yield job, make_plan(job, inspect_sources(job))
+
+
+@contextlib.contextmanager
+def _remedies_shown(options: ImportOptions, *, in_python: bool) -> Iterator[None]:
+    """Name the whole command that takes columns which can't be taken as they are."""
+    try:
+        yield
+    except ColumnProblems as error:
+        if in_python:
+            given: dict[str, list[str]] = {}
+            for each in error.problems:
+                given.setdefault(each.remedy[0].removeprefix("--").replace("-", "_"), []).extend(
+                    each.remedy[1:]
+                )
+            shown = ", ".join(f"{name}={value}" for name, value in given.items())
+            raise SourceError(f"{error}, which in Python is {shown}") from error
+        words = ["insitu", "import", options.cache, *options.sources, *format_options(options), *error.remedy]
+        raise SourceError(f"{error}, as in: {shlex.join(words)}") from error
 
 
 # Inspect: which rows there are
@@ -242,10 +308,16 @@ def inspect_sources(job: ImportJob) -> Inspected:
             check_seen(owners.remote, opened, states)
     is_labelled = options.label_from_filename or (base and base.labels)
     labels = {label_of(source) for source in opened} if is_labelled else set()
-    columns = columns_of_rows(opened[0], bool(labels))
+    columns = columns_of_rows(opened[0], bool(labels), options.row_id)
     if base is not None:
         check_columns(base, columns)
         owners.check_base(base)
+    noted: dict[str, list[str]] = {}
+    for source in opened:
+        for each in getattr(source, "notes", ()):
+            noted.setdefault(each, []).append(str(source.path))
+    for text, places in noted.items():
+        job.note(f"{places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''}: {text}")
     return Inspected(
         sources=opened,
         states=states,
@@ -284,7 +356,7 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
     check_key(options.key, found.columns)
     backups = options.backups if base is None else base.backups
     owners_of_partition(0, owners.topology, backups)  # there are enough nodes for so many copies
-    sizes = measure_rows(found.sources, found.columns)
+    sizes = measure_rows(found.sources, found.columns, options.limit, options.sample)
     primaries, hosts = place_rows(found.sources[0], owners, job.after, job.beside_servers)
     partitions = len(primaries) or choose_partitions(
         options.partitions,
@@ -310,6 +382,8 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
         codec=base.codec if base else options.compress,
         drop_pages=not fits_into_memory(sizes),
         primaries=primaries,
+        sample=None if options.sample == 1 else options.sample,
+        row_id=options.row_id,
         destinations=destinations,
     )
     return ImportPlan(
@@ -448,6 +522,7 @@ def _read_here(
 ) -> int:
     """Read all sources in this process, and give their rows to the stores."""
     rows, import_rows = place.rows, ImportRows(plan.rows)
+    limit, kept = plan.options.limit, sum(place.counts)
     bytes_before = [0, *itertools.accumulate(state.size for state in plan.states)]
     owners = {owner for each in plan.rows.destinations for owner in each.owners}
     elsewhere = owners - set(job.owners.keep_here(owners))
@@ -455,18 +530,37 @@ def _read_here(
     router.begin(0, place.counts)
     job.progress(rows, place.bytes, plan.source_bytes)
     block_bytes = BLOCK_BYTES * (_TIMES_SENT if elsewhere else 1)
-    with SourceBlocks(plan.sources, plan.states, block_bytes, (place.source, place.start)) as blocks:
+    blocks = SourceBlocks(plan.sources, plan.states, block_bytes, (place.source, place.start))
+    with _all_missing_values_named(plan.sources), blocks:
         for item in blocks:
+            if limit is not None and kept >= limit:
+                break
             read = item.block
-            block = import_rows.prepare(plan.sources[item.source], read, rows)
+            block = import_rows.prepare(plan.sources[item.source], read, plan.first_row + rows)
+            if limit is not None:
+                block = cut_block(block, limit - kept)
             router.append(block, import_rows.route(block, plan.first_row + rows))
-            rows += read.rows
+            rows, kept = rows + read.rows, kept + block.rows
             bytes_done = bytes_before[item.source] + read.source_bytes
             job.progress(rows, bytes_done, plan.source_bytes)
             quotas.check(bytes_done)
             if journal is not None:
                 journal.note(item.source, read.next_start, rows, bytes_done, router.rows)
     return 1
+
+
+@contextlib.contextmanager
+def _all_missing_values_named(sources: Sequence[Source]) -> Iterator[None]:
+    """Name all columns of all sources that miss values where one does, for which all rows are read."""
+    try:
+        yield
+    except MissingValues as error:
+        found: dict[str, Problem] = {}
+        for source in sources:
+            if isinstance(source, ArrowSource):
+                for each in source.describe_missing_values():
+                    found.setdefault(each.column, each)
+        raise ColumnProblems(error.place, list(found.values()) or error.problems) from error
 
 
 def _read_on_nodes(
@@ -493,9 +587,11 @@ def _refuse_empty_caches(plan: RowPlan, found: npt.NDArray[np.int64]) -> None:
     per_name = found.reshape(len(plan.names), -1).sum(axis=1)
     for name, count in zip(plan.names, per_name, strict=True):
         if not count:
+            remedy = "Keep more of them: --where, --drop-nulls and --sample leave out rows"
+            if len(plan.names) > 1 and rows:
+                remedy = "Give its part of the split a larger fraction"
             raise SourceError(
-                f"{name} would have none of the {format_count(rows, 'row')} of the sources. "
-                + ("Give its part of the split a larger fraction" if len(plan.names) > 1 else "")
+                f"{name} would have none of the {format_count(rows, 'row')} that are kept. {remedy}"
             )
 
 
@@ -543,47 +639,71 @@ _MEANINGS = {
     "column": ("npy", "names the values of .npy files; other files name their columns themselves"),
     "features": ("tfrecord", "says which columns the features of TFRecord files make"),
     "render": ("ndjson", "makes images of the drawings in JSON lines"),
+    **dict.fromkeys(CSV_OPTIONS, ("csv", "says how the text of CSV files is divided into fields")),
 }
 """Options that files of one format take: (the format, what they mean)."""
 
 
 def open_sources_of(job: ImportJob, base: CacheSpec | None) -> tuple[Sequence[Source], tuple[FileState, ...]]:
     """Return the opened sources, and the state of the file of each before. Raises InputError, SourceError."""
-    given, options, fields = job.options.sources, job.options, job.fields
-    reading = _choose_reading(options, base)
+    given, options, columns = job.options.sources, job.options, job.fields
+    reading = choose_reading(options, base)
     connector = next(filter(None, map(find_connector, given)), None)
     if connector is not None:
-        _refuse_for_format(options, [(source, connector.scheme) for source in given])
+        refuse_for_format(options, [(source, connector.scheme) for source in given])
         if len(given) != 1:
             raise InputError(
                 f"A table of another system is imported alone. Received: {len(given)} sources. Several "
                 f"servers are named in one address: {connector.scheme}://HOST,HOST/..."
             )
-        table = connector.open(given[0], fields, reading)
+        table = connector.open(given[0], columns, reading)
         return [table], (FileState(table.expected_bytes, 0, 0),)
+    stream = job.data or _find_table(options)
+    if stream is not None:
+        refuse_for_format(options, [(stream.path, stream.format)])
+        source = ArrowSource(stream)
+        arrange_tables([source], reading)
+        return [source], (FileState(stream.expected_bytes, 0, 0),)
     if job.reader is not None:
-        opened = open_ray_sources(job.reader, given, options.read_on, reading, fields.tensors, fields.without)
+        opened = open_ray_sources(job.reader, given, options.read_on, reading)
         return opened, tuple(FileState.of(source.path) for source in opened)
     files = find_sources(given, options.format)
     states = tuple(FileState.of(path) for path, _ in files)
-    _refuse_for_format(options, files)
+    refuse_for_format(options, files)
     return open_sources(files, reading), states
 
 
-def _choose_reading(options: ImportOptions, base: CacheSpec | None) -> SourceOptions:
+def _find_table(options: ImportOptions) -> BatchStream | None:
+    """Return the table of Delta, Iceberg or a database that is imported; None: the sources are others."""
+    found = [find_table(source, options.sql, options.table_version) for source in options.sources]
+    if any(found) and len(found) > 1:
+        raise InputError(
+            f"A table is imported alone. Received: {len(found)} sources. Import the others with --append"
+        )
+    return next(filter(None, found), None)
+
+
+def choose_reading(options: ImportOptions, base: CacheSpec | None) -> SourceOptions:
     """Return what the user adds to what is in the sources, and what the version says that is appended to."""
-    given = {name: getattr(options, name) for name in _MEANINGS if getattr(options, name) is not None}
-    reading = SourceOptions(ragged_columns=frozenset(options.ragged), **given)
+    given = {name: getattr(options, name) for name in ("column", "features", "render")}
+    given = {name: value for name, value in given.items() if value is not None}
+    reading = SourceOptions(
+        ragged_columns=frozenset(options.ragged),
+        fields=read_columns(options),
+        csv=CsvOptions(**{each.name: getattr(options, each.name) for each in fields(CsvOptions)}),
+        **given,
+    )
     return reading if base is None else options_of_base(base, reading)
 
 
-def _refuse_for_format(options: ImportOptions, files: Sequence[tuple[str | SourceFile, str]]) -> None:
+def refuse_for_format(options: ImportOptions, files: Sequence[tuple[str | SourceFile, str]]) -> None:
     """Raise InputError if the format of the files doesn't take one of the options that are given."""
     for name, (format, meaning) in _MEANINGS.items():
         value = getattr(options, name)
         other = next((f"{path} of format {kind}" for path, kind in files if kind != format), None)
-        if value is not None and other is not None:
-            raise InputError(f"--{name} {meaning}. Received: --{name} {value} for {other}. Leave it out")
+        if value not in (None, ()) and other is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} {meaning}. Received: {flag} {value} for {other}. Leave it out")
     check_reading(options.features, options.render)
 
 
@@ -591,9 +711,7 @@ def options_for_nodes(
     opened: Sequence[Source], options: ImportOptions, base: CacheSpec | None
 ) -> SourceOptions:
     """Return how other hosts read one source each, so that all have the columns found in all of them."""
-    reading = _choose_reading(options, base)
-    floats = frozenset(column.name for column in opened[0].columns if column.dtype == "float64")
-    return replace(reading, float_columns=reading.float_columns | floats)
+    return replace(choose_reading(options, base), layout=getattr(opened[0], "layout", ()))
 
 
 def find_source_files(options: ImportOptions) -> list[str]:
@@ -603,10 +721,15 @@ def find_source_files(options: ImportOptions) -> list[str]:
     """
     if all(find_connector(source) is not None or is_url(source) for source in options.sources):
         return []
+    if _find_table(options) is not None:
+        raise InputError(
+            f"Tables of Delta, Iceberg and databases are read on a host of the cluster. Received: "
+            f"{options.sources[0]} beside --cluster. Give the command there"
+        )
     files = find_sources(options.sources, options.format)
-    _refuse_for_format(options, files)
+    refuse_for_format(options, files)
     if not options.append:  # what the cache says of its columns isn't known here
-        open_sources(files, _choose_reading(options, None))
+        open_sources(files, choose_reading(options, None))
     return [str(file) for file, _ in files]
 
 
@@ -628,6 +751,18 @@ def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_clust
         raise InputError(
             "--read-on nodes has the nodes of a cluster read the sources. Received: a home without one. "
             "Leave it out, or bring up agents with `insitu up --hosts FILE`"
+        )
+    if options.limit is not None:
+        if options.read_on == "nodes":
+            raise InputError(
+                "--limit counts rows in the order of the sources, which nodes read side by side. Received: "
+                "it "
+                "beside --read-on nodes. Leave one of them out; --sample keeps a part of the rows"
+            )
+        return False
+    if isinstance(opened[0].path, str) and options.read_on == "nodes":
+        raise InputError(
+            f"--read-on nodes is for files that nodes see. Received: it for {opened[0].path}. Leave it out"
         )
     wanted = options.read_on == "nodes" or (options.read_on is None and isinstance(opened[0].path, UrlFile))
     return in_cluster and wanted

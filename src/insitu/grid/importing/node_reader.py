@@ -19,7 +19,7 @@ import numpy.typing as npt
 from insitu.base.errors import SourceError
 from insitu.base.spec import NodeId
 from insitu.grid.importing.import_journal import ImportJournal, Place
-from insitu.grid.intake import FileState, ImportPlan, Unit
+from insitu.grid.intake import FileState, ImportPlan, Unit, has_exact_rows
 from insitu.grid.sources import Source, SourceOptions, UrlFile
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def cut_units(sources: Sequence[Source], states: Sequence[FileState]) -> list[Un
     for source, state in zip(sources, states, strict=True):
         starts = _row_starts(source, state)
         for start, stop in zip(starts, [*starts[1:], None], strict=True):
-            whole = stop is None and source.format not in ("npy", "parquet")
+            whole = stop is None and not (source.format in ("npy", "parquet") and has_exact_rows(source))
             end = None if whole else (source.expected_rows if stop is None else stop)
             name = name_of(source)
             units.append(Unit(len(units), name, source.format, state, start, end, before + start))
@@ -88,7 +88,7 @@ def cut_units(sources: Sequence[Source], states: Sequence[FileState]) -> list[Un
 def _row_starts(source: Source, state: FileState) -> list[int]:
     """Return the first row of each unit of a source."""
     size = max(1, source.expected_rows * UNIT_BYTES // max(1, state.size))
-    if source.format == "npy":
+    if source.format == "npy" and has_exact_rows(source):
         return list(range(0, source.expected_rows, size))
     if source.format != "parquet":
         return [0]
@@ -121,8 +121,10 @@ class NodeReading:
         SourceError, TransferError.
         """
         rows = [source.expected_rows for source in self._sources]
-        unsure = [i for i, s in enumerate(self._sources[:-1]) if s.format not in ("npy", "npz", "parquet")]
-        if self._plan.rows.key is None and not self._plan.rows.primaries and unsure:
+        unsure = [i for i, source in enumerate(self._sources[:-1]) if not has_exact_rows(source)]
+        plan = self._plan.rows
+        decides = plan.key is None or plan.row_id is not None or plan.sample is not None
+        if decides and not plan.primaries and unsure:
             whole = {i: self._whole(i) for i in unsure}
 
             def count(node: NodeId, unit: Unit) -> int:

@@ -8,6 +8,7 @@ from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.grid.intake.import_plan import (
+        CSV_OPTIONS,
         LEAST_PARTITIONS,
         ImportPlan,
         bytes_by_node,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         describe_origin,
         find_primaries,
         fits_into_memory,
+        has_exact_rows,
         measure_rows,
         most_readable,
         read_max_mappings,
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
     from insitu.grid.intake.row_plan import Destination, RowPlan
     from insitu.grid.intake.row_receiver import RowIntake, RowMessage
     from insitu.grid.intake.source_blocks import FileState, SourceBlocks
-    from insitu.grid.intake.unit_reader import Unit, count_rows, decode_options, encode_options, read_unit
+    from insitu.grid.intake.unit_reader import (
+        Unit,
+        count_rows,
+        cut_block,
+        decode_options,
+        encode_options,
+        read_unit,
+    )
 
 __getattr__, __dir__ = export_lazily(__name__)

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows
 from insitu.grid.ray_data import ReaderRequest
 from insitu.grid.sources import (
     ColumnOptions,
+    CsvOptions,
     PartitionedTable,
     Source,
     SourceOptions,
@@ -33,6 +34,8 @@ from insitu.grid.sources import (
 )
 from insitu.options import ImportOptions, list_given
 
+CSV_OPTIONS = tuple(each.name for each in fields(CsvOptions))
+"""The options that say how text is divided into fields."""
 LEAST_PARTITIONS = 8
 """The default number of partitions of small data, rounded up to the same number on each node."""
 PARTITION_BYTES = 1 << 30
@@ -112,21 +115,20 @@ class ImportPlan:
         return sum(state.size for state in self.states)
 
 
-def refuse_conflicts(options: ImportOptions, fields: ColumnOptions, request: ReaderRequest | None) -> None:
+def refuse_conflicts(options: ImportOptions, columns: ColumnOptions, request: ReaderRequest | None) -> None:
     """Raise InputError for options that a table of another system excludes, or that are for such a table
     alone, and for those that a reader of Ray Data excludes."""
     sources = ", ".join(options.sources)
     if not any(map(find_connector, options.sources)):
+        if columns.arrow:
+            raise InputError(f"--arrow is for tables of Apache Ignite. Received: {sources}. Leave it out")
         if request is not None:
             _refuse_beside_reader(options, request)
-        elif fields.given:
-            raise InputError(
-                f"{fields.given} is said of the columns of a table of another system, or with --reader. "
-                f"Received: {sources}. Leave it out"
-            )
         return
     named = _list_flags(
-        options, "append", "resume", "format", "column", "label_from_filename", "read_on", "reader"
+        options,
+        *("append", "resume", "format", "column", "label_from_filename", "read_on", "reader"),
+        *("columns", "rename", "dtype", "drop_nulls", "where", "limit", "sample", "row_id", *CSV_OPTIONS),
     )
     if named:
         raise InputError(
@@ -144,7 +146,7 @@ def _list_flags(options: ImportOptions, *names: str) -> list[str]:
 
 def _refuse_beside_reader(options: ImportOptions, request: ReaderRequest) -> None:
     """Raise InputError for options that say how insitu reads files, which Ray reads now."""
-    named = _list_flags(options, "format", "column", "features", "render", "fill", "arrow")
+    named = _list_flags(options, "format", "column", "features", "render", *CSV_OPTIONS)
     if named:
         raise InputError(
             f"--reader says how Ray Data reads the files. Received: {' and '.join(named)} beside it. Leave "
@@ -158,21 +160,35 @@ def _refuse_beside_reader(options: ImportOptions, request: ReaderRequest) -> Non
         )
 
 
-def measure_rows(sources: Sequence[Source], columns: tuple[Column, ...]) -> RowSizes:
-    """Return how large rows are. The first texts of the largest source are looked at."""
+def measure_rows(
+    sources: Sequence[Source],
+    columns: tuple[Column, ...],
+    limit: int | None = None,
+    sample: float | None = None,
+) -> RowSizes:
+    """Return how large rows are. The first texts of the largest source are looked at. `limit` and `sample`
+    are as in `ImportOptions`."""
     rows = sum(source.expected_rows for source in sources)
+    rows = rows if sample is None else max(1, round(rows * sample))
+    rows = rows if limit is None else min(rows, limit)
     texts = [column.name for column in columns if is_variable(column)]
     text_bytes = 0.0
     if texts:
         largest = max(sources, key=lambda source: source.expected_rows)
         with contextlib.closing(read_blocks(largest, _SAMPLE_BYTES)) as blocks:
-            block = next(blocks)
+            block = next(blocks, None)  # of none if no row is kept
         for name in texts:
-            offsets, _ = text_buffers(block.columns[name])
-            text_bytes += float(offsets[-1] - offsets[0]) / max(1, block.rows)
+            if block is not None:
+                offsets, _ = text_buffers(block.columns[name])
+                text_bytes += float(offsets[-1] - offsets[0]) / max(1, block.rows)
     each = sum(row_bytes(column) for column in columns) + 8 * len(texts) + text_bytes
-    known = not texts and all(source.format in ("npy", "npz", "parquet") for source in sources)
+    known = not texts and sample is None and all(map(has_exact_rows, sources))
     return RowSizes(rows, text_bytes, int(rows * each * _HEADERS_BYTES), known)
+
+
+def has_exact_rows(source: Source) -> bool:
+    """Return whether a source has exactly as many rows as it says before it is read."""
+    return bool(getattr(source, "has_exact_rows", False))
 
 
 def choose_partitions(

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from insitu.base.errors import SourceError
+from insitu.base.errors import InputError, SourceError
 from insitu.base.spec import Column
 from insitu.grid.intake.row_plan import RowPlan
 from insitu.grid.layout import hash_integers, hash_rows, hash_texts, partition_of_rows, split_of_rows
@@ -21,19 +22,29 @@ from insitu.grid.partitions import is_variable, text_buffers
 from insitu.grid.sources import Block, Source, stem
 
 LABEL = "label"
+_OF_SAMPLES = 0x5DEECE66D
+"""Makes other numbers of rows, so that a sample is independent of rows' partitions."""
 
 Rows = npt.NDArray[np.int64]
 
 
-def columns_of_rows(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
-    """Return the columns that the caches get. Raises SourceError if there is a label already."""
-    if not label_from_filename:
-        return source.columns
-    if any(column.name == LABEL for column in source.columns):
-        raise SourceError(
-            f"{source.path} has a column {LABEL!r} of its own, so --label-from-filename can't add one"
-        )
-    return (*source.columns, Column(LABEL, "int64"))
+def columns_of_rows(
+    source: Source, label_from_filename: bool, row_id: str | None = None
+) -> tuple[Column, ...]:
+    """Return the columns that the caches get. Raises SourceError if one that is added is there already."""
+    columns = source.columns
+    for name, flag in (
+        (LABEL if label_from_filename else None, "--label-from-filename"),
+        (row_id, "--row-id"),
+    ):
+        if name is None:
+            continue
+        if not name.strip():
+            raise InputError(f"{flag} names a column. Received: {name!r}")
+        if any(column.name == name for column in columns):
+            raise SourceError(f"{source.path} has a column {name!r} of its own, so {flag} can't add one")
+        columns = (*columns, Column(name, "int64"))
+    return columns
 
 
 def label_of(source: Source) -> str:
@@ -53,13 +64,20 @@ class ImportRows:
     def prepare(self, source: Source, block: Block, first_row: int) -> Block:
         """Return a block of a source with the columns of the caches.
 
-        `first_row` is the index of its first row, for messages. Raises SourceError.
+        `first_row` is the index of its first row. Raises SourceError.
         """
+        plan = self._plan
         if self._numbers:
             label = np.full(block.rows, self._numbers[label_of(source)], dtype=np.int64)
             block = replace(block, columns={**block.columns, LABEL: label})
         if self._may_be_nan:
             _refuse_nan_labels(source, block, first_row)
+        numbers = np.arange(first_row, first_row + block.rows, dtype=np.int64)
+        if plan.row_id is not None:
+            block = replace(block, columns={**block.columns, plan.row_id: numbers})
+        if plan.sample is not None:
+            block = replace(block, numbers=numbers)
+            block = take_rows(block, hash_integers(numbers ^ _OF_SAMPLES) < int(plan.sample * 2.0**64))
         return block
 
     def route(self, block: Block, first_row: int) -> Rows | None:
@@ -72,7 +90,9 @@ class ImportRows:
             return None
         if plan.primaries:
             return block.partitions
-        if plan.key is None:
+        if plan.key is None and block.numbers is not None:
+            hashes = hash_integers(block.numbers)
+        elif plan.key is None:
             hashes = hash_rows(first_row, first_row + block.rows)
         elif isinstance(values := block.columns[plan.key], np.ndarray):
             hashes = hash_integers(values)
@@ -83,6 +103,20 @@ class ImportRows:
         if len(plan.names) == 1:
             return partition
         return split_of_rows(hashes, plan.fractions) * plan.partitions + partition
+
+
+def take_rows(block: Block, is_kept: npt.NDArray[np.bool_]) -> Block:
+    """Return the rows of a block that are kept."""
+    if is_kept.all():
+        return block
+    kept = pa.array(is_kept)
+    columns = {
+        name: values[is_kept] if isinstance(values, np.ndarray) else values.filter(kept)
+        for name, values in block.columns.items()
+    }
+    partitions = None if block.partitions is None else block.partitions[is_kept]
+    numbers = None if block.numbers is None else block.numbers[is_kept]
+    return replace(block, columns=columns, rows=int(is_kept.sum()), partitions=partitions, numbers=numbers)
 
 
 def count_routed(block: Block, destinations: Rows | None, length: int) -> Rows:

@@ -56,6 +56,10 @@ class RowPlan:
     primaries: tuple[NodeId, ...]
     #: The new partitions of the first cache, then those of the second, and so on.
     destinations: tuple[Destination, ...]
+    #: The part of the rows that is kept, drawn at random; None: all.
+    sample: float | None = None
+    #: The column that gets the number of each row; None: none does.
+    row_id: str | None = None
 
     def held_by(self, node: NodeId) -> list[int]:
         """Return the numbers of the destinations that a node holds."""

@@ -59,8 +59,14 @@ class Unit:
 
 def encode_options(options: SourceOptions) -> dict[str, Any]:
     """Return the options by which sources are read, as JSON."""
-    data = asdict(options)
-    return {**data, **{name: sorted(data[name]) for name in ("float_columns", "ragged_columns")}}
+    return dict(_plain(asdict(options)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value whose sets are lists."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def decode_options(data: Any) -> SourceOptions:
@@ -130,4 +136,5 @@ def cut_block(block: Block, rows: int) -> Block:
         for name, values in block.columns.items()
     }
     partitions = None if block.partitions is None else block.partitions[:rows]
-    return replace(block, columns=columns, rows=rows, partitions=partitions)
+    numbers = None if block.numbers is None else block.numbers[:rows]
+    return replace(block, columns=columns, rows=rows, partitions=partitions, numbers=numbers)

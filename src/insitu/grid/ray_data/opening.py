@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, ClassVar, cast
 
@@ -19,22 +19,19 @@ import numpy as np
 import pyarrow as pa
 
 from insitu.base.errors import InputError, SourceError
-from insitu.base.spec import Column
 from insitu.base.wording import format_count
 from insitu.grid.ray_data.readers import ReaderRequest
 from insitu.grid.ray_data.session import RaySession, has_cluster
 from insitu.grid.sources import (
-    Block,
+    ArrowSource,
     SourceFile,
     SourceOptions,
+    TableBatch,
     UrlFile,
-    check_ragged,
-    columns_of_batch,
-    describe_columns,
+    arrange_tables,
     find_sources,
     malformed_as_error,
     mixed_shapes,
-    values_of_batch,
 )
 
 _SAMPLE_ROWS = 64
@@ -142,11 +139,13 @@ class RayStream:
                     yield number, rows
 
 
-class RaySource:
+class RayTable:
     """One file, or a group of small ones, that Ray reads."""
 
     format: ClassVar[str] = "ray"
-    suffixes: ClassVar[tuple[str, ...]] = ()
+    missing: ClassVar[Mapping[str, int]] = {}
+    notes = ()
+    problems = ()
 
     def __init__(
         self,
@@ -154,37 +153,42 @@ class RaySource:
         stream: RayStream,
         group: FileGroup,
         *,
-        columns: tuple[Column, ...],
+        sample: Any,
         rows: int | None,
         expected_rows: int,
-        tensors: Tensors,
         without: Collection[str],
-        infers_types: bool,
     ) -> None:
-        """`rows`: how many there must be; None: any number, about `expected_rows`."""
+        """`sample`: some rows of this group or another one. `rows`: how many there must be; None: any number,
+        about `expected_rows`."""
         self._number, self._stream = number, stream
         self.path = cast("Any", group.files[0] if len(group.files) == 1 else group)
-        self.columns = columns
+        self.sample, self.schema = sample, sample.schema
         self._rows, self.expected_rows = rows, expected_rows if rows is None else rows
-        self._tensors, self._without, self._infers_types = tensors, without, infers_types
+        self.has_exact_rows = rows is not None
+        self._without = without
 
-    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+    def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         size = self.path.stat().st_size
         done = 0
         for table in self._stream.tables_of(self._number):
             if done + table.num_rows <= start:
                 done += table.num_rows
                 continue
-            for batch in make_plain_batches(table, self.path, self._tensors, self._without):
-                rows = arrange(batch, self.columns, self.path, widens=self._infers_types)
-                count = max(1, rows.num_rows * block_bytes // max(1, rows.nbytes))
-                skipped = min(rows.num_rows, max(0, start - done))
+            for batch in make_plain_batches(table, self.path, self._without):
+                if sorted(batch.schema.names) != sorted(self.schema.names):
+                    raise SourceError(
+                        f"All rows must have the same columns: {', '.join(self.schema.names)}. Received: "
+                        f"{', '.join(batch.schema.names)} in {self.path}. Leave the others out by "
+                        f"--without, or "
+                        f"import these files alone"
+                    )
+                count = max(1, batch.num_rows * block_bytes // max(1, batch.nbytes))
+                skipped = min(batch.num_rows, max(0, start - done))
                 done += skipped
-                for first in range(skipped, rows.num_rows, count):
-                    piece = rows.slice(first, count)
+                for first in range(skipped, batch.num_rows, count):
+                    piece = batch.slice(first, count)
                     done += piece.num_rows
-                    values = values_of_batch(piece, self.columns, self.path)
-                    yield Block(values, piece.num_rows, min(size, size * done // self.expected_rows), done)
+                    yield TableBatch(piece, min(size, size * done // self.expected_rows), done)
         if done != self._rows if self._rows is not None else not done:
             raise SourceError(
                 f"{self.path} must have "
@@ -212,13 +216,8 @@ class RayReader:
         self._session.close()
 
     def open(
-        self,
-        files: Sequence[SourceFile],
-        read_on: str | None,
-        options: SourceOptions,
-        tensors: Tensors,
-        without: Collection[str],
-    ) -> list[RaySource]:
+        self, files: Sequence[SourceFile], read_on: str | None, options: SourceOptions
+    ) -> list[ArrowSource]:
         """Return the sources that the files make, whose columns are those of the first rows. `read_on` is as
         of `import_cache`. Raises InputError and SourceError."""
         behind_urls = isinstance(files[0], UrlFile)
@@ -227,9 +226,9 @@ class RayReader:
         if to_cluster and not behind_urls:
             found = {name_for_ray(file): file.stat() for file in files}
             self._session.check_seen({n: (each.st_size, each.st_mtime_ns) for n, each in found.items()})
-        reader = self.request.reader
-        dropped = {*without, *reader.added}
-        columns, bytes_per_row = self._look(files[0], options, tensors, dropped)
+        reader, fields = self.request.reader, options.fields
+        dropped = {*fields.without, *reader.added}
+        sample, bytes_per_row = self._look(files[0], dropped)
         groups = [
             FileGroup(files[first : first + reader.files_per_source])
             for first in range(0, len(files), reader.files_per_source)
@@ -238,24 +237,23 @@ class RayReader:
         stream = RayStream(self._session, groups, keeps_path=keeps_path, without=dropped)
         self._streams.append(stream)
         sources = [
-            RaySource(
-                *(number, stream, group),
-                columns=columns,
-                rows=self._count_rows(group),
-                expected_rows=max(1, int(group.stat().st_size / bytes_per_row)),
-                tensors=tensors,
-                without=dropped,
-                infers_types=reader.infers_types,
+            ArrowSource(
+                RayTable(
+                    *(number, stream, group),
+                    sample=sample,
+                    rows=self._count_rows(group),
+                    expected_rows=max(1, int(group.stat().st_size / bytes_per_row)),
+                    without=dropped,
+                )
             )
             for number, group in enumerate(groups)
         ]
-        check_ragged(sources[0], options.ragged_columns)
+        # What is left out isn't in the tables, since some of it can't be read at all.
+        arrange_tables(sources, replace(options, fields=replace(fields, without=frozenset())))
         return sources
 
-    def _look(
-        self, file: SourceFile, options: SourceOptions, tensors: Tensors, without: Collection[str]
-    ) -> tuple[tuple[Column, ...], float]:
-        """Return the columns of a file's first rows, and about the bytes of each in the file."""
+    def _look(self, file: SourceFile, without: Collection[str]) -> tuple[Any, float]:
+        """Return a file's first rows, and about the bytes of each in the file."""
         keeps_path = bool(self.request.options.get("include_paths"))
         tables = self._session.read_tables([name_for_ray(file)], include_paths=keeps_path, rows=_SAMPLE_ROWS)
         with closing(cast("Any", tables)):
@@ -267,21 +265,16 @@ class RayReader:
                 f"{file} has a column {PATH!r} of its own, by which Ray names the file of each row. Give it "
                 f"another name, or read the files without --reader"
             )
-        missing = (tensors.keys() | without) - set(table.column_names) - set(self.request.reader.added)
+        missing = set(without) - set(table.column_names) - set(self.request.reader.added)
         if missing:
             raise InputError(
-                f"--tensor and --without name columns that the files have: {', '.join(table.column_names)}. "
+                f"--without names columns that the files have: {', '.join(table.column_names)}. "
                 f"Received: {', '.join(sorted(missing))}"
             )
-        batch = next(iter(make_plain_batches(table, file, tensors, without)))
+        batch = next(iter(make_plain_batches(table, file, without)))
         if self.request.reader.orders_columns:
             batch = batch.select(sorted(batch.schema.names))
-        columns = columns_of_batch(batch, cast("Any", file), options.ragged_columns)
-        widened = tuple(
-            Column(c.name, "float64") if c.name in options.float_columns and c.dtype == "int64" else c
-            for c in columns
-        )
-        return widened, max(1.0, batch.nbytes / batch.num_rows)
+        return batch, max(1.0, batch.nbytes / batch.num_rows)
 
     def _count_rows(self, group: FileGroup) -> int | None:
         """Return the rows of a group's files where that is known before they are read."""
@@ -304,13 +297,8 @@ def _count_parquet_rows(file: SourceFile) -> int:
 
 
 def open_ray_sources(
-    reader: RayReader,
-    sources: Sequence[str],
-    read_on: str | None,
-    options: SourceOptions,
-    tensors: Tensors,
-    without: Collection[str],
-) -> list[RaySource]:
+    reader: RayReader, sources: Sequence[str], read_on: str | None, options: SourceOptions
+) -> list[ArrowSource]:
     """Find the files that `sources` name, and open them by the reader. Raises InputError and SourceError."""
     name = reader.request.name
     found = find_sources(sources, name, {name: reader.request.reader.suffixes})
@@ -319,24 +307,22 @@ def open_ray_sources(
         raise SourceError(f"{empty} is empty (0 bytes). Leave it out, or fetch it again")
     # Arrow orders files by their names as texts, whatever order they are given in.
     files = sorted((file for file, _ in found), key=name_for_ray)
-    return reader.open(files, read_on, options, tensors, without)
+    return reader.open(files, read_on, options)
 
 
 # Pure: what Ray Data's tables hold, as Arrow batches that other sources of an import hold, too.
 #
-# Ray has types of its own for tensors. One whose rows all have the same shape becomes Arrow's; bytes become
-# a tensor where the user says which
+# Ray has types of its own for tensors. One whose rows all have the same shape becomes Arrow's
 
 
 PATH = "path"
 """The column in which Ray names the file of each row."""
-Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 _FIXED = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 _VARIABLE = "ray.data.arrow_variable_shaped_tensor"
 _PICKLED = "ray.data.arrow_pickled_object"
 
 
-def make_plain_batches(table: Any, path: object, tensors: Tensors, without: Collection[str]) -> Iterator[Any]:
+def make_plain_batches(table: Any, path: object, without: Collection[str]) -> Iterator[Any]:
     """Yield the rows of a table of Ray as record batches without Ray's types. `path` is named in errors.
 
     Columns of `without` are left out. Raises SourceError.
@@ -345,11 +331,11 @@ def make_plain_batches(table: Any, path: object, tensors: Tensors, without: Coll
     if not kept:
         raise SourceError(f"{path} has no columns beside those that --without names. Leave out fewer")
     for batch in table.select(kept).combine_chunks().to_batches():
-        values = [_make_plain(batch.column(name), name, path, tensors.get(name)) for name in kept]
+        values = [_make_plain(batch.column(name), name, path) for name in kept]
         yield pa.RecordBatch.from_arrays(values, names=kept)
 
 
-def _make_plain(values: Any, name: str, path: object, tensor: tuple[str, tuple[int, ...]] | None) -> Any:
+def _make_plain(values: Any, name: str, path: object) -> Any:
     kind = values.type
     if isinstance(kind, pa.BaseExtensionType):
         _refuse_missing(values, name, path)
@@ -362,10 +348,6 @@ def _make_plain(values: Any, name: str, path: object, tensor: tuple[str, tuple[i
                 f"{path}: column {name!r} holds Python objects, which are never unpickled. Leave it out by "
                 f"--without {name}, or write its values as numbers or text"
             )
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        return _tensor_of_bytes(values, name, path, tensor)
-    if tensor is not None:
-        raise SourceError(f"{path}: --tensor {name} is for a column of bytes. Received: one of type {kind}")
     return values
 
 
@@ -385,26 +367,6 @@ def _tensor_of_equal(storage: Any, name: str, path: object) -> Any:
     return _tensor_of(storage.field("data").flatten(), tuple(map(int, found[0])))
 
 
-def _tensor_of_bytes(values: Any, name: str, path: object, tensor: tuple[str, tuple[int, ...]] | None) -> Any:
-    if tensor is None:
-        raise SourceError(
-            f"{path}: column {name!r} holds bytes. Say what they are, such as --tensor {name}=uint8[28,28], "
-            f"or leave it out by --without {name}"
-        )
-    _refuse_missing(values, name, path)
-    dtype, shape = np.dtype(tensor[0]), tensor[1]
-    wanted = dtype.itemsize * math.prod(shape)
-    rows = values.to_pylist()
-    bad = next((row for row, each in enumerate(rows) if len(each) != wanted), None)
-    if bad is not None:
-        raise SourceError(
-            f"{path}: --tensor {name}={dtype}{list(shape)} needs {wanted} bytes in each row. Received: "
-            f"{len(rows[bad])} bytes"
-        )
-    flat = np.frombuffer(b"".join(rows), dtype.newbyteorder("<")).astype(dtype, copy=False)
-    return _tensor_of(pa.array(flat), shape)
-
-
 def _refuse_missing(values: Any, name: str, path: object) -> None:
     if values.null_count:
         raise SourceError(
@@ -412,25 +374,6 @@ def _refuse_missing(values: Any, name: str, path: object) -> None:
             f"{len(values)}. Fill "
             f"them or drop these rows"
         )
-
-
-def arrange(batch: Any, columns: tuple[Column, ...], path: object, *, widens: bool) -> Any:
-    """Return a batch with the named columns in their order. Whole numbers become float64 where `widens` and
-    the column is of that. Raises SourceError for other columns."""
-    names = [column.name for column in columns]
-    if sorted(batch.schema.names) != sorted(names):
-        raise SourceError(
-            f"All rows must have the same columns: {describe_columns(columns)}. Received: "
-            f"{', '.join(batch.schema.names)} in {path}. Leave the others out by --without, or import these "
-            f"files alone"
-        )
-    values = []
-    for column in columns:
-        value = batch.column(batch.schema.get_field_index(column.name))
-        if widens and column.dtype == "float64" and pa.types.is_integer(value.type):
-            value = value.cast(pa.float64())
-        values.append(value)
-    return pa.RecordBatch.from_arrays(values, names=names)
 
 
 def cut_by_file(table: Any, *, keeps_path: bool = False) -> Iterator[tuple[str, Any]]:

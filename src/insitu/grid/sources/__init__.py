@@ -12,7 +12,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -25,8 +25,10 @@ from insitu.grid.sources.base import (
     DTYPES,
     MOST_ROW_VALUES,
     Block,
+    CsvOptions,
     Source,
     SourceOptions,
+    TableColumn,
     describe_columns,
     malformed_as_error,
     raw_bytes,
@@ -52,20 +54,33 @@ from insitu.grid.sources.connectors import (
     load_connector,
 )
 from insitu.grid.sources.parallel import count_threads, map_ordered
-from insitu.grid.sources.tables import columns_of_batch, mixed_shapes, values_of_batch
+from insitu.grid.sources.selection import select_columns
+from insitu.grid.sources.streams import BatchStream, find_table, open_object
+from insitu.grid.sources.table_layout import ColumnProblems, Problem
+from insitu.grid.sources.tables import (
+    ArrowSource,
+    MissingValues,
+    TableBatch,
+    arrange_tables,
+    columns_of_batch,
+    mixed_shapes,
+    values_of_batch,
+)
 from insitu.grid.sources.tfrecord import check_reading
 from insitu.grid.sources.urls import UrlFile, expand_url, is_url
 
 FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "npy": ("npy", "NpySource", (".npy",)),
     "npz": ("npz", "NpzSource", (".npz",)),
-    "parquet": ("parquet", "ParquetSource", (".parquet", ".pq")),
-    "csv": ("csv", "CsvSource", (".csv", ".csv.gz", ".csv.zst")),
-    "arrow": ("ipc", "IpcSource", (".arrow", ".feather", ".ipc", ".arrows")),
+    "parquet": ("parquet", "ParquetTable", (".parquet", ".pq")),
+    "csv": ("csv", "CsvTable", (".csv", ".csv.gz", ".csv.zst", ".csv.bz2", ".tsv", ".tsv.gz")),
+    "arrow": ("ipc", "IpcTable", (".arrow", ".feather", ".ipc", ".arrows")),
     "tfrecord": ("tfrecord", "TfrecordSource", (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")),
-    "ndjson": ("ndjson", "NdjsonSource", (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")),
+    "ndjson": ("ndjson", "NdjsonTable", (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")),
 }
 """Format -> (module, class, suffixes). A test checks it against the classes."""
+TABLES = ("parquet", "csv", "arrow", "ndjson")
+"""The formats of tables."""
 Suffixes = Mapping[str, tuple[str, ...]]
 _SUFFIXES: Suffixes = {kind: suffixes for kind, (*_, suffixes) in FORMATS.items()}
 SourceFile = Path | UrlFile
@@ -257,12 +272,17 @@ def stem(path: SourceFile) -> str:
 
 def open_sources(files: Sequence[tuple[SourceFile, str]], options: SourceOptions) -> list[Source]:
     """Open every file's header and check that all have the same columns. Raises SourceError."""
-    opened = [_open(path, kind, options) for path, kind in files]
-    floats = _columns_of_any_number(opened)
-    if floats:
-        options = replace(options, float_columns=floats)
-        opened = [_open(path, kind, options) for path, kind in files]
-    check_ragged(opened[0], options.ragged_columns)
+    opened = open_all(files, options)
+    tables = [source for source in opened if isinstance(source, ArrowSource)]
+    if len(tables) == len(opened):
+        arrange_tables(tables, options)
+        return opened
+    if options.ragged_columns:
+        raise InputError(
+            f"--ragged names columns of lists in Parquet or Arrow files, or JSON lines. Received: --ragged "
+            f"{min(options.ragged_columns)} for {opened[0].path} with {describe_columns(opened[0].columns)}"
+        )
+    opened = [select_columns(source, options.fields) for source in opened]
     for source in opened:
         if source.columns != opened[0].columns:
             raise SourceError(
@@ -273,36 +293,24 @@ def open_sources(files: Sequence[tuple[SourceFile, str]], options: SourceOptions
     return opened
 
 
+def open_all(files: Sequence[tuple[SourceFile, str]], options: SourceOptions) -> list[Source]:
+    """Open every file's header. Tables have no columns yet (`arrange_tables`). Raises SourceError."""
+    with closing(map_ordered(lambda file: _open(*file, options), iter(files))) as opened:
+        return list(opened)
+
+
 def _open(file: SourceFile, kind: str, options: SourceOptions) -> Source:
     path = cast("Path", file)
     if kind in FORMATS:
         module, name, _ = FORMATS[kind]
-        make = cast("type[Source]", getattr(import_module(f"insitu.grid.sources.{module}"), name))
+        make = getattr(import_module(f"insitu.grid.sources.{module}"), name)
     else:
-        make = cast("type[Source]", load_plugin(SOURCES, kind))
+        make = load_plugin(SOURCES, kind)
     try:
         if path.stat().st_size == 0:
             raise SourceError(f"{path} is empty (0 bytes). Leave it out, or fetch it again")
         with malformed_as_error(path):
-            return make(path, options)
+            made = make(path, options)
+            return ArrowSource(made) if kind in TABLES else cast("Source", made)
     except OSError as error:
         raise SourceError(f"{path} can't be read: {error.strerror or error}") from error
-
-
-def check_ragged(source: Source, ragged: frozenset[str]) -> None:
-    """Raise InputError for names of other columns than lists."""
-    lists = {column.name for column in source.columns if is_ragged(column)}
-    if ragged - lists:
-        raise InputError(
-            f"--ragged names columns of lists in Parquet or Arrow files, or JSON lines. Received: --ragged "
-            f"{min(ragged - lists)} for {source.path} with {describe_columns(source.columns)}"
-        )
-
-
-def _columns_of_any_number(opened: Sequence[Source]) -> frozenset[str]:
-    """Return the columns that are int64 in some and float64 in others of files whose types are inferred."""
-    dtypes: dict[str, set[str]] = {}
-    for source in opened:
-        for column in source.columns if source.format in ("csv", "ndjson") else ():
-            dtypes.setdefault(column.name, set()).add(column.dtype)
-    return frozenset(name for name, found in dtypes.items() if found == {"int64", "float64"})

@@ -6,9 +6,9 @@ import contextlib
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +16,8 @@ import numpy.typing as npt
 from insitu.base.errors import SourceError
 from insitu.base.spec import Column
 from insitu.grid.partitions import TEXT
+from insitu.grid.sources.column_options import DTYPES, MOST_ROW_VALUES, ColumnOptions
 from insitu.grid.sources.urls import UrlFile
-
-DTYPES = (
-    "bool",
-    *(f"{u}int{n}" for n in (8, 16, 32, 64) for u in ("u", "")),
-    "float16",
-    "float32",
-    "float64",
-)
-"""The dtypes of NumPy that a column may have, besides text."""
-
-MOST_ROW_VALUES = 2**31 - 1
-"""Values of one row of a column: Arrow counts those of a list of fixed size by 32 bits."""
 
 _MALFORMED = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError),
@@ -50,19 +39,61 @@ def malformed_as_error(path: Path | UrlFile | str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class CsvOptions:
+    """How a text is divided into rows and fields. None: as its beginning shows."""
+
+    #: What separates fields: one character.
+    delimiter: str | None = None
+    #: The sign before the decimals of a number: `.` or `,`.
+    decimal: str | None = None
+    #: Whether the first row names the columns.
+    header: bool | None = None
+    #: The encoding, as Python names it.
+    encoding: str | None = None
+    #: What encloses fields: one character; empty: nothing does.
+    quote: str | None = None
+    #: What begins a line that is left out; None: nothing does.
+    comment: str | None = None
+    #: Fields that stand for no value, of text too; empty: those of Arrow, of numbers alone.
+    null_values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of a cache, and where its values come from in tables."""
+
+    #: The column of the table; those of structs are named as in user.age.
+    source: str
+    #: The column of the cache.
+    column: Column
+    #: What takes the place of missing values; None: NaN, or there may be none.
+    fill: str | None = None
+    #: How text becomes times, as in `strptime`; "json": values become JSON.
+    form: str = ""
+    #: Whether it says which values are missing.
+    is_mask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     """The user's additions to the content of the files."""
 
     #: The name of the column that a .npy holds.
     column: str = "x"
-    #: Columns to read as float64 in files whose types are only inferred.
-    float_columns: frozenset[str] = frozenset()
     #: Columns whose rows are lists of different lengths.
     ragged_columns: frozenset[str] = frozenset()
     #: Definitions of columns from features of TFRecord files: NAME:DTYPE[SHAPE]=FEATURE, separated by commas.
     features: str | None = None
     #: Pixels of a side of the images that drawings in JSON lines become; None: drawings aren't looked for.
     render: int | None = None
+    #: What is said of the columns.
+    fields: ColumnOptions = field(default_factory=ColumnOptions)
+    #: How text is divided into fields.
+    csv: CsvOptions = field(default_factory=CsvOptions)
+    #: The columns of tables, if they have been worked out from all of them; empty: they follow from the file.
+    layout: tuple[TableColumn, ...] = ()
+    #: The columns of the cache to which rows are appended; empty: they make a cache of their own.
+    base: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +111,8 @@ class Block:
     next_start: int
     #: The partition that each row has in the system that it comes from; None: it has none.
     partitions: npt.NDArray[np.int64] | None = None
+    #: The number of each row among those of all sources; None: they are consecutive.
+    numbers: npt.NDArray[np.int64] | None = None
 
 
 class Source(Protocol):
@@ -88,13 +121,16 @@ class Source(Protocol):
     Raises SourceError, when it is made or while it is read, if the file is damaged or of another format.
     """
 
-    format: ClassVar[str]
-    suffixes: ClassVar[tuple[str, ...]]
     columns: tuple[Column, ...]
     #: How many rows there are, by the header, or else about so many.
     expected_rows: int
 
     def __init__(self, path: Path, options: SourceOptions) -> None: ...
+
+    @property
+    def format(self) -> str:
+        """The name of its format, which each class has."""
+        ...
 
     @property
     def path(self) -> Path | UrlFile | str:

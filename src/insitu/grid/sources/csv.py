@@ -1,12 +1,12 @@
-"""CSV with a header line. `.csv.gz` and `.csv.zst` are unpacked on the way.
+"""CSV: rows of text. `.csv.gz` and `.csv.zst` are unpacked on the way.
 
-Commas separate fields, or the semicolons or tabs of a header that has no comma. A file is cut into chunks
-of whole rows, which threads parse. Quoted fields may hold line ends.
+How rows are divided into fields is seen from the beginning of a file, unless the user says it (`CsvOptions`).
+A file is cut into chunks of whole rows, which threads parse. Quoted fields may hold line ends.
 
 Types follow from the first 2 MiB of each file, as Arrow infers them: whole numbers are int64, other
-numbers float64, `true` and `false` bool, all else text (dates too). If files differ, int64 gives way to
-float64. An empty field is NaN in a float64 column and the empty text in a text one. A value further on that
-doesn't fit its column's type is an error.
+numbers float64, `true` and `false` bool, times in ISO's form are times, all else text. Whole numbers with
+leading zeros, such as 01234, are text. An empty field is a missing value, but the empty text in a column of
+text. A value further on that doesn't fit its column's type is an error.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import contextlib
 import functools
 import re
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from insitu.base.errors import SourceError
-from insitu.base.spec import Column
-from insitu.grid.partitions import TEXT
-from insitu.grid.sources.base import Block, SourceOptions
+from insitu.grid.sources.base import CsvOptions, SourceOptions
 from insitu.grid.sources.parallel import map_ordered
-from insitu.grid.sources.tables import arrow_errors, is_of_the_system, values_of_batch
+from insitu.grid.sources.table_layout import ColumnProblems, Problem, is_text
+from insitu.grid.sources.tables import TableBatch, arrow_errors, is_of_the_system
 
 _BLOCK_BYTES = 2 << 20
 """Bytes from which types follow."""
@@ -38,103 +38,327 @@ _CHUNK_BYTES = 4 << 20
 """Bytes of text that are parsed at once, unless a row is longer."""
 MOST_ROW_BYTES = 1 << 30
 """Arrow parses less than 2 GiB at once."""
-_PACKED = {".gz": "gzip", ".zst": "zstd"}
-_QUOTE = ord('"')
-_OTHER_DELIMITERS = ";\t"
-"""Separators of fields if the header has no comma."""
-_QUOTED = re.compile(rb'"(?>[^"]++|"")*+"')
+_PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+_DELIMITERS = ",;\t|"
+"""What may separate fields, the most usual first."""
+_LINES = 50
+"""Lines that are looked at to find what separates fields."""
 _BEGINNING = 64 << 10
 """Bytes of a file that are looked at before Arrow reads it."""
-_DTYPES = {pa.int64(): "int64", pa.float64(): "float64", pa.bool_(): "bool", pa.large_utf8(): TEXT}
+_NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?")
+_DECIMAL_COMMA = r"^\s*[-+]?\d*,\d+\s*$"
+_WHOLE = r"^\s*[-+]?\d*\s*$"
+_LEADING_ZERO = r"^[-+]?0\d"
+_CONVERSION = re.compile(
+    r"In CSV column #(\d+): (?:Row #\d+: )?CSV conversion error to (.+?): invalid value '(.*)'"
+)
 
 
-class CsvSource:
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """How a file is divided into fields."""
+
+    delimiter: str
+    #: The sign before decimals.
+    decimal: str
+    #: What encloses fields; False: nothing does.
+    quote: str | bool
+    #: The encoding, as Python names it; empty: UTF-8.
+    encoding: str
+    has_header: bool
+    #: What begins lines that are left out; empty: nothing does.
+    comment: str
+    null_values: tuple[str, ...]
+
+
+class CsvTable:
     format: ClassVar[str] = "csv"
-    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz", ".csv.zst")
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz", ".csv.zst", ".csv.bz2", ".tsv", ".tsv.gz")
+    has_exact_rows = False
+    missing: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
-        self._delimiter = _find_delimiter(_check_text(path))
-        sample, last = self._sample()
-        self._types = {field.name: _kept_type(field.type) for field in sample.schema}
-        if len(self._types) != len(sample.schema) or "" in self._types:
-            raise SourceError(f"{path}: each column needs a name of its own. Received: {sample.schema.names}")
-        unpacked = last.end / max(1, last.source_bytes) if self._packing else 1.0
+        self._notes: list[str] = []
+        self.problems: list[Problem] = []
+        self._dialect = self._find_dialect(options.csv)
+        #: The names of columns, and those in the file, if it has some.
+        self._names: list[str] = []
+        self._in_file: list[str] = []
+        text, last, table = self._read_sample()
+        try:
+            sample = self._name_columns(table)
+            if options.csv.decimal is None and self._has_decimal_commas(sample):
+                self._dialect = replace(self._dialect, decimal=",")
+                self._notes.append("a comma before decimals")
+                self._names, self._in_file = [], []
+                sample = self._name_columns(self._read(text, None, False))
+            self._keep_leading_zeros(sample, text)
+            if any(_is_changed(each.type, self._types[each.name]) for each in sample.schema):
+                sample = self._read(text, self._types, False)
+            else:
+                sample = sample.cast(pa.schema(self._types))
+            self.sample = sample.combine_chunks().to_batches()[0]
+        except (pa.ArrowException, OSError) as error:
+            raise self._explain(error, 0) from error
+        unpacked = last.end / max(1, last.source_bytes) if self._is_streamed else 1.0
         text_bytes = path.stat().st_size * max(1.0, unpacked)
-        self.expected_rows = round(sample.num_rows * max(1.0, text_bytes / last.end))
-        for name in options.float_columns & self._types.keys():
-            self._types[name] = pa.float64()
-        self.columns: tuple[Column, ...] = tuple(
-            Column(name, _DTYPES[kind]) for name, kind in self._types.items()
-        )
+        self.expected_rows = max(1, round(sample.num_rows * max(1.0, text_bytes / last.end)))
+        self.schema = self.sample.schema
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._notes)
 
     @property
     def _packing(self) -> str | None:
         return _packing(self.path)
 
-    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+    @property
+    def _is_streamed(self) -> bool:
+        """Whether a place in the text is no place in the file."""
+        return bool(self._packing or self._dialect.encoding)
+
+    def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         rows_before: int | None = None if start else 0
+        types = {name: wanted.get(name) or kind for name, kind in self._types.items() if name in wanted}
+        # A number's leading zeros would be lost, unless the user wants numbers.
+        guarded = [
+            name for name, kind in types.items() if pa.types.is_int64(kind) and self._types[name] == kind
+        ]
         with contextlib.ExitStack() as stack:
             chunks = self._chunks(min(block_bytes, _CHUNK_BYTES), start)
             stack.enter_context(contextlib.closing(chunks))
-            parsed = stack.enter_context(contextlib.closing(map_ordered(self._parse, chunks)))
+            parse = functools.partial(self._parse, types=types, guarded=guarded)
+            parsed = stack.enter_context(contextlib.closing(map_ordered(parse, chunks)))
             for chunk, found in parsed:
                 if isinstance(found, Exception):
                     raise self._explain(found, rows_before) from found
                 for batch in found:
-                    values = values_of_batch(batch, self.columns, self.path)
-                    yield Block(values, batch.num_rows, chunk.source_bytes, chunk.end)
+                    yield TableBatch(batch, chunk.source_bytes, chunk.end)
                     rows_before = None if rows_before is None else rows_before + batch.num_rows
 
-    def _parse(self, chunk: _Chunk) -> tuple[_Chunk, list[Any] | Exception]:
+    def _parse(
+        self, chunk: _Chunk, types: Mapping[str, Any], guarded: list[str]
+    ) -> tuple[_Chunk, list[Any] | Exception]:
         """Return the rows of a chunk as a record batch, none if there are none, or the error of parsing."""
         if not chunk.text.strip():
             return chunk, []
         try:
-            table = self._read(chunk.text, self._types, list(self._types) if chunk.start else None)
-        except (pa.ArrowException, OSError) as error:
+            table = self._read(chunk.text, types, chunk.start > 0)
+            if guarded and _may_have_leading_zeros(chunk.text, self._dialect.delimiter):
+                self._refuse_leading_zeros(chunk, guarded)
+        except (pa.ArrowException, OSError, SourceError) as error:
             return chunk, error
         return chunk, [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
 
-    def _read(self, text: bytes, types: Mapping[str, Any], names: list[str] | None) -> Any:
-        """Return the rows of `text` as a table. Without `names` its first row has them.
+    def _read(self, text: bytes, types: Mapping[str, Any] | None, is_behind_header: bool) -> Any:
+        """Return the columns `types` of the rows of `text` as a table; None: all, of the types that Arrow
+        infers.
 
         Arrow gets no file. A thread of its own that reads ahead from one of Python's may still run as the
         process exits, and then hangs or aborts it.
         """
-        read = pa_csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names)
-        parse = pa_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
-        convert = pa_csv.ConvertOptions(column_types=types, timestamp_parsers=[])
+        dialect = self._dialect
+        has_names = dialect.has_header and not is_behind_header
+        given = dict(zip(self._names, self._in_file if has_names else self._names, strict=True))
+        read = pa_csv.ReadOptions(
+            use_threads=False,
+            block_size=len(text) + 1,
+            column_names=None if has_names else self._names or None,
+            autogenerate_column_names=not has_names and not self._names,
+        )
+        parse = pa_csv.ParseOptions(
+            delimiter=dialect.delimiter, quote_char=dialect.quote, newlines_in_values=bool(dialect.quote)
+        )
+        nulls: dict[str, Any] = {}
+        if dialect.null_values:
+            nulls = {"null_values": list(dialect.null_values), "strings_can_be_null": True}
+        convert = pa_csv.ConvertOptions(
+            column_types=None if types is None else {given[name]: kind for name, kind in types.items()},
+            include_columns=None if types is None else [given[name] for name in types],
+            decimal_point=dialect.decimal,
+            **nulls,
+        )
         with pa.BufferReader(text) as stream:
-            return pa_csv.read_csv(stream, read, parse, convert)
+            table = pa_csv.read_csv(stream, read, parse, convert)
+        return table if types is None else table.rename_columns(list(types))
 
-    def _sample(self) -> tuple[Any, _Chunk]:
-        """Return (the first rows with the types that Arrow infers, the chunk that ends with them)."""
+    # What is seen from the beginning
+
+    def _find_dialect(self, options: CsvOptions) -> _Dialect:
+        beginning, encoding = self._read_beginning(options.encoding)
+        if encoding and options.encoding is None:
+            self._notes.append(f"encoding {encoding}")
+        if options.delimiter is None and beginning.lstrip()[:2] in ('{"', "[{", "[["):
+            raise SourceError(
+                f"{self.path} must be CSV. Received: text that begins with {beginning.lstrip()[:20]!r}, as "
+                f"JSON does. "
+                f"Name its format with --format ndjson; if it is CSV, name its --delimiter"
+            )
+        quote = '"' if options.quote is None else options.quote or False
+        lines = _first_lines(beginning, quote, options.comment)
+        delimiter = options.delimiter
+        if delimiter is None:
+            delimiter = _find_delimiter(lines)
+            if delimiter != ",":
+                self._notes.append(f"{_NAMES_OF_DELIMITERS[delimiter]} between fields")
+        fields = [_unquoted(part) for part in _split(lines[0], delimiter, quote)] if lines else []
+        has_header = options.header
+        if has_header is None:
+            value = next((part for part in fields if _NUMBER.fullmatch(part.strip())), None)
+            has_header = value is None
+            if value is not None:
+                text = (
+                    f"its first row looks like values, such as {value}, which --no-header says; if it has "
+                    f"the "
+                    f"columns' names, give --header"
+                )
+                self.problems.append(Problem("", text, ("--no-header",)))
+        return _Dialect(
+            delimiter,
+            options.decimal or ".",
+            quote,
+            encoding,
+            has_header,
+            options.comment or "",
+            options.null_values,
+        )
+
+    def _read_beginning(self, encoding: str | None) -> tuple[str, str]:
+        """Return the first characters of a file, and its encoding; empty: UTF-8. Raises SourceError if it
+        isn't text."""
+        path = self.path
+        with path.open("rb") as raw, pa.PythonFile(raw, "r") as stream, contextlib.ExitStack() as stack:
+            text: Any = stream
+            try:
+                if self._packing:
+                    text = stack.enter_context(pa.CompressedInputStream(stream, self._packing))
+                beginning = text.read(_BEGINNING)
+            except (pa.ArrowException, OSError, EOFError) as error:
+                if is_of_the_system(error):
+                    raise
+                raise SourceError(f"{path} can't be unpacked: {error}. It may be truncated") from error
+        if encoding is None and beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            encoding = "utf-16"
+        if encoding is None or encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig"):
+            encoding = ""
+        undecodable = _decoding_error(beginning, encoding or "utf-8")
+        if undecodable and not encoding and b"\0" not in beginning:
+            found = f"{undecodable.reason} at byte {undecodable.start}"
+            self.problems.append(_name_encoding(found))
+            encoding, undecodable = "cp1252", _decoding_error(beginning, "cp1252")
+            if undecodable:  # any bytes are text in it
+                encoding, undecodable = "latin-1", None
+        if not encoding and b"\0" in (beginning if undecodable else beginning.partition(b"\n")[0]):
+            raise SourceError(
+                f"{path} must be CSV, which is text. Received: binary data, or UTF-16 without its mark. If "
+                f"the "
+                f"file has another format, name it with --format"
+            )
+        if undecodable:
+            raise _undecodable(path, encoding, f"{undecodable.reason} at byte {undecodable.start}")
+        decoder = codecs.getincrementaldecoder(encoding or "utf-8-sig")()
+        return decoder.decode(beginning), encoding
+
+    def _read_sample(self) -> tuple[bytes, _Chunk, Any]:
+        """Return (the first rows as text, the chunk that ends with them, these rows as a table)."""
         text = b""
         with contextlib.closing(self._chunks(_BLOCK_BYTES, 0)) as chunks:
             for chunk in chunks:
                 text += chunk.text
+                if not text.strip():
+                    continue
                 try:
-                    table = self._read(text, {}, None) if text.strip() else None
+                    table = self._read(text, None, False)
+                    if table.num_rows:
+                        return text, chunk, table
                 except (pa.ArrowException, OSError) as error:
                     raise self._explain(error, 0) from error
-                if table:
-                    return table, chunk
-        raise SourceError(f"{self.path} has no rows below its header. Leave it out")
+        rows = "rows below its header" if self._dialect.has_header else "rows"
+        raise SourceError(f"{self.path} has no {rows}. Leave it out")
+
+    def _name_columns(self, table: Any) -> Any:
+        """Return the first rows under the columns' names, and note these and the types. Raises "
+        "SourceError."""
+        names = self._in_file = table.schema.names
+        if not self._dialect.has_header:
+            names = [f"column_{number}" for number in range(1, len(names) + 1)]
+            self._notes[:] = [each for each in self._notes if not each.startswith("no header")]
+            self._notes.append(f"no header: columns are {names[0]} to {names[-1]}")
+        elif "" in names and names.count("") == 1:  # of an index that pandas wrote
+            place = names.index("")
+            names = [*names[:place], f"column_{place + 1}", *names[place + 1 :]]
+            self._notes[:] = [each for each in self._notes if "without a name" not in each]
+            self._notes.append(f"the column without a name is column_{place + 1}")
+        if len(set(names)) != len(names):
+            raise SourceError(
+                f"{self.path}: each column needs a name of its own. Received: {names}. If the first row "
+                f"has no "
+                f"names, give --no-header"
+            )
+        self._names = names
+        found = {name: _kept_type(each.type) for name, each in zip(names, table.schema, strict=True)}
+        #: The type of each column.
+        self._types: dict[str, Any] = found
+        return table.rename_columns(names)
+
+    def _has_decimal_commas(self, sample: Any) -> bool:
+        """Return whether numbers have a comma before their decimals, and no others a point."""
+        if self._dialect.delimiter == ",":
+            return False
+        with_commas = []
+        for name in sample.schema.names:
+            values = sample.column(name)
+            if is_text(values.type) and len(filled := values.filter(pc.not_equal(values, ""))):
+                commas = pc.match_substring_regex(filled, _DECIMAL_COMMA)
+                numbers = pc.or_(commas, pc.match_substring_regex(filled, _WHOLE))
+                if pc.all(numbers).as_py() and pc.any(commas).as_py():
+                    with_commas.append(name)
+        points = [each.name for each in sample.schema if pa.types.is_floating(each.type)]
+        if with_commas and points:
+            text = f"has numbers with a comma before decimals, and {points[0]} has some with a point"
+            self.problems.append(Problem(with_commas[0], text, ("--decimal", ".")))
+            return False
+        return bool(with_commas)
+
+    def _keep_leading_zeros(self, sample: Any, text: bytes) -> None:
+        """Make columns text whose whole numbers have leading zeros."""
+        whole = [each.name for each in sample.schema if pa.types.is_int64(each.type)]
+        if not whole or not _may_have_leading_zeros(text, self._dialect.delimiter):
+            return
+        texts = self._read(text, dict.fromkeys(whole, pa.large_utf8()), False)
+        kept = [name for name in whole if _has_leading_zeros(texts.column(name))]
+        for name in kept:
+            self._types[name] = pa.large_utf8()
+        if kept:
+            self._notes.append(f"{', '.join(kept)} as text, since numbers have leading zeros")
+
+    def _refuse_leading_zeros(self, chunk: _Chunk, guarded: list[str]) -> None:
+        texts = self._read(chunk.text, dict.fromkeys(guarded, pa.large_utf8()), chunk.start > 0)
+        problems = [
+            Problem(name, "has numbers with leading zeros, which would be lost", ("--dtype", f"{name}=str"))
+            for name in guarded
+            if _has_leading_zeros(texts.column(name))
+        ]
+        if problems:
+            raise ColumnProblems(self.path, problems)
 
     def _chunks(self, chunk_bytes: int, start: int) -> Generator[_Chunk, None, None]:
         """Yield the file from byte `start` of its text on, in chunks of whole rows."""
+        dialect = self._dialect
         with arrow_errors(self.path), self._unpacked() as (stream, file):
-            _skip(stream, file, start, self._packing is not None)
+            _skip(stream, file, start, self._is_streamed)
             rest = b""
             while True:
                 more = stream.read(min(max(chunk_bytes, len(rest)), MOST_ROW_BYTES - len(rest) + 1))
                 text = rest + more
-                end = _end_of_rows(text, self._delimiter) if more else len(text)
-                if more and not start and not text[:end].strip():
+                end = _end_of_rows(text, dialect.delimiter, dialect.quote) if more else len(text)
+                kept = _without_comments(text[:end], dialect.comment)
+                if more and not start and not kept.strip():
                     end = 0  # the header is still to come
                 if end:
-                    yield _Chunk(text[:end], start, start + end, file.tell())
+                    yield _Chunk(kept, start, start + end, file.tell())
                 elif len(text) > MOST_ROW_BYTES:
                     raise SourceError(
                         f"{self.path}: a row must have at most {MOST_ROW_BYTES} bytes. Received: one of more "
@@ -146,30 +370,70 @@ class CsvSource:
 
     def _explain(self, error: Exception, rows_before: int | None) -> Exception:
         """Return what to raise for an error of parsing, with the row's number in the file, not the chunk."""
-        if isinstance(error, OSError) and is_of_the_system(error):
+        if isinstance(error, SourceError) or (isinstance(error, OSError) and is_of_the_system(error)):
             return error
         if "invalid UTF8" in str(error):
-            return _not_utf8(self.path, "bytes that no UTF-8 text has", "LATIN1")
+            return _undecodable(self.path, "", "bytes that no UTF-8 text has")
         before = None if rows_before is None else rows_before + bool(rows_before)
 
         def number(found: re.Match[str]) -> str:
             return "" if before is None else f"Row #{int(found[1]) + before}: "
 
+        text = re.sub("Row #([0-9]+): ", number, str(error))
+        found = _CONVERSION.search(str(error))
+        if found is not None and int(found[1]) < len(self._names):
+            name, value = self._names[int(found[1])], found[3]
+            row = re.search(r"Row #\d+", text)
+            fitting = "float64" if _NUMBER.fullmatch(value) else "str"
+            return ColumnProblems(
+                self.path,
+                [
+                    Problem(
+                        name,
+                        f"is {found[2]} by the first {_BLOCK_BYTES >> 20} MiB of the file, and has "
+                        f"{value[:80]!r}{f' in {row[0].lower()}' if row else ''}",
+                        ("--dtype", f"{name}={fitting}"),
+                    )
+                ],
+            )
         return SourceError(
-            f"{self.path}: {re.sub('Row #([0-9]+): ', number, str(error))}. The types of columns follow from "
-            f"the first {_BLOCK_BYTES >> 20} MiB of each file; where later rows don't fit them, correct "
-            f"those rows or convert the file to Parquet with the types that you want"
+            f"{self.path}: {text}. Correct that row; if another sign separates fields, name it by --delimiter"
         )
 
     @contextlib.contextmanager
     def _unpacked(self) -> Iterator[tuple[Any, IO[bytes]]]:
-        """Yield (stream of the text, the file below it, whose position shows how much has been read)."""
+        """Yield (stream of the text in UTF-8, the file below it, whose position shows how much has been
+        read)."""
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(self.path.open("rb"))
             stream: Any = stack.enter_context(pa.PythonFile(file, "r"))
             if self._packing:
                 stream = stack.enter_context(pa.CompressedInputStream(stream, self._packing))
+            if self._dialect.encoding:
+                stream = _Transcoded(stream, self._dialect.encoding, self.path)
             yield stream, file
+
+
+class _Transcoded:
+    """A stream of text in another encoding, as UTF-8."""
+
+    def __init__(self, stream: Any, encoding: str, path: object) -> None:
+        self._stream, self._encoding, self._path = stream, encoding, path
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._has_ended = False
+
+    def read(self, size: int) -> bytes:
+        """Return about `size` bytes; none at the end. Raises SourceError."""
+        while not self._has_ended:
+            part = self._stream.read(size)
+            self._has_ended = not part
+            try:
+                text = self._decoder.decode(part, final=not part)
+            except UnicodeDecodeError as error:
+                raise _undecodable(self._path, self._encoding, error.reason) from error
+            if text:
+                return text.encode()
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +456,22 @@ def _packing(path: Path) -> str | None:
 
 
 @functools.cache
-def _whole_rows(delimiter: str) -> re.Pattern[bytes]:
+def _whole_rows(delimiter: str, quote: str) -> re.Pattern[bytes]:
     """Return the pattern of rows to their line ends, which quoted fields may hold, too. A quote within an
     unquoted field is text."""
-    by = delimiter.encode()
-    field = rb'(?>"(?>[^"]++|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'.replace(b",", by)
+    by, mark = re.escape(delimiter.encode()), re.escape(quote.encode())
+    field = rb"(?>Q(?>[^Q]++|QQ)*+Q[^,\r\n]*+|[^Q,\r\n][^,\r\n]*+|)".replace(b",", by).replace(b"Q", mark)
     return re.compile(rb"(?>(?>" + field + by + rb")*+" + field + rb"(?>\r\n?|\n))*+")
 
 
-def _end_of_rows(text: bytes, delimiter: str) -> int:
+def _end_of_rows(text: bytes, delimiter: str, quote: str | bool) -> int:
     """Return the byte behind the last row that is whole; 0 if none is."""
-    quotes = _plain_quotes(np.frombuffer(text, np.uint8), delimiter)
+    if not quote:
+        end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1))
+        return end + 1
+    quotes = _plain_quotes(np.frombuffer(text, np.uint8), delimiter, str(quote))
     if quotes is None:
-        found = _whole_rows(delimiter).match(text)
+        found = _whole_rows(delimiter, str(quote)).match(text)
         return found.end() if found else 0
     # Rows end where no quote is open: before the first one, and between a closing and an opening one.
     for number in range(len(quotes) - len(quotes) % 2, -1, -2):
@@ -217,19 +484,45 @@ def _end_of_rows(text: bytes, delimiter: str) -> int:
     return 0
 
 
-def _plain_quotes(text: npt.NDArray[np.uint8], delimiter: str) -> npt.NDArray[np.int64] | None:
+def _plain_quotes(text: npt.NDArray[np.uint8], delimiter: str, quote: str) -> npt.NDArray[np.int64] | None:
     """Return where quotes are, if by turns they open and close fields, doubled ones both; None for others."""
-    quotes = np.flatnonzero(text == _QUOTE)
+    quotes = np.flatnonzero(text == ord(quote))
     opening, closing = quotes[::2], quotes[1::2]
     before = text[opening[opening > 0] - 1]
     after = text[closing[closing < len(text) - 1] + 1]
-    beside = np.isin(np.arange(256), list(b'"\r\n' + delimiter.encode()))
+    beside = np.isin(np.arange(256), list(f"{quote}\r\n{delimiter}".encode()))
     return quotes if beside[before].all() and beside[after].all() else None
 
 
-def _skip(stream: Any, file: IO[bytes], size: int, packed: bool) -> None:
+def _without_comments(text: bytes, comment: str) -> bytes:
+    """Return whole rows without the lines that begin with a sign, outside of quotes."""
+    sign = comment.encode()
+    if not sign or sign not in text:
+        return text
+    lines, is_open = [], False
+    for line in text.splitlines(keepends=True):
+        if is_open or not line.startswith(sign):
+            lines.append(line)
+            is_open ^= line.count(b'"') % 2 == 1
+    return b"".join(lines)
+
+
+def _may_have_leading_zeros(text: bytes, delimiter: str) -> bool:
+    """Return whether a field may begin with 0 and another digit."""
+    data = np.frombuffer(text, np.uint8)
+    zeros = np.flatnonzero((data[:-1] == ord("0")) & (data[1:] - ord("0") < 10))
+    before = data[zeros[zeros > 0] - 1]
+    beginning = np.isin(np.arange(256), list(f'"+-\r\n{delimiter}'.encode()))
+    return bool(beginning[before].any() or (len(zeros) and zeros[0] == 0))
+
+
+def _has_leading_zeros(texts: Any) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, _LEADING_ZERO)).as_py())
+
+
+def _skip(stream: Any, file: IO[bytes], size: int, streamed: bool) -> None:
     """Move on by `size` bytes of text."""
-    if not packed:
+    if not streamed:
         file.seek(size)
         return
     while size:
@@ -239,58 +532,80 @@ def _skip(stream: Any, file: IO[bytes], size: int, packed: bool) -> None:
         size -= part
 
 
-def _find_delimiter(beginning: bytes) -> str:
-    """Return what separates the fields of a file that begins so: a comma, unless the header has none outside
-    of quotes and has another."""
-    header = _QUOTED.sub(b"", beginning).strip(b"\r\n").splitlines()[:1]
-    counts = {by: b"".join(header).count(by.encode()) for by in _OTHER_DELIMITERS}
-    most = max(counts, key=lambda by: counts[by])
-    return most if counts[most] and b"," not in header[0] else ","
+_NAMES_OF_DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
 
-def _check_text(path: Path) -> bytes:
-    """Return the beginning of a file. Raises SourceError if it isn't text, or not in UTF-8."""
-    with path.open("rb") as raw, pa.PythonFile(raw, "r") as stream, contextlib.ExitStack() as stack:
-        text: Any = stream
-        packing = _packing(path)
-        try:
-            if packing:
-                text = stack.enter_context(pa.CompressedInputStream(stream, packing))
-            beginning = text.read(_BEGINNING)
-        except (pa.ArrowException, OSError, EOFError) as error:
-            if is_of_the_system(error):
-                raise
-            raise SourceError(f"{path} can't be unpacked: {error}. It may be truncated") from error
-    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise _not_utf8(path, "the mark of UTF-16", "UTF-16")
-    undecodable = _decoding_error(beginning)
-    if b"\0" in (beginning if undecodable else beginning.partition(b"\n")[0]):
-        raise SourceError(
-            f"{path} must be CSV, which is text in UTF-8. Received: binary data, or UTF-16 without its mark. "
-            f"If the file has another format, name it with --format"
+def _first_lines(beginning: str, quote: str | bool, comment: str | None) -> list[str]:
+    """Return the first rows that are whole and have something."""
+    text = beginning
+    if quote:
+        # Line ends within quotes don't end rows.
+        text = re.sub(
+            f"{quote}(?:[^{quote}]|{quote}{quote})*{quote}", lambda m: re.sub("[\r\n]", " ", m[0]), text
         )
-    if undecodable:
-        raise _not_utf8(path, f"{undecodable.reason} at byte {undecodable.start}", "LATIN1")
-    return bytes(beginning)
+    lines = [each for each in re.split(r"\r\n|\n|\r", text) if each.strip()]
+    lines = [each for each in lines if not (comment and each.startswith(comment))]
+    is_cut = len(beginning) >= _BEGINNING // 4 and len(lines) > 1
+    return (lines[:-1] if is_cut else lines)[:_LINES]
 
 
-def _decoding_error(beginning: bytes) -> UnicodeDecodeError | None:
+def _split(line: str, delimiter: str, quote: str | bool) -> list[str]:
+    if not quote:
+        return line.split(delimiter)
+    enclosed = rf"{quote}(?:[^{quote}]|{quote}{quote})*{quote}[^{re.escape(delimiter)}]*"
+    return re.findall(rf"(?:^|{re.escape(delimiter)})({enclosed}|[^{re.escape(delimiter)}]*)", line)
+
+
+def _unquoted(field: str) -> str:
+    text = field.strip()
+    return "" if text[:1] == '"' else text
+
+
+def _find_delimiter(lines: list[str]) -> str:
+    """Return what separates the fields of rows: a comma, unless the header has none outside of quotes and has
+    another sign, or all rows have as many of another sign and not of commas."""
+    counts = {by: [len(_split(line, by, '"')) - 1 for line in lines] for by in _DELIMITERS}
+    even = {by: bool(found) and found[0] > 0 and len(set(found)) == 1 for by, found in counts.items()}
+    for by in _DELIMITERS:
+        if even[by]:
+            return by
+    first = {by: found[0] if found else 0 for by, found in counts.items()}
+    if first[","]:
+        return ","
+    most = max(_DELIMITERS, key=lambda by: first[by])
+    return most if first[most] else ","
+
+
+def _decoding_error(beginning: bytes, encoding: str) -> UnicodeDecodeError | None:
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(beginning)
+        codecs.getincrementaldecoder(encoding)().decode(beginning)
     except UnicodeDecodeError as error:
         return error
     return None
 
 
-def _not_utf8(path: Path, found: str, encoding: str) -> SourceError:
-    return SourceError(
-        f"{path} must be encoded in UTF-8. Received: {found}. Convert it, such as with `iconv -f {encoding} "
-        f"-t UTF-8 {path.name} > new.csv`"
-    )
+def _undecodable(path: object, encoding: str, found: str) -> SourceError:
+    if encoding:
+        return SourceError(f"{path} must be text in {encoding}. Received: {found}. Name another --encoding")
+    return ColumnProblems(path, [_name_encoding(found)])
+
+
+def _name_encoding(found: str) -> Problem:
+    text = f"its text isn't UTF-8 ({found}); --encoding names the encoding, mostly cp1252 in the West"
+    return Problem("", text, ("--encoding", "cp1252"))
+
+
+def _is_changed(inferred: Any, kept: Any) -> bool:
+    """Return whether values must be read again to be of another type than the one that Arrow infers."""
+    return is_text(kept) and not is_text(inferred)
 
 
 def _kept_type(inferred: Any) -> Any:
     """Return the type to read a column with, given the one that Arrow infers."""
     if pa.types.is_null(inferred):
         return pa.float64()
-    return inferred if inferred in _DTYPES else pa.large_utf8()
+    if pa.types.is_timestamp(inferred):
+        return pa.timestamp("us", inferred.tz)
+    if is_text(inferred) or pa.types.is_binary(inferred):
+        return pa.large_utf8()
+    return inferred

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from insitu.base.errors import SourceError
-from insitu.base.spec import Column
-from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
-from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
+from insitu.grid.sources.base import SourceOptions, rows_per_block
+from insitu.grid.sources.tables import TableBatch, arrow_errors
 from insitu.grid.sources.urls import lies_behind_url
 
 _FILE_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"
+_SAMPLE_ROWS = 1024
+"""Rows whose form the columns follow from."""
 
 
-class IpcSource:
+class IpcTable:
     format: ClassVar[str] = "arrow"
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc", ".arrows")
+    has_exact_rows = False
+    missing: ClassVar[Mapping[str, int]] = {}
+    notes = ()
+    problems = ()
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
@@ -34,20 +39,21 @@ class IpcSource:
             first = next((batch for batch, *_ in self._batches() if batch.num_rows), None)
             if first is None:
                 raise SourceError(f"{path} has no rows. Leave it out")
-            self.columns: tuple[Column, ...] = columns_of_batch(first, path, options.ragged_columns)
+            self.sample, self.schema = first.slice(0, _SAMPLE_ROWS), first.schema
             self.expected_rows = int(path.stat().st_size * first.num_rows / max(1, first.nbytes)) + 1
 
-    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+    def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         done = 0
-        with arrow_errors(self.path):
-            for batch, source_bytes, drop_pages in self._batches():
-                rows = rows_per_block(batch.nbytes / max(1, batch.num_rows), block_bytes)
-                for first in range(max(0, start - done), batch.num_rows, rows):
-                    part = batch.slice(first, rows)
-                    values = values_of_batch(part, self.columns, self.path)
-                    yield Block(values, part.num_rows, source_bytes, done + first + part.num_rows)
-                    drop_pages()
-                done += batch.num_rows
+        roots = {each.name for each in self.schema}
+        names = sorted({name if name in roots else name.partition(".")[0] for name in wanted})
+        for batch, source_bytes, drop_pages in self._batches():
+            rows = rows_per_block(batch.nbytes / max(1, batch.num_rows), block_bytes)
+            kept = batch.select(names)
+            for first in range(max(0, start - done), batch.num_rows, rows):
+                part = kept.slice(first, rows)
+                yield TableBatch(part, source_bytes, done + first + part.num_rows)
+                drop_pages()
+            done += batch.num_rows
 
     def _batches(self) -> Iterator[tuple[Any, int, Callable[[], None]]]:
         """Yield (batch, bytes of the file so far, a function that drops the pages read so far).

@@ -1,9 +1,7 @@
 """JSON lines: an object on each line. `.gz` is unpacked on the way.
 
-Whole numbers, numbers, bools and text are columns, as are lists of numbers or bools of equal length, or of
-any
-length with `--ragged`. Types follow from the first 2 MiB of each file; if files differ, int64 gives way to
-float64. A number that is missing or null in a float64 column is NaN. With `--render N` a key `drawing`, which
+Types follow from the first 2 MiB of each file, as Arrow infers them; times in ISO's form are times. With
+`--render N` a key `drawing`, which
 holds strokes as in the Quick, Draw! data set, becomes an image.
 """
 
@@ -14,7 +12,7 @@ import contextlib
 import gzip
 import re
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -26,11 +24,11 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
 from insitu.base.errors import SourceError
-from insitu.base.spec import Column
-from insitu.grid.sources.base import Block, SourceOptions
+from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.drawings import Strokes, fit_square, render
 from insitu.grid.sources.parallel import map_ordered
-from insitu.grid.sources.tables import columns_of_batch, is_of_the_system, values_of_batch
+from insitu.grid.sources.table_layout import ColumnProblems, Problem
+from insitu.grid.sources.tables import TableBatch, is_of_the_system
 
 DRAWING = "drawing"
 """The key of strokes, as the data set has it."""
@@ -50,9 +48,13 @@ _IMAGES_BYTES = 8 << 20
 _STROKES = pa.list_(pa.list_(pa.list_(pa.float64())))
 
 
-class NdjsonSource:
+class NdjsonTable:
     format: ClassVar[str] = "ndjson"
     suffixes: ClassVar[tuple[str, ...]] = (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")
+    has_exact_rows = False
+    missing: ClassVar[Mapping[str, int]] = {}
+    notes = ()
+    problems = ()
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
@@ -62,19 +64,11 @@ class NdjsonSource:
         if sample is None:
             raise SourceError(f"{path} has no lines. Leave it out")
         _check_text(sample.text, path)
-        self._schema = self._infer_schema(sample, options)
-        batch = self._parse(sample)
+        self._schema = self._infer_schema(sample)
+        batch = self._parse(sample, self._schema)
         if isinstance(batch, Exception):
             raise self._explain(batch, 0, sample) from batch
-        plain = batch.drop_columns([DRAWING]) if self._side else batch
-        found = (
-            {c.name: c for c in columns_of_batch(plain, path, options.ragged_columns)}
-            if plain.schema.names
-            else {}
-        )
-        if self._side:
-            found[DRAWING] = Column(DRAWING, "uint8", (self._side, self._side))
-        self.columns: tuple[Column, ...] = tuple(found[name] for name in batch.schema.names)
+        self.sample, self.schema = batch, batch.schema
         unpacked = sample.end / max(1, sample.source_bytes) if _is_packed(path) else 1.0
         # Small drawings make large images.
         each = sample.end / max(1, batch.num_rows)
@@ -83,45 +77,42 @@ class NdjsonSource:
         total = max(sample.end, path.stat().st_size * max(1.0, unpacked))
         self.expected_rows = max(1, round(batch.num_rows * total / sample.end))
 
-    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+    def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         rows_before: int | None = None if start else 0
+        schema = pa.schema([_with_types(each, each.name, wanted) for each in self._schema])
+
+        def read(chunk: _Lines) -> tuple[_Lines, Any]:
+            return chunk, self._parse(chunk, schema) if chunk.text.strip() else None
+
         with contextlib.ExitStack() as stack:
             chunks = stack.enter_context(
                 contextlib.closing(self._lines(min(block_bytes, self._chunk_bytes), start))
             )
-            read = stack.enter_context(contextlib.closing(map_ordered(self._read, chunks)))
-            for chunk, rows, values in read:
-                if isinstance(values, Exception):
-                    raise self._explain(values, rows_before, chunk) from values
-                if rows:
-                    yield Block(values, rows, chunk.source_bytes, chunk.end)
-                rows_before = None if rows_before is None else rows_before + rows
+            parsed = stack.enter_context(contextlib.closing(map_ordered(read, chunks)))
+            for chunk, batch in parsed:
+                if isinstance(batch, Exception):
+                    raise self._explain(batch, rows_before, chunk) from batch
+                if batch is not None and batch.num_rows:
+                    yield TableBatch(batch, chunk.source_bytes, chunk.end)
+                    rows_before = None if rows_before is None else rows_before + batch.num_rows
 
-    def _read(self, chunk: _Lines) -> tuple[_Lines, int, Any]:
-        """Return (chunk, its rows, their values as a Block holds them, or what parsing raised)."""
-        if not chunk.text.strip():
-            return chunk, 0, {}
-        batch = self._parse(chunk)
-        if isinstance(batch, Exception):
-            return chunk, 0, batch
-        plain = tuple(column for column in self.columns if not (self._side and column.name == DRAWING))
-        values = values_of_batch(batch, plain, self.path)
-        if self._side:
-            values[DRAWING] = render(self._strokes(batch.column(DRAWING)), self._side)
-        return chunk, batch.num_rows, values
-
-    def _parse(self, chunk: _Lines) -> Any:
+    def _parse(self, chunk: _Lines, schema: Any) -> Any:
         """Return the objects of a chunk as a record batch, or what parsing raised."""
         read = pa_json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
-        parse = pa_json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="error")
+        parse = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
         try:
             with pa.BufferReader(chunk.text) as stream:
-                return pa_json.read_json(stream, read, parse).combine_chunks().to_batches()[0]
+                batch = pa_json.read_json(stream, read, parse).combine_chunks().to_batches()[0]
         except (pa.ArrowException, OSError, IndexError) as error:
             return error
+        if not self._side:
+            return batch
+        images = render(self._strokes(batch.column(DRAWING)), self._side)
+        tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(images)
+        return batch.set_column(batch.schema.get_field_index(DRAWING), DRAWING, tensors)
 
-    def _infer_schema(self, sample: _Lines, options: SourceOptions) -> Any:
-        """Return the types that the columns are read with. Raises SourceError."""
+    def _infer_schema(self, sample: _Lines) -> Any:
+        """Return the types that values of the first lines have. Raises SourceError."""
         _check_depth(sample.text, self.path)
         read = pa_json.ReadOptions(use_threads=False, block_size=len(sample.text) + 1)
         try:
@@ -140,15 +131,14 @@ class NdjsonSource:
             if self._side and field.name == DRAWING:
                 kind = _STROKES
             elif not self._side and field.name == DRAWING and _depth_of_lists(kind) == 3:
-                raise SourceError(
-                    f"{self.path}: column {DRAWING!r} holds strokes, lists of different lengths. Make "
-                    f"images of "
-                    f"them by --render 28, or leave the key out of the file"
+                raise ColumnProblems(
+                    self.path,
+                    [
+                        Problem(
+                            DRAWING, "holds strokes, which --render 28 makes images of", ("--render", "28")
+                        )
+                    ],
                 )
-            elif pa.types.is_timestamp(kind):
-                kind = pa.large_utf8()
-            elif pa.types.is_null(kind) or (pa.types.is_int64(kind) and field.name in options.float_columns):
-                kind = pa.float64()
             fields.append(pa.field(field.name, kind))
         return pa.schema(fields)
 
@@ -232,6 +222,21 @@ class NdjsonSource:
             f"first {_SAMPLE_BYTES >> 20} MiB of each file. Correct that row, or name the format with "
             f"--format"
         )
+
+
+def _with_types(field: Any, name: str, wanted: Mapping[str, Any]) -> Any:
+    """Return a field with the types that its columns are read as. Numbers stay as they are found."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        inner = [kind.field(i) for i in range(kind.num_fields)]
+        kind = pa.struct([_with_types(each, f"{name}.{each.name}", wanted) for each in inner])
+    elif pa.types.is_null(kind) or pa.types.is_timestamp(kind) or pa.types.is_int64(kind):
+        to = wanted.get(name)
+        if to is not None and (not pa.types.is_int64(kind) or pa.types.is_floating(to)):
+            kind = to
+        elif to is None and pa.types.is_null(kind):
+            kind = pa.float64()
+    return pa.field(field.name, kind)
 
 
 @dataclass(frozen=True, slots=True)

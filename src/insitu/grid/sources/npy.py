@@ -108,6 +108,7 @@ def refuse_truncated(path: object, header: ArrayHeader, held: int) -> None:
 class NpySource:
     format: ClassVar[str] = "npy"
     suffixes: ClassVar[tuple[str, ...]] = (".npy",)
+    has_exact_rows: ClassVar[bool] = True
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path

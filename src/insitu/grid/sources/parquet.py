@@ -5,31 +5,32 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 
 from insitu.base.errors import SourceError
-from insitu.base.spec import Column
-from insitu.grid.partitions import row_bytes
-from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
+from insitu.grid.sources.base import SourceOptions, rows_per_block
 from insitu.grid.sources.parallel import map_ordered
-from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
+from insitu.grid.sources.tables import TableBatch, arrow_errors
 from insitu.grid.sources.urls import arrow_input
 
 _WHOLE_GROUP_BYTES = 16 << 20
 """Bytes of a row group up to which it is decoded as a whole, while others are."""
-_SAMPLE_ROWS, _SAMPLE_BYTES = 64, 1 << 20
-"""Rows, and about how many bytes of them, that are read to find out how large rows are."""
+_SAMPLE_ROWS, _SAMPLE_BYTES = 1024, 1 << 20
+"""Rows, and about how many bytes of them, that are read to find out how large and of which form rows are."""
 _MOST_BUFFER_BYTES, _BUFFERS_BYTES = 1 << 20, 32 << 20
 """Bytes that are read at once from one column, and from all columns of a row group together."""
 
 
-class ParquetSource:
+class ParquetTable:
     format: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+    has_exact_rows = True
+    notes = ()
+    problems = ()
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
@@ -47,28 +48,26 @@ class ParquetSource:
                     f"{path} is damaged: its footer counts {self.expected_rows} rows, and its row groups "
                     f"{sum(self._group_rows)}{'' if first else ', but they hold none'}. Fetch it again"
                 )
+            self.sample, self.schema = first, first.schema
             # The unpacked content of a dictionary may be much larger than the file.
             self._row_bytes = max(self._row_bytes, first.nbytes / max(1, first.num_rows))
-            self.columns: tuple[Column, ...] = columns_of_batch(first, path, options.ragged_columns)
+            self.missing = _count_missing(groups)
 
-    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+    def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         size = self.path.stat().st_size
-        width = max(self._row_bytes, sum(row_bytes(column) for column in self.columns))
-        rows = rows_per_block(width, block_bytes)
-        whole = len(self._group_rows) > 1 and max(self._group_rows) * width <= _WHOLE_GROUP_BYTES
+        roots = {each.name for each in self.schema}
+        names = sorted({name if name in roots else name.partition(".")[0] for name in wanted})
+        rows = rows_per_block(self._row_bytes, block_bytes)
+        whole = len(self._group_rows) > 1 and max(self._group_rows) * self._row_bytes <= _WHOLE_GROUP_BYTES
         groups, done = self._groups_from(start)
         read = _read_groups if whole else _stream_groups
-        with (
-            arrow_errors(self.path),
-            contextlib.closing(read(self.path, len(self.columns), groups, rows)) as batches,
-        ):
+        with contextlib.closing(read(self.path, names, groups, rows)) as batches:
             for batch in batches:
                 before, done = done, done + batch.num_rows
                 if done <= start:
                     continue
-                batch = batch.slice(max(0, start - before))
-                values = values_of_batch(batch, self.columns, self.path)
-                yield Block(values, batch.num_rows, size * done // self.expected_rows, done)
+                part = batch.slice(max(0, start - before))
+                yield TableBatch(part, size * done // self.expected_rows, done)
         if done != self.expected_rows:
             raise SourceError(
                 f"{self.path} is damaged: its footer counts {self.expected_rows} rows. Received: {done}. "
@@ -90,19 +89,34 @@ class ParquetSource:
         return [], before
 
 
+def _count_missing(groups: list[Any]) -> dict[str, int]:
+    """Return how many values of columns without lists are missing, by the statistics of all row groups."""
+    found: dict[str, int] = {}
+    unknown: set[str] = set()
+    for group in groups:
+        for number in range(group.num_columns):
+            column = group.column(number)
+            name, statistics = column.path_in_schema, column.statistics
+            if column.num_values != group.num_rows or statistics is None or not statistics.has_null_count:
+                unknown.add(name)
+            else:
+                found[name] = found.get(name, 0) + statistics.null_count
+    return {name: count for name, count in found.items() if name not in unknown}
+
+
 def _open(path: Path, columns: int) -> Any:
-    """Open a file of so many columns."""
-    size = max(1 << 14, min(_MOST_BUFFER_BYTES, _BUFFERS_BYTES // columns))
+    """Open a file, of which so many columns are read."""
+    size = max(1 << 14, min(_MOST_BUFFER_BYTES, _BUFFERS_BYTES // max(1, columns)))
     # Arrow's pre-buffering would read ahead the whole file into memory.
     return pq.ParquetFile(arrow_input(path), buffer_size=size, pre_buffer=False)
 
 
-def _stream_groups(path: Path, columns: int, groups: list[int], rows: int) -> Generator[Any, None, None]:
-    with _open(path, columns) as file:
-        yield from file.iter_batches(batch_size=rows, row_groups=groups)
+def _stream_groups(path: Path, names: list[str], groups: list[int], rows: int) -> Generator[Any, None, None]:
+    with _open(path, len(names)) as file:
+        yield from file.iter_batches(batch_size=rows, row_groups=groups, columns=names)
 
 
-def _read_groups(path: Path, columns: int, groups: list[int], rows: int) -> Generator[Any, None, None]:
+def _read_groups(path: Path, names: list[str], groups: list[int], rows: int) -> Generator[Any, None, None]:
     """Yield the batches of row groups, each decoded by one of several threads."""
     with contextlib.ExitStack() as stack:
         files = threading.local()
@@ -111,8 +125,8 @@ def _read_groups(path: Path, columns: int, groups: list[int], rows: int) -> Gene
         def read(group: int) -> Any:
             if not hasattr(files, "own"):
                 with lock:
-                    files.own = stack.enter_context(_open(path, columns))
-            return files.own.read_row_group(group, use_threads=False)
+                    files.own = stack.enter_context(_open(path, len(names)))
+            return files.own.read_row_group(group, columns=names, use_threads=False)
 
         with contextlib.closing(map_ordered(read, groups)) as tables:
             for table in tables:

@@ -1,26 +1,335 @@
-"""Arrow record batches as blocks: what Parquet, CSV and Arrow IPC have in common.
+"""Tables of Arrow record batches as sources: what Parquet, CSV, JSON lines and Arrow IPC have in common.
 
-Lists whose rows all have the same lengths, at any depth, are tensors; so are fixed-size lists and
-fixed-shape tensors. Dictionaries are decoded. A missing value of a floating column is NaN; of any other it
-is refused, since it would have to be made up.
+`table_layout.py` says which columns they make, `conditions.py` which rows are kept; values are made here.
+A missing value of a floating column is NaN; of any other it takes the place that `--fill` names, or is
+refused, since it would have to be made up.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+import json
+import math
+import re
+import urllib.parse
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from insitu.base.errors import SourceError
+from insitu.base.errors import InputError, SourceError
 from insitu.base.spec import Column
-from insitu.base.wording import format_count
-from insitu.grid.partitions import RAGGED, TEXT, is_ragged, value_dtype
-from insitu.grid.sources.base import check_column, native, raw_bytes
+from insitu.grid.partitions import TEXT, is_ragged, value_dtype
+from insitu.grid.sources.base import Block, SourceOptions, TableColumn, native, raw_bytes
+from insitu.grid.sources.column_options import ALL_COLUMNS, ColumnOptions
+from insitu.grid.sources.conditions import Condition
+from insitu.grid.sources.table_layout import (
+    ColumnProblems,
+    Described,
+    Problem,
+    describe_missing,
+    describe_type,
+    fill_remedy,
+    flatten_schema,
+    is_list,
+    is_text,
+    plan_layout,
+)
+
+_PART_OF_FOLDER = re.compile(r"([A-Za-z_][\w .-]*)=(.*)")
+"""The name of a folder whose files have one value of a column, as Hive writes them."""
+_BOOLS = {"true": True, "false": False, "1": True, "0": False}
+_COMPUTED = ("mean", "most")
+_PASS_BYTES = 4 << 20
+"""Bytes of a table that are read at once for what follows from all rows."""
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, slots=True)
+class TableBatch:
+    """Some consecutive rows of a table."""
+
+    #: The rows as a record batch.
+    rows: Any
+    #: Bytes of the file that have been read by their end.
+    source_bytes: int
+    #: The argument of `TableReader.batches` to begin with the row that follows.
+    next_start: int
+
+
+class TableReader(Protocol):
+    """One file of a table's rows. Made with (path, options), which reads its beginning and keeps nothing
+    open."""
+
+    path: Any
+    #: Arrow's schema; its types may be those of the first rows alone.
+    schema: Any
+    #: The first rows, as a record batch.
+    sample: Any
+    #: How many rows there are, or about so many.
+    expected_rows: int
+    #: Whether it is exactly so many.
+    has_exact_rows: bool
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def missing(self) -> Mapping[str, int]:
+        """Values that are missing, by column, as far as the file itself says so."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was inferred of the file, for users."""
+        ...
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """What its text was read by that the user must say."""
+        ...
+
+    def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
+        """Yield the rows of `Source.blocks`. `wanted`: the columns that are needed, those of structs as in
+        user.age, with the types that they are best read as."""
+        ...
+
+
+class ArrowSource:
+    """A table as a source of an import. It has columns once it is arranged."""
+
+    def __init__(self, table: TableReader) -> None:
+        """Raises SourceError for columns that have no name of their own."""
+        self._table = table
+        self.format, self.path = table.format, table.path
+        names = [name for name, _ in flatten_schema(table.schema)]
+        self._folders = {n: v for n, v in _read_folders(str(table.path)).items() if n not in names}
+        kinds = [(name, _type_of_folder(value)) for name, value in self._folders.items()]
+        self.schema = pa.schema([*flatten_schema(table.schema), *kinds])
+        self.sample = self._complete(table.sample)
+        self.missing, self.problems = table.missing, table.problems
+        self.expected_rows = table.expected_rows
+        self.columns: tuple[Column, ...] = ()
+        self._layout: tuple[TableColumn, ...] = ()
+        self._condition: Condition | None = None
+        self._dropped: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> tuple[TableColumn, ...]:
+        """Its columns, and where they come from."""
+        return self._layout
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was inferred of the file, for users."""
+        found = [*self._table.notes]
+        if self._folders:
+            found.append(f"columns of folders: {', '.join(self._folders)}")
+        kinds = dict(zip(self.schema.names, self.schema.types, strict=True))
+        for to in self._layout:
+            kind = kinds.get(to.source)
+            if to.column.logical:
+                found.append(f"{to.source}: {to.column.logical} as int64")
+            elif kind is not None and pa.types.is_decimal(kind):
+                found.append(f"{to.source}: {kind} as {to.column.dtype}")
+            elif kind is not None and _is_binary(kind) and is_ragged(to.column):
+                found.append(f"{to.source}: bytes as lists of uint8")
+            if _may_be_nan(to) and self._count_missing(to.source):
+                found.append(f"{to.source}: missing values are NaN")
+        return tuple(found)
+
+    def _count_missing(self, name: str) -> int:
+        if name in self.missing:
+            return self.missing[name]
+        place = self.sample.schema.get_field_index(name)
+        return 0 if place < 0 else int(self.sample.column(place).null_count)
+
+    @property
+    def has_exact_rows(self) -> bool:
+        """Whether `expected_rows` are the rows of its blocks."""
+        return self._table.has_exact_rows and self._condition is None and not self._dropped
+
+    @property
+    def row_starts(self) -> list[int]:
+        """Rows at which reading can begin without decoding rows before them."""
+        return getattr(self._table, "row_starts", [0]) if self.has_exact_rows else [0]
+
+    def arrange(self, layout: tuple[TableColumn, ...], options: ColumnOptions) -> None:
+        """Give its blocks these columns. Raises InputError."""
+        self._layout = layout
+        self.columns = tuple(each.column for each in layout)
+        if options.where is not None:
+            self._condition = Condition(options.where)
+            self._condition.check(self.schema.names)
+        sources = dict.fromkeys(each.source for each in layout)
+        self._dropped = tuple(sources) if ALL_COLUMNS in options.drop_nulls else options.drop_nulls
+
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+        row: int | None = None if start else 0
+        with arrow_errors(self.path):
+            for each in self.batches(block_bytes, start):
+                rows = self.keep_rows(each.rows)
+                if rows.num_rows:
+                    values = {
+                        to.column.name: make_values(_column_of(rows, to), to, self.path, row)
+                        for to in self._layout
+                    }
+                    yield Block(values, rows.num_rows, each.source_bytes, each.next_start)
+                row = None if row is None or rows is not each.rows else row + rows.num_rows
+
+    def batches(self, block_bytes: int, start: int = 0) -> Iterator[TableBatch]:
+        """Yield all rows with the columns that are needed, as they are in the table."""
+        wanted = {each.source: reading_type(each) for each in self._layout if not each.is_mask}
+        needed = {*self._dropped, *(self._condition.columns if self._condition else ())}
+        wanted |= dict.fromkeys(sorted(needed - wanted.keys()))
+        wanted = {name: kind for name, kind in wanted.items() if name not in self._folders}
+        with contextlib.closing(self._table.batches(block_bytes, start, wanted)) as batches:
+            for each in batches:
+                yield TableBatch(self._complete(each.rows), each.source_bytes, each.next_start)
+
+    def count_missing(self) -> Mapping[str, tuple[int, int]]:
+        """Read all rows. Returns (missing values, the first row without one) by column that may have none."""
+        found: dict[str, tuple[int, int]] = {}
+        row = 0
+        for each in self.batches(_PASS_BYTES):
+            rows = self.keep_rows(each.rows)
+            for to in self._layout:
+                values = _column_of(rows, to)
+                if values.null_count and not _may_be_missing(to):
+                    first = int(pc.index(values.is_null(), True).as_py())
+                    count, before = found.get(to.source, (0, row + first))
+                    found[to.source] = (count + values.null_count, before)
+            row += rows.num_rows
+        return found
+
+    def describe_missing_values(self) -> list[Problem]:
+        """Return the columns that miss values that they need. All rows are read."""
+        names = {to.source: to.column for to in self._layout}
+        return [
+            Problem(name, describe_missing(count), fill_remedy(name, names[name]))
+            for name, (count, _) in self.count_missing().items()
+        ]
+
+    def _complete(self, batch: Any) -> Any:
+        """Return a batch without structs, with the columns of its folders."""
+        flat = flatten_batch(batch)
+        if not self._folders:
+            return flat
+        names, arrays = list(flat.schema.names), list(flat.columns)
+        for name, value in self._folders.items():
+            names.append(name)
+            kind = _type_of_folder(value)
+            arrays.append(
+                pa.repeat(
+                    pa.scalar(None if value == _NO_VALUE else value, pa.large_utf8()), flat.num_rows
+                ).cast(kind)
+            )
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+
+    def keep_rows(self, batch: Any) -> Any:
+        """Return the rows of a batch that are kept; the batch itself if all are."""
+        if self._condition is None and not self._dropped:
+            return batch
+        table = pa.Table.from_batches([batch])
+        if self._condition is not None:
+            table = self._condition.filter(table)
+        for name in self._dropped:
+            if name not in table.schema.names:  # of a file without this column
+                return batch.slice(0, 0)
+            table = table.filter(pc.invert(pc.is_null(table.column(name), nan_is_null=True)))
+        kept = table.combine_chunks().to_batches()
+        return kept[0] if kept else batch.slice(0, 0)
+
+
+def arrange_tables(tables: Sequence[ArrowSource], options: SourceOptions) -> None:
+    """Give tables the columns that they make together. Raises InputError, SourceError."""
+    fields = options.fields
+    layout = options.layout or plan_layout(tables, fields, options.ragged_columns, options.base)
+    for table in tables:
+        table.arrange(layout, fields)
+    if any(to.fill in _COMPUTED for to in layout):
+        layout = _compute_fills(tables, layout)
+        for table in tables:
+            table.arrange(layout, fields)
+    for to in layout:
+        check_fill(to)
+
+
+def _compute_fills(tables: Sequence[ArrowSource], layout: tuple[TableColumn, ...]) -> tuple[TableColumn, ...]:
+    """Return the layout with the mean, or the most frequent value, in the place of these words. All rows are
+    read."""
+    wanted = [to for to in layout if to.fill in _COMPUTED]
+    for to in wanted:
+        check_fill(to)
+    sums = {to.source: (0.0, 0) for to in wanted}
+    counts: dict[str, Counter[str]] = {to.source: Counter() for to in wanted}
+    for table in tables:
+        for batch in table.batches(_PASS_BYTES):
+            rows = table.keep_rows(batch.rows)
+            for to in wanted:
+                values = _column_of(rows, to).drop_null()
+                if to.fill == "most":
+                    texts = pc.value_counts(values.cast(pa.large_utf8()))
+                    counts[to.source].update({each["values"]: each["counts"] for each in texts.to_pylist()})
+                elif len(values):
+                    numbers = values.cast(pa.float64())
+                    numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
+                    total, count = sums[to.source]
+                    sums[to.source] = (total + (pc.sum(numbers).as_py() or 0.0), count + len(numbers))
+
+    def resolve(to: TableColumn) -> TableColumn:
+        if to.fill == "most" and counts[to.source]:
+            return replace(to, fill=min(counts[to.source].items(), key=lambda each: (-each[1], each[0]))[0])
+        if to.fill == "mean" and sums[to.source][1]:
+            mean = sums[to.source][0] / sums[to.source][1]
+            return replace(to, fill=repr(mean) if to.column.dtype.startswith("float") else str(round(mean)))
+        if to.fill in _COMPUTED:
+            raise InputError(f"--fill {to.source}={to.fill} needs values. Received: a column without any")
+        return to
+
+    return tuple(map(resolve, layout))
+
+
+def _column_of(rows: Any, to: TableColumn) -> Any:
+    """Return the values of a column; those of one that this file doesn't have are missing."""
+    place = rows.schema.get_field_index(to.source)
+    return pa.nulls(rows.num_rows) if place < 0 else rows.column(place)
+
+
+def _read_folders(path: str) -> dict[str, str]:
+    """Return the columns that the names of a file's folders make."""
+    folders = path.split("/")[:-1]
+    found = (_PART_OF_FOLDER.fullmatch(urllib.parse.unquote(part)) for part in folders)
+    return {each[1]: each[2] for each in found if each}
+
+
+def _type_of_folder(value: str) -> Any:
+    return pa.int64() if re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) else pa.large_utf8()
+
+
+def flatten_batch(batch: Any) -> Any:
+    """Return a batch in which fields of structs are columns, named as in user.age."""
+    if not any(pa.types.is_struct(each.type) for each in batch.schema):
+        return batch
+    names: list[str] = []
+    arrays: list[Any] = []
+
+    def add(name: str, values: Any) -> None:
+        if pa.types.is_struct(values.type) and values.type.num_fields:
+            # Of a struct that is missing all fields are.
+            for number, inner in enumerate(values.flatten()):
+                add(f"{name}.{values.type.field(number).name}", inner)
+        else:
+            names.append(name)
+            arrays.append(values)
+
+    for each, values in zip(batch.schema, batch.columns, strict=True):
+        add(each.name, values)
+    return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def is_of_the_system(error: Exception) -> bool:
@@ -29,7 +338,7 @@ def is_of_the_system(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def arrow_errors(path: Path) -> Iterator[None]:
+def arrow_errors(path: object) -> Iterator[None]:
     """Turn what Arrow raises for a file that isn't whole or of another format into SourceError."""
     try:
         yield
@@ -41,57 +350,215 @@ def arrow_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def columns_of_batch(batch: Any, path: Path, ragged: frozenset[str] = frozenset()) -> tuple[Column, ...]:
-    """Return the columns of all rows of a file, from its first batch, which has rows. Lists of the columns
-    `ragged` may have any length. Raises SourceError."""
-    names = batch.schema.names
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise SourceError(f"{path} has several columns of one name: {', '.join(twice)}")
-    if not names:
-        raise SourceError(f"{path} has no columns")
-    _refuse_types(batch.schema, path)
-    columns = []
-    for name, values in zip(names, batch.columns, strict=True):
-        if _is_text(values.type):
-            columns.append(Column(name, TEXT))
-        elif name in ragged and _is_list(values.type):
-            array = _tensor(_flatten_lists(values.slice(0, 1), name, path), name, path)
-            columns.append(Column(name, check_column(path, name, array.dtype, ()).dtype + RAGGED))
-        else:
-            array = _tensor(values.slice(0, 1), name, path)
-            if _is_list(values.type) and 0 in array.shape[1:]:
-                raise SourceError(
-                    f"{path}: column {name!r} is of lists, the first of which is empty: rows of shape "
-                    f"{array.shape[1:]} hold no values. Pad the lists to one length, or import the column as "
-                    f"it is by --ragged {name}"
-                )
-            columns.append(check_column(path, name, array.dtype, array.shape[1:]))
-    return tuple(columns)
+@dataclass(frozen=True, slots=True)
+class _OneBatch:
+    """A batch as a table that is described."""
+
+    path: object
+    sample: Any
+
+    @property
+    def schema(self) -> Any:
+        return self.sample.schema
+
+    @property
+    def missing(self) -> Mapping[str, int]:
+        return {}
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        return ()
 
 
-def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict[str, Any]:
+def columns_of_batch(batch: Any, path: object, ragged: frozenset[str] = frozenset()) -> tuple[Column, ...]:
+    """Return the columns of rows that begin with those of a batch. Lists of the columns `ragged` may have any
+    length. Raises SourceError."""
+    described: Described = _OneBatch(path, flatten_batch(batch))
+    known = frozenset(ragged & set(described.schema.names))
+    return tuple(each.column for each in plan_layout([described], ColumnOptions(), known))
+
+
+def values_of_batch(batch: Any, columns: tuple[Column, ...], path: object) -> dict[str, Any]:
     """Return a batch's values as a Block holds them. Raises SourceError if rows differ in shape."""
-    found: dict[str, Any] = {}
-    for column in columns:
-        values = batch.column(batch.schema.get_field_index(column.name))
-        if column.dtype == TEXT:
-            found[column.name] = _texts(values, column.name, path)
-            continue
-        if is_ragged(column):
-            found[column.name] = _ragged(values, column, path)
-            continue
-        array = _tensor(values, column.name, path)
-        if array.shape[1:] != column.shape:
-            raise mixed_shapes(path, column.name, column.shape, array.shape[1:])
-        if array.dtype != np.dtype(column.dtype):
-            raise SourceError(
-                f"{path}: column {column.name!r} is of mixed types: first {column.dtype}, then "
-                f"{array.dtype}. "
-                f"Convert its values to one type"
+    flat = flatten_batch(batch)
+    layout = [TableColumn(column.name, column) for column in columns]
+    return {to.source: make_values(_column_of(flat, to), to, path, None) for to in layout}
+
+
+# Values
+
+
+def reading_type(to: TableColumn) -> Any:
+    """Return the type of Arrow that text is best read as to make a column; None: as it is."""
+    if to.form == "json":
+        return None
+    if to.form or to.column.dtype == TEXT:
+        return pa.large_utf8()
+    if to.column.logical:
+        return logical_type(to.column)
+    if to.column.shape or is_ragged(to.column):
+        return None
+    if to.column.dtype == "bool":
+        return pa.bool_()
+    return pa.float64() if to.column.dtype.startswith("float") else pa.int64()
+
+
+def logical_type(column: Column) -> Any:
+    """Return Arrow's type of a column of times."""
+    text = column.logical
+    found = re.fullmatch(r"(timestamp|duration|time32|time64|date32|date64)\[(\w+)(?:, tz=(.+))?\]", text)
+    if found is None:
+        raise SourceError(f"A column of times has a type of Arrow. Received: {text!r}")
+    name, unit, zone = found.groups()
+    if name == "timestamp":
+        return pa.timestamp(unit, zone)
+    if name.startswith("date"):
+        return getattr(pa, name)()
+    return getattr(pa, name)(unit)
+
+
+def _may_be_nan(to: TableColumn) -> bool:
+    floats = to.column.dtype.startswith("float") and not to.column.shape and not is_ragged(to.column)
+    return floats and to.fill is None
+
+
+def _may_be_missing(to: TableColumn) -> bool:
+    return to.is_mask or to.form == "json" or to.fill is not None or _may_be_nan(to)
+
+
+def make_values(values: Any, to: TableColumn, path: object, row: int | None) -> Any:
+    """Return the values of an Arrow array as a Block holds them. `row`: the number of the first one in its
+    file, for errors; None: unknown. Raises SourceError."""
+    if to.is_mask:
+        return pc.is_null(values, nan_is_null=True).to_numpy(zero_copy_only=False)
+    if values.null_count and not _may_be_missing(to):
+        raise _missing(values, to, path, row)
+    try:
+        if to.form == "json":
+            return pa.array(
+                [json.dumps(each, default=str, ensure_ascii=False) for each in values.to_pylist()],
+                pa.large_utf8(),
             )
-        found[column.name] = native(array)
-    return found
+        if to.column.dtype == TEXT:
+            return _make_texts(values, to)
+        if is_ragged(to.column):
+            return _make_ragged(values, to.column, path)
+        return native(_make_numbers(values, to, path))
+    except pa.ArrowException as error:
+        if "UTF8" in str(error):
+            raise SourceError(
+                f"{path} can't be read: column {to.source!r} is of text and has bytes that no UTF-8 text "
+                f"has. Write "
+                f"it as bytes, or correct them"
+            ) from error
+        where = "" if row is None else f" of the rows from {row} on"
+        wanted = to.column.logical or ("text" if to.column.dtype == TEXT else to.column.dtype)
+        raise SourceError(
+            f"{path}: values{where} of column {to.source!r}, of {describe_type(values.type)}, must be "
+            f"{wanted}: "
+            f"{str(error).splitlines()[0]:.200}. Name the type that all values have by --dtype "
+            f"{to.source}=DTYPE, "
+            f"such as {to.source}=str, or correct them"
+        ) from error
+
+
+def _missing(values: Any, to: TableColumn, path: object, row: int | None) -> ColumnProblems:
+    first = int(pc.index(values.is_null(), True).as_py())
+    where = "in a block of rows" if row is None else f"in row {row + first}, counted from 0,"
+    text = f"has no value {where} and {values.null_count - 1} more"
+    if values.null_count == 1:
+        text = f"has no value {where.rstrip(',')}"
+    return MissingValues(path, [Problem(to.source, text, fill_remedy(to.source, to.column))])
+
+
+class MissingValues(ColumnProblems):
+    """Values are missing that can't be."""
+
+
+def check_fill(to: TableColumn) -> None:
+    """Raise InputError if what takes the place of missing values can't."""
+    if to.fill is None or to.fill in _COMPUTED:
+        if to.fill == "mean" and (to.column.dtype in (TEXT, "bool") or to.column.logical or to.column.shape):
+            raise InputError(
+                f"--fill {to.source}=mean is for numbers. Received: a column of {to.column.dtype}"
+            )
+        return
+    if to.column.shape:
+        raise InputError(
+            f"--fill takes a column of one value a row. Received: {to.source} with rows of shape "
+            f"{list(to.column.shape)}. Drop rows without one by --drop-nulls {to.source}"
+        )
+    if to.column.dtype == TEXT or is_ragged(to.column):
+        return
+    try:
+        _parse_fill(to)
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        raise InputError(
+            f"--fill needs a value of the column's type. Received: {to.source}={to.fill} for "
+            f"{to.column.logical or to.column.dtype} ({str(error).splitlines()[0]:.100})"
+        ) from None
+
+
+def _parse_fill(to: TableColumn) -> Any:
+    """Return the value that takes the place of missing ones. Raises ValueError and what Arrow raises."""
+    text = to.fill or ""
+    if to.column.logical:
+        kind = logical_type(to.column)
+        if not re.fullmatch(r"-?\d+", text):
+            return pa.scalar(text).cast(kind)
+        return pa.scalar(int(text), pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
+    dtype = np.dtype(to.column.dtype)
+    if dtype.kind == "b":
+        if text.lower() not in _BOOLS:
+            raise ValueError(f"{', '.join(_BOOLS)} are bools")
+        return pa.scalar(_BOOLS[text.lower()])
+    if dtype.kind == "f":
+        return pa.scalar(dtype.type(float(text)), pa.from_numpy_dtype(dtype))
+    return pa.scalar(int(text), pa.from_numpy_dtype(dtype))
+
+
+def _filled(values: Any, fill: Any) -> Any:
+    return pc.fill_null(values, fill) if values.null_count else values
+
+
+def _decode(values: Any) -> Any:
+    """Return the values that the numbers of a dictionary stand for."""
+    words = values.dictionary
+    # Arrow can't decode views.
+    words = words.cast(pa.large_utf8()) if words.type == pa.string_view() else words
+    return pa.DictionaryArray.from_arrays(values.indices, words).dictionary_decode()
+
+
+def _make_texts(values: Any, to: TableColumn) -> Any:
+    if pa.types.is_dictionary(values.type):
+        values = _decode(values)
+    texts = values.cast(pa.large_utf8())
+    # Parquet's reader takes any bytes for text.
+    texts.validate(full=True)
+    return texts if to.fill is None else _filled(texts, pa.scalar(to.fill, pa.large_utf8()))
+
+
+def _make_numbers(values: Any, to: TableColumn, path: object) -> Any:
+    column = to.column
+    if pa.types.is_dictionary(values.type):
+        values = _decode(values)
+    if column.logical:
+        kind = logical_type(column)
+        if to.form:  # such as of 20240131, which is a number
+            values = values if is_text(values.type) else values.cast(pa.large_utf8())
+            values = pc.strptime(values, format=to.form, unit=kind.unit, error_is_null=False)
+        values = values.cast(kind)
+        values = values if to.fill is None else _filled(values, _parse_fill(to))
+        narrow = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return values.cast(narrow).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if column.shape and _is_binary(values.type):
+        return _unpack_bytes(values, column, path)
+    array = _tensor(values, pa.from_numpy_dtype(np.dtype(column.dtype)), to, path)
+    if array.ndim == 2 and array.shape[1] == math.prod(column.shape):
+        array = array.reshape(len(array), *column.shape)  # lists of values, whose shape --tensor names
+    if array.shape[1:] != column.shape:
+        raise mixed_shapes(path, to.source, column.shape, array.shape[1:])
+    return array
 
 
 def mixed_shapes(path: object, name: str, first: Sequence[int], second: Sequence[int]) -> SourceError:
@@ -104,116 +571,90 @@ def mixed_shapes(path: object, name: str, first: Sequence[int], second: Sequence
     )
 
 
-def _refuse_types(schema: Any, path: Path) -> None:
-    """Raise SourceError, which names every column of a type that a cache can't hold."""
-    bad = [field for field in schema if not (_is_text(field.type) or _is_tensor(field.type))]
-    if bad:
-        named = ", ".join(f"column {field.name!r} is of type {field.type}" for field in bad)
+def _is_binary(kind: Any) -> bool:
+    return bool(
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _unpack_bytes(values: Any, column: Column, path: object) -> Any:
+    """Return bytes as tensors, which are in little-endian order."""
+    dtype = np.dtype(column.dtype)
+    wanted = dtype.itemsize * math.prod(column.shape)
+    lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
+    if (lengths != wanted).any():
+        row = int(np.argmax(lengths != wanted))
         raise SourceError(
-            f"{path}: {named}, which a cache can't hold. Convert {'it' if len(bad) == 1 else 'them'} to "
-            f"numbers, bools, text, or lists of equal length of numbers or bools, or leave "
-            f"{'it' if len(bad) == 1 else 'them'} out of the file"
+            f"{path}: --tensor {column.name}={dtype}{list(column.shape)} needs {wanted} bytes in each row. "
+            f"Received: {int(lengths[row])} bytes"
         )
+    flat = np.frombuffer(b"".join(values.to_pylist()), dtype.newbyteorder("<"))
+    return flat.reshape(len(values), *column.shape)
 
 
-def _is_tensor(kind: Any) -> bool:
-    """Return whether values of an Arrow type are numbers, bools, or lists of them at any depth."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return isinstance(kind, pa.FixedShapeTensorType)
-    if pa.types.is_dictionary(kind):
-        return _is_tensor(kind.value_type)
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _is_tensor(kind.value_type)
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _is_text(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
-
-
-def _texts(values: Any, name: str, path: Path) -> Any:
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    _refuse_missing(values, name, path)
-    texts = values.cast(pa.large_utf8())
-    # Parquet's reader takes any bytes for text.
-    texts.validate(full=True)
-    return texts
-
-
-def _tensor(values: Any, name: str, path: Path) -> Any:
-    """Return `values`, of a type that `_is_tensor`, as one array [rows, ...]. Raises SourceError."""
+def _tensor(values: Any, leaf: Any, to: TableColumn, path: object) -> Any:
+    """Return numbers, or lists of them at any depth, as one array [rows, ...] of a type. Raises "
+    "SourceError."""
     kind = values.type
     if isinstance(kind, pa.BaseExtensionType):
         if kind.permutation and list(kind.permutation) != sorted(kind.permutation):
-            raise SourceError(f"{path}: column {name!r} holds permuted tensors. Store them in row order")
-        flat = _tensor(values.storage, name, path)
+            raise SourceError(f"{path}: column {to.source!r} holds permuted tensors. Store them in row order")
+        flat = _tensor(values.storage, leaf, to, path)
         return flat.reshape(len(values), *kind.shape)
     if pa.types.is_dictionary(kind):
-        return _tensor(values.dictionary_decode(), name, path)
-    if pa.types.is_fixed_size_list(kind):
-        _refuse_missing(values, name, path)
-        inner = _tensor(values.flatten(), name, path)
-        return inner.reshape(len(values), kind.list_size, *inner.shape[1:])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _equal_lists(values, name, path)
-    if pa.types.is_floating(kind) and values.null_count:
-        values = pc.fill_null(values, pa.scalar(float("nan"), kind))
-    _refuse_missing(values, name, path)
+        return _tensor(_decode(values), leaf, to, path)
+    if is_list(kind):
+        return _equal_lists(values, leaf, to, path)
+    if kind != leaf:
+        values = values.cast(leaf)
+    if to.column.shape or to.fill is None:
+        fill = pa.scalar(float("nan"), leaf) if pa.types.is_floating(leaf) else None
+    else:
+        fill = _parse_fill(to)
+        if pa.types.is_floating(leaf):
+            values = pc.if_else(pc.is_nan(values), fill, values)
+    if values.null_count and fill is not None:
+        values = pc.fill_null(values, fill)
+    if values.null_count:
+        raise _missing(values, to, path, None)
     return values.to_numpy(zero_copy_only=False)
 
 
-def _equal_lists(values: Any, name: str, path: Path) -> Any:
-    _refuse_missing(values, name, path)
-    lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-    length = int(lengths[0]) if len(lengths) else 0
-    if (lengths != length).any():
-        row = int(np.argmax(lengths != length))
-        raise SourceError(
-            f"{path}: column {name!r} is of mixed shapes: lists of {length} and of {int(lengths[row])} "
-            f"values. Pad or cut them to one length, or import the column as it is by --ragged {name}"
-        )
-    inner = _tensor(values.flatten(), name, path)
+def _equal_lists(values: Any, leaf: Any, to: TableColumn, path: object) -> Any:
+    if values.null_count:
+        raise _missing(values, to, path, None)
+    if pa.types.is_fixed_size_list(values.type):
+        length = values.type.list_size
+    else:
+        lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+        length = int(lengths[0]) if len(lengths) else 0
+        if (lengths != length).any():
+            row = int(np.argmax(lengths != length))
+            raise SourceError(
+                f"{path}: column {to.source!r} is of mixed shapes: lists of {length} and of "
+                f"{int(lengths[row])} values. Pad or cut them to one length, or import the column as it is "
+                f"by "
+                f"--ragged {to.source}"
+            )
+    inner = _tensor(values.flatten(), leaf, to, path)
     return inner.reshape(len(values), length, *inner.shape[1:])
 
 
-def _is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _flatten_lists(values: Any, name: str, path: Path) -> Any:
-    """Return the values of all lists, end to end. Raises SourceError if they are lists themselves."""
-    _refuse_missing(values, name, path)
-    if not _is_tensor(values.type.value_type) or _is_list(values.type.value_type):
-        raise SourceError(
-            f"{path}: a ragged column has rows that are lists of numbers or bools. Received: column {name!r} "
-            f"of type {values.type}. Flatten its rows, and keep their lengths in another column"
-        )
-    return values.flatten()
-
-
-def _ragged(values: Any, column: Column, path: Path) -> Any:
+def _make_ragged(values: Any, column: Column, path: object) -> Any:
     """Return lists as an Arrow array of large binaries, with the values of each row."""
+    if _is_binary(values.type):
+        return pc.fill_null(values.cast(pa.large_binary()), b"")
     dtype = value_dtype(column)
-    if not _is_list(values.type):
+    if not is_list(values.type):
         raise SourceError(f"{path}: column {column.name!r} is of type {values.type}, not of lists")
-    flat = native(_tensor(_flatten_lists(values, column.name, path), column.name, path))
-    if flat.dtype != dtype:
+    if is_list(values.type.value_type):
         raise SourceError(
-            f"{path}: column {column.name!r} is of mixed types: first {dtype}, then {flat.dtype}"
+            f"{path}: a ragged column has rows that are lists of numbers or bools. Received: column "
+            f"{column.name!r} of type {values.type}. Keep it as text by --dtype {column.name}=json"
         )
-    lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
+    inner = TableColumn(column.name, Column(column.name, dtype.name, (1,)))
+    flat = native(_tensor(values.flatten(), pa.from_numpy_dtype(dtype), inner, path))
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     offsets = np.concatenate(([0], np.cumsum(lengths))) * dtype.itemsize
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(raw_bytes(flat))]
     return pa.Array.from_buffers(pa.large_binary(), len(values), buffers)
-
-
-def _refuse_missing(values: Any, name: str, path: Path) -> None:
-    if values.null_count:
-        raise SourceError(
-            f"{path}: column {name!r} of type {values.type} misses "
-            f"{format_count(values.null_count, 'value')} in a block "
-            f"of {len(values)}. Fill them or drop these rows"
-        )

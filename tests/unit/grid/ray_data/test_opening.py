@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from insitu.base.errors import InputError, SourceError
-from insitu.grid.ray_data.opening import FileGroup, RayReader, RaySource, open_ray_sources
+from insitu.grid.ray_data.opening import FileGroup, RayReader, open_ray_sources
 from insitu.grid.ray_data.readers import ReaderRequest
-from insitu.grid.sources import SourceOptions
+from insitu.grid.sources import ArrowSource, ColumnOptions, SourceOptions
 
 ROWS = 10
 
@@ -68,12 +68,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def open_csv(session: FakeSession, folder: Path, name: str = "csv", **options: Any) -> list[RaySource]:
+def open_csv(session: FakeSession, folder: Path, name: str = "csv", **options: Any) -> list[ArrowSource]:
     reader = RayReader(ReaderRequest(name, options), session)  # type: ignore[arg-type]
-    return open_ray_sources(reader, [str(folder)], None, SourceOptions(), {}, ())
+    return open_ray_sources(reader, [str(folder)], None, SourceOptions())
 
 
-def numbers(source: RaySource, block_bytes: int = 36, start: int = 0) -> list[int]:
+def numbers(source: ArrowSource, block_bytes: int = 36, start: int = 0) -> list[int]:
     return [int(x) for block in source.blocks(block_bytes, start) for x in block.columns["x"]]
 
 
@@ -116,7 +116,7 @@ DISORDERS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
     ),
     "other columns": (
         lambda tables: [*tables[:-1], tables[-1].drop_columns(["y"])],
-        "All rows must have the same columns: y float32, x int64. Received: x in .*3.csv",
+        "All rows must have the same columns: y, x. Received: x in .*3.csv",
     ),
 }
 
@@ -166,8 +166,9 @@ def test_paths_are_kept_where_they_are_asked_for(session: FakeSession, folder: P
 
 def test_what_names_no_such_file_or_column_is_refused(session: FakeSession, folder: Path) -> None:
     reader = RayReader(ReaderRequest("csv"), session)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"name columns that the files have: y, x. Received: z"):
-        open_ray_sources(reader, [str(folder)], None, SourceOptions(), {}, ("z",))
+    options = SourceOptions(fields=ColumnOptions(without=frozenset({"z"})))
+    with pytest.raises(InputError, match=r"names columns that the files have: y, x. Received: z"):
+        open_ray_sources(reader, [str(folder)], None, options)
     with pytest.raises(SourceError, match=r"holds no file that ends in \.png, .*Received: 4 \.csv"):
         open_csv(session, folder, "images")
     (folder / "0.csv").write_text("")

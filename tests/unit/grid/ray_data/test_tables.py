@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from insitu.base.errors import SourceError
-from insitu.base.spec import Column
-from insitu.grid.ray_data.opening import arrange, cut_by_file, make_plain_batches
+from insitu.grid.ray_data.opening import cut_by_file, make_plain_batches
 from insitu.grid.sources import columns_of_batch, values_of_batch
 
 
@@ -70,10 +69,8 @@ def variable(images: list[np.ndarray[Any, Any]]) -> Any:
 
 
 def read(table: Any, **options: Any) -> dict[str, Any]:
-    given = {"tensors": {}, "without": (), **options}
-    (batch,) = make_plain_batches(table, "file", **given)
-    columns = columns_of_batch(batch, "file")  # type: ignore[arg-type]
-    return values_of_batch(batch, columns, "file")  # type: ignore[arg-type]
+    (batch,) = make_plain_batches(table, "file", **{"without": (), **options})
+    return values_of_batch(batch, columns_of_batch(batch, "file"), "file")
 
 
 IMAGES = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
@@ -95,14 +92,6 @@ def test_tensors_that_might_differ_and_do_not_are_columns_too() -> None:
     np.testing.assert_array_equal(read(table.slice(2))["image"], IMAGES[2:])
 
 
-def test_bytes_are_what_the_user_says() -> None:
-    rows = IMAGES.astype("<u2")
-    table = pa.table({"raw": pa.array([row.tobytes() for row in rows]), "key": ["a", "b", "c", "d"]})
-    found = read(table, tensors={"raw": ("uint16", (2, 3))}, without=("key",))
-    np.testing.assert_array_equal(found["raw"], rows)
-    assert list(found) == ["raw"]
-
-
 @pytest.mark.parametrize(
     ("column", "options", "message"),
     [
@@ -111,14 +100,6 @@ def test_bytes_are_what_the_user_says() -> None:
             {},
             r"mixed shapes: first \[2, 3\], then \[3, 2\].*size=224,224",
         ),
-        (pa.array([b"abc"]), {}, "holds bytes. Say what they are, such as --tensor x=uint8"),
-        (pa.array([b"abc"]), {"tensors": {"x": ("uint8", (4,))}}, "needs 4 bytes in each row. Received: 3"),
-        (pa.array([b"abc", None]), {"tensors": {"x": ("uint8", (3,))}}, "misses 1 value"),
-        (
-            pa.array([1]),
-            {"tensors": {"x": ("uint8", (3,))}},
-            "is for a column of bytes. Received: one of type",
-        ),
         (pa.ExtensionArray.from_storage(RayObject(), pa.array([b"."], pa.large_binary())), {}, "unpickled"),
         (pa.array([1]), {"without": ("x",)}, "no columns beside those that --without names"),
     ],
@@ -126,16 +107,6 @@ def test_bytes_are_what_the_user_says() -> None:
 def test_what_can_not_be_a_column_is_refused(column: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         read(pa.table({"x": column}), **options)
-
-
-def test_columns_are_arranged_and_whole_numbers_widened() -> None:
-    columns = (Column("a", "float64"), Column("b", "int64"))
-    batch = pa.RecordBatch.from_pydict({"b": [1, 2], "a": [3, 4]})
-    found = arrange(batch, columns, "file", widens=True)
-    assert found.schema.names == ["a", "b"] and found.column(0).type == pa.float64()
-    assert arrange(batch, columns, "file", widens=False).column(0).type == pa.int64()
-    with pytest.raises(SourceError, match=r"the same columns: a float64, b int64. Received: a in file"):
-        arrange(pa.RecordBatch.from_pydict({"a": [1]}), columns, "file", widens=True)
 
 
 def test_tables_are_cut_where_the_file_changes() -> None:

@@ -17,6 +17,9 @@ from insitu.grid.sources import parse_column_options
         ({"tensor": ["image=object[2]"]}, "--tensor names a column"),
         ({"tensor": ["image=uint8[0]"]}, "--tensor names a column"),
         ({"fill": ["age"]}, "--fill names a column and a value"),
+        ({"fill": ["age=0", "age=1"]}, "--fill names each column once. Received: age twice"),
+        ({"rename": ["age"]}, "--rename names a column and its new name"),
+        ({"dtype": ["age=int"]}, "--dtype must be one of bool, uint8"),
     ],
 )
 def test_options_in_another_form_are_refused(given: dict[str, list[str]], message: str) -> None:
@@ -27,4 +30,5 @@ def test_options_in_another_form_are_refused(given: dict[str, list[str]], messag
 def test_options_are_those_that_were_given() -> None:
     given = {"tensor": ["x=uint8[2,3]"], "fill": ["a=0"], "arrow": ["b"], "without": ["c", "d"]}
     assert parse_column_options(given | {"ragged": ["e"]}).to_json() == given
-    assert parse_column_options({}).given == ""
+    assert parse_column_options({}).given == ()
+    assert parse_column_options(given).given == ("--without", "--fill", "--tensor", "--arrow")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,13 @@ from hypothesis import strategies as st
 
 from insitu.base.errors import SourceError
 from insitu.base.spec import Column
+from insitu.grid.sources import ColumnOptions, ColumnProblems, CsvOptions, open_sources
 from insitu.grid.sources.base import SourceOptions
-from insitu.grid.sources.csv import CsvSource
+
+
+def open_table(path: Path, options: SourceOptions) -> Any:
+    return open_sources([(path, "csv")], options)[0]
+
 
 TEXT = "a,b,c,d\n1,1.5,true,2020-01-01\n2,,false,é\n"
 COLUMNS = (Column("a", "int64"), Column("b", "float64"), Column("c", "bool"), Column("d", "str"))
@@ -24,7 +30,7 @@ COLUMNS = (Column("a", "int64"), Column("b", "float64"), Column("c", "bool"), Co
 def test_types_follow_from_the_values(tmp_path: Path, name: str):
     data = TEXT.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    source = CsvSource(tmp_path / name, SourceOptions())
+    source = open_table(tmp_path / name, SourceOptions())
     assert source.columns == COLUMNS
     (block,) = source.blocks(1 << 20)
     assert block.rows == 2 and block.source_bytes == (tmp_path / name).stat().st_size
@@ -34,7 +40,7 @@ def test_types_follow_from_the_values(tmp_path: Path, name: str):
 
 def test_a_column_may_be_asked_for_as_float64(tmp_path: Path):
     (tmp_path / "a.csv").write_text(TEXT)
-    source = CsvSource(tmp_path / "a.csv", SourceOptions(float_columns=frozenset({"a", "z"})))
+    source = open_table(tmp_path / "a.csv", SourceOptions(fields=ColumnOptions(dtypes={"a": "float64"})))
     assert source.columns == (Column("a", "float64"), *COLUMNS[1:])
     (block,) = source.blocks(1 << 20)
     assert block.columns["a"].tolist() == [1.0, 2.0]
@@ -43,8 +49,7 @@ def test_a_column_may_be_asked_for_as_float64(tmp_path: Path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("a\n1\n".encode("utf-16"), "the mark of UTF-16"),
-        ("a,é\n1,2\n".encode("latin-1"), "iconv -f LATIN1"),
+        ("a,é\n1,2\n".encode("latin-1"), "Add --encoding cp1252"),
         (b"\0\1\2\n", "Received: binary data"),
         (b"a,a\n1,2\n", "each column needs a name of its own"),
         (b"a,b\n", "no rows below its header"),
@@ -54,7 +59,7 @@ def test_a_column_may_be_asked_for_as_float64(tmp_path: Path):
 def test_what_is_no_table_is_refused(tmp_path: Path, data: bytes, message: str):
     (tmp_path / "a.csv").write_bytes(data)
     with pytest.raises(SourceError, match=message):
-        CsvSource(tmp_path / "a.csv", SourceOptions())
+        open_table(tmp_path / "a.csv", SourceOptions())
 
 
 @pytest.mark.parametrize(
@@ -87,11 +92,11 @@ def test_rows_may_begin_behind_what_types_follow_from(
 def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path):
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(TEXT.encode())[:-12])
     with pytest.raises(SourceError, match="can't be unpacked"):
-        CsvSource(tmp_path / "a.csv.gz", SourceOptions())
+        open_table(tmp_path / "a.csv.gz", SourceOptions())
 
 
 def read(path: Path, block_bytes: int, start: int = 0) -> list[dict[str, object]]:
-    source = CsvSource(path, SourceOptions())
+    source = open_table(path, SourceOptions())
     rows: list[dict[str, object]] = []
     for block in source.blocks(block_bytes, start):
         columns = {
@@ -141,7 +146,7 @@ def test_reading_begins_again_after_any_block(tmp_path: Path) -> None:
     for name in ("a.csv", "a.csv.gz"):
         data = ("n,t\n" + "".join(f'{n},"line\n{n}"\n' for n in range(200))).encode()
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-        source = CsvSource(tmp_path / name, SourceOptions())
+        source = open_table(tmp_path / name, SourceOptions())
         rows = 0
         for block in source.blocks(100):
             rows += block.rows
@@ -165,10 +170,109 @@ def test_a_row_without_an_end_is_refused_before_it_fills_the_memory(
     monkeypatch.setattr("insitu.grid.sources.csv.MOST_ROW_BYTES", 10_000)
     (tmp_path / "a.csv").write_text("a\nx\n" + "y" * 9000 + '\n"' + "x\n" * 20_000)
     with pytest.raises(SourceError, match=r"a row must have at most 10000 bytes.*from byte 9005 on"):
-        list(CsvSource(tmp_path / "a.csv", SourceOptions()).blocks(1000))
+        list(open_table(tmp_path / "a.csv", SourceOptions()).blocks(1000))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_lines_end_as_they_do_anywhere(tmp_path: Path, end: str) -> None:
     (tmp_path / "a.csv").write_bytes(end.join(["", "", "a,b", *(f"{i},x" for i in range(500)), ""]).encode())
     assert [row["a"] for row in read(tmp_path / "a.csv", 64)] == list(range(500))
+
+
+def read_with(path: Path, **options: Any) -> dict[str, list[Any]]:
+    fields = ColumnOptions(dtypes=options.pop("dtypes", {}))
+    source = open_table(path, SourceOptions(csv=CsvOptions(**options), fields=fields))
+    values: dict[str, list[Any]] = {column.name: [] for column in source.columns}
+    for block in source.blocks(64 if path.stat().st_size < 10_000 else 1 << 20):
+        for name, each in block.columns.items():
+            values[name] += each.to_pylist() if hasattr(each, "to_pylist") else each.tolist()
+    return values
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "values"),
+    [
+        (b"a;b\n1,5;2\n,5;3\n", {}, {"a": [1.5, 0.5], "b": [2, 3]}),
+        (b"a;b\n1.5;x,y\n", {}, {"a": [1.5], "b": ["x,y"]}),
+        (b"a|b\n1|2\n", {}, {"a": [1], "b": [2]}),
+        (b"a b\n1 2\n", {"delimiter": " "}, {"a": [1], "b": [2]}),
+        (b"zip,n\n01234,1\n99999,2\n", {}, {"zip": ["01234", "99999"], "n": [1, 2]}),
+        (b"zip,n\n01234,1\n", {"dtypes": {"zip": "int64"}}, {"zip": [1234], "n": [1]}),
+        (b"1,x\n2,y\n", {"header": False}, {"column_1": [1, 2], "column_2": ["x", "y"]}),
+        (b"2019,2020\n1,2\n", {"header": True}, {"2019": [1], "2020": [2]}),
+        (b",a\n0,x\n1,y\n", {}, {"column_1": [0, 1], "a": ["x", "y"]}),
+        ("name\nKöln\n".encode("utf-16"), {}, {"name": ["Köln"]}),
+        ("name\nKöln\n".encode("cp1252"), {"encoding": "cp1252"}, {"name": ["Köln"]}),
+        (b"# made by x\na,b\n1,2\n#3,4\n5,6\n", {"comment": "#"}, {"a": [1, 5], "b": [2, 6]}),
+        (b"a,b\n'x,y',1\n", {"quote": "'"}, {"a": ["x,y"], "b": [1]}),
+        (b'a,b\n"x,1\n', {"quote": ""}, {"a": ['"x'], "b": [1]}),
+        (b"a,b\n-9,x\n1,-9\n", {"null_values": ("-9",), "dtypes": {"a": "float64"}}, None),
+        (b"t,d\n2020-01-02 03:04:05,2020-01-02\n", {}, {"t": [1577934245000000], "d": [18263]}),
+        (b'"a\nb",c\n1,2\n', {}, {"a\nb": [1], "c": [2]}),
+    ],
+)
+def test_how_text_is_divided_is_seen_or_said(
+    tmp_path: Path, data: bytes, options: dict[str, Any], values: dict[str, list[Any]] | None
+) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    if values is None:
+        with pytest.raises(SourceError, match="'b' misses 1 value"):
+            read_with(tmp_path / "a.csv", **options)
+    else:
+        assert read_with(tmp_path / "a.csv", **options) == values
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"1,x\n2,y\n", "looks like values, such as 1.*Add --no-header"),
+        (b"a;b;c\n1,5;1.5;x\n", "'a' has numbers with a comma before decimals, and b has some with a point"),
+        (
+            b"n,zip\n1,2\n" + b"1,3\n" * 600_000 + b"1,007\n",
+            "'zip' has numbers with leading zeros.*--dtype zip=str",
+        ),
+        ("a\nKöln\n".encode("cp1252"), "Add --encoding cp1252"),
+    ],
+)
+def test_what_might_be_read_wrongly_is_asked(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(ColumnProblems, match=message):
+        read_with(tmp_path / "a.csv")
+
+
+def test_all_that_is_wrong_with_a_text_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("1,Köln,\n,x,5\n".encode("cp1252"))
+    with pytest.raises(ColumnProblems) as caught:
+        read_with(tmp_path / "a.csv")
+    assert caught.value.remedy == (
+        *("--encoding", "cp1252", "--no-header", "--fill", "column_1=null", "--fill", "column_3=null"),
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_dialect_gives_the_rows_that_were_written(tmp_path: Path, data: st.DataObject) -> None:
+    delimiter = data.draw(st.sampled_from(",;\t|"))
+    rows = data.draw(
+        st.lists(
+            st.tuples(st.integers(-(10**6), 10**6), st.text(alphabet="ab,;|\t\"'\nö #", max_size=6)),
+            min_size=1,
+            max_size=30,
+        )
+    )
+    encoding = data.draw(st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]))
+    path = tmp_path / "a.csv"
+    with path.open("w", encoding=encoding, newline="") as file:
+        writer = csv.writer(
+            file, delimiter=delimiter, lineterminator=data.draw(st.sampled_from(["\n", "\r\n"]))
+        )
+        writer.writerow(["number", "text"])
+        writer.writerows(rows)
+    found = read_with(path, encoding=encoding if encoding == "cp1252" else None)
+    assert found["number"] == [number for number, _ in rows]
+    assert [str(text) for text in found["text"]] == [text for _, text in rows] or _is_number_like(rows)
+
+
+def _is_number_like(rows: list[tuple[int, str]]) -> bool:
+    """Return whether all texts are empty, which is a column without values."""
+    return all(not text.strip() for _, text in rows)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from insitu.base.errors import SourceError
 from insitu.base.spec import Column
+from insitu.grid.sources import open_sources
 from insitu.grid.sources.base import SourceOptions
-from insitu.grid.sources.ipc import IpcSource
+
+
+def open_table(path: Path, options: SourceOptions) -> Any:
+    return open_sources([(path, "arrow")], options)[0]
+
 
 SCHEMA = pa.schema([("x", pa.int64())])
 
@@ -27,7 +33,7 @@ def write(path: Path, *batches: list[int]) -> Path:
 @pytest.mark.parametrize("name", ["a.arrow", "a.arrows"])
 def test_both_formats_give_all_batches_in_order(tmp_path: Path, name: str):
     path = write(tmp_path / name, [], [0, 1, 2], [], [3, 4])
-    source = IpcSource(path, SourceOptions())
+    source = open_table(path, SourceOptions())
     assert source.columns == (Column("x", "int64"),)
     blocks = [(block.rows, block.columns["x"].tolist(), block.source_bytes) for block in source.blocks(16)]
     assert [(rows, values) for rows, values, _ in blocks] == [(2, [0, 1]), (1, [2]), (2, [3, 4])]
@@ -38,17 +44,17 @@ def test_both_formats_give_all_batches_in_order(tmp_path: Path, name: str):
 @pytest.mark.parametrize("name", ["a.arrow", "a.arrows"])
 def test_a_file_without_rows_is_refused(tmp_path: Path, name: str):
     with pytest.raises(SourceError, match="has no rows"):
-        IpcSource(write(tmp_path / name, []), SourceOptions())
+        open_table(write(tmp_path / name, []), SourceOptions())
 
 
 def test_the_first_version_of_feather_is_refused(tmp_path: Path):
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100))
     with pytest.raises(SourceError, match="Feather's old version 1"):
-        IpcSource(tmp_path / "a.feather", SourceOptions())
+        open_table(tmp_path / "a.feather", SourceOptions())
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):
     path = write(tmp_path / "a.arrow", [0, 1, 2])
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(SourceError, match="can't be read"):
-        IpcSource(path, SourceOptions())
+        open_table(path, SourceOptions())

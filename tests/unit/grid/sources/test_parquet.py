@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,14 +11,18 @@ import pytest
 
 from insitu.base.errors import SourceError
 from insitu.base.spec import Column
+from insitu.grid.sources import open_sources
 from insitu.grid.sources.base import SourceOptions
-from insitu.grid.sources.parquet import ParquetSource
+
+
+def open_table(path: Path, options: SourceOptions) -> Any:
+    return open_sources([(path, "parquet")], options)[0]
 
 
 def test_rows_of_all_row_groups_come_in_order(tmp_path: Path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": list(range(100)), "name": [f"row {i}" for i in range(100)]}), path, 30)
-    source = ParquetSource(path, SourceOptions())
+    source = open_table(path, SourceOptions())
     assert source.columns == (Column("x", "int64"), Column("name", "str"))
     blocks = list(source.blocks(200))
     assert len(blocks) > 4 and blocks[-1].source_bytes == path.stat().st_size
@@ -28,7 +33,7 @@ def test_rows_of_all_row_groups_come_in_order(tmp_path: Path):
 def test_a_file_without_rows_is_refused(tmp_path: Path):
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "a.parquet")
     with pytest.raises(SourceError, match="has no rows"):
-        ParquetSource(tmp_path / "a.parquet", SourceOptions())
+        open_table(tmp_path / "a.parquet", SourceOptions())
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):
@@ -36,4 +41,4 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):
     pq.write_table(pa.table({"x": list(range(100))}), path)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(SourceError, match="can't be read"):
-        ParquetSource(path, SourceOptions())
+        open_table(path, SourceOptions())
