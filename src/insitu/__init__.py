@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from insitu.extensions.features.adaptation import adapt
     from insitu.grid import Dataset, dataset
     from insitu.parameters import ParameterServer
+    from insitu.service import import_data, start
     from insitu.train import (
         BackupAndRestore,
         CentralStorageStrategy,
@@ -110,11 +111,13 @@ __all__ = [
     "get_replica_context",
     "get_strategy",
     "has_strategy",
+    "import_data",
     "in_cross_replica_context",
     "layers",
     "over_batch",
     "parameters",
     "predict_into",
+    "start",
 ]
 
 

@@ -29,7 +29,7 @@ BELOW = {
     "cluster": GROUND | {"options", "grid", "exchange", "parameters", "metadata"},
     "train": GROUND | {"grid", "exchange", "parameters"},
     "extensions": GROUND | {"grid", "exchange", "parameters", "train", "service", "ui"},
-    "service": GROUND | {"grid", "cluster"},
+    "service": GROUND | {"options", "grid", "cluster"},
     "ui": GROUND | {"options", "grid", "cluster", "service"},
     "cli": GROUND | {"options", "grid", "exchange", "parameters", "cluster", "train", "service", "ui"},
     "__main__": {"cli"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Annotated, Any, TypeVar
 
@@ -145,19 +145,22 @@ def take_options(
     command: Callable[[_Made], None],
     *,
     complete: Mapping[str, Callable[[str], list[str]]] | None = None,
+    only: Collection[str] | None = None,
+    fixed: Mapping[str, Any] | None = None,
 ) -> Callable[..., None]:
     """Return a function for Typer that takes `arguments` and the options, and calls `command` with them.
 
     `arguments`: parameters by the fields of `declaration` that are no options. `complete` returns what the
-    shell completes, by option.
+    shell completes, by option. `only`: the options that are taken; None: all. `fixed`: the
+    values of fields that aren't given.
     """
-    chosen = options_of(declaration)
+    chosen = [each for each in options_of(declaration) if only is None or each.name in only]
 
     def run(**given: Any) -> None:
         values = {
             name: tuple(given[name]) if type(given[name]) is list else given[name] for name in arguments
         }
-        command(declaration(**values, **{each.name: each.read(given[each.name]) for each in chosen}))
+        command(declaration(**(fixed or {}), **values, **{e.name: e.read(given[e.name]) for e in chosen}))
 
     parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=each) for name, each in arguments.items()

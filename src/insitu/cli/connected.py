@@ -15,7 +15,7 @@ from insitu.cli.console import format_size, format_time, print_json, print_notic
 from insitu.options import JobOptions
 
 if TYPE_CHECKING:
-    from insitu.grid.transfer import RemoteStores
+    pass
 
 _SHOWN_REFRESHES = 10
 
@@ -25,20 +25,6 @@ ConfigOption = Annotated[
         "--config", "-c", metavar="FILE", help="Of Ignite: a client's Spring XML; its servers have the cache."
     ),
 ]
-
-
-def find_agents(paths: Paths) -> RemoteStores | None:
-    """Return the stores that an import in this home writes to; None: those of this machine alone.
-
-    Raises ClusterError if another machine has the head, and where no head answers.
-    """
-    from insitu.grid import is_home_of_agent
-
-    if not (paths.head.exists() or is_home_of_agent(paths)):
-        return None
-    from insitu.cluster import find_owners
-
-    return find_owners(paths)
 
 
 def read_live_cache(options: JobOptions) -> JobOptions:
@@ -55,7 +41,7 @@ def read_live_cache(options: JobOptions) -> JobOptions:
     columns = read_columns(options)
     cache = find_address(options.cache, options.config)
     if find_connector(cache) is None:
-        of_columns = columns.given or ("--ragged" if options.ragged else "")
+        of_columns = " and ".join(columns.given) or ("--ragged" if options.ragged else "")
         if of_columns:
             raise InputError(
                 f"{of_columns} is said of the columns of a table of another system. Received: {cache}. Leave "
@@ -68,6 +54,8 @@ def read_live_cache(options: JobOptions) -> JobOptions:
     from insitu.grid import read_snapshot
 
     paths = Paths.default()
+    from insitu.service import find_agents
+
     remote = None if options.engine == "local" else find_agents(paths)
     with shown_progress(cache) as progress:
         found = read_snapshot(paths, cache, columns, options.ragged, progress.report, remote=remote)

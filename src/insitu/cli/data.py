@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.base.errors import ClusterError, GridError
+from insitu.base.errors import ClusterError, GridError, InputError
 from insitu.base.paths import Paths
 from insitu.base.wording import format_count
 from insitu.cli.caller import find_caller
 from insitu.cli.command_group import take_options
-from insitu.cli.connected import find_address, find_agents, format_origin
+from insitu.cli.connected import find_address, format_origin
 from insitu.cli.console import JsonOption, format_cell, format_size, print_json, print_notice, print_table
 from insitu.cli.import_progress import shown_progress
 from insitu.cli.remote import head_of_command, send_import
 from insitu.options import ImportOptions
-from insitu.service import build_cache_report, describe_columns, summarize_cache
+from insitu.service import build_cache_report, describe_columns, find_agents, summarize_cache
 
 if TYPE_CHECKING:
     from insitu.base.spec import CacheSpec, NodeId
@@ -48,9 +51,10 @@ _IMPORT_HELP = """
 Read SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
 A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines, or what
-a --reader of Ray Data reads; a URL of these, such as s3://BUCKET/KEY; or a cache of Apache Ignite, as
-ignite://HOST[:PORT][,HOST...]/CACHE. The old version stands until the new one is whole. Options may also
-follow SOURCE. Caches are in the folder $INSITU_HOME, by default ~/.insitu.
+a --reader of Ray Data reads; a URL of these, such as s3://BUCKET/KEY; a folder of Delta or Iceberg; a
+database, as sqlite://FILE with --sql; a cache of Apache Ignite, as ignite://HOST[:PORT][,HOST...]/CACHE; or -
+for the standard input. The old version stands until the new one is whole. Options may also follow SOURCE.
+Caches are in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -63,13 +67,43 @@ Examples:
     insitu import photos today.npy --append        # the rows so far stay where they are
     insitu import clicks 's3://bucket/clicks/*.parquet'   # in a cluster its nodes read it
     insitu import photos photos/ --reader images --reader-option size=64,64 --reader-option mode=RGB
+    insitu import orders orders.csv --fill age=mean --where 'price > 0' --dtype zip=str
+    insitu import orders sqlite://shop.db --sql 'select * from orders'
+    insitu import log - --format ndjson < log.jsonl
     insitu import digits ignite://grid-1,grid-2/DIGITS --tensor image=uint8[28,28]
 """
+
+
+_INSPECT_HELP = """
+Show what is in SOURCE files, and what an import would make of it: format, rows, columns, values that are
+missing, and the command that imports them. The beginning of each file is read, and nothing is written.
+
+Examples:
+
+    insitu inspect orders.csv
+    insitu inspect 'clicks/*.parquet' --columns user,item
+    insitu inspect people.csv --dtype zip=str --json
+"""
+_OF_READING = (
+    *("format", "column", "columns", "without", "rename", "dtype", "fill", "drop_nulls", "where", "ragged"),
+    *("tensor", "delimiter", "decimal", "header", "encoding", "quote", "comment", "null_values", "features"),
+    *("render", "as_json"),
+)
+"""The options of `import` that say how sources are read."""
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("import", help=_IMPORT_HELP)(take_options(ImportOptions, ARGUMENTS, import_command))
+    app.command("inspect", help=_INSPECT_HELP)(
+        take_options(
+            ImportOptions,
+            {"sources": ARGUMENTS["sources"]},
+            inspect,
+            only=_OF_READING,
+            fixed={"cache": "CACHE"},
+        )
+    )
     app.command("caches")(caches)
 
 
@@ -84,14 +118,24 @@ ARGUMENTS = {
 """The arguments of `import`, by the fields of ImportOptions."""
 
 
+MOST_NOTES = 10
+"""What was inferred of files that is printed."""
+
+
 def import_command(options: ImportOptions) -> None:
     from insitu.grid import check_names
 
     if (head := head_of_command()) is not None:
         raise typer.Exit(send_import(head, options))
     paths = Paths.default()
+    if options.dry_run:
+        _show_plan(paths, options)
+        return
     caller = find_caller()
-    if caller is not None and caller.has_files:
+    if options.sources == ("-",):
+        with _standard_input(options) as options:
+            _import(paths, options)
+    elif caller is not None and caller.has_files:
         check_names(paths, options)
         with caller.received(paths) as files:
             _import(paths, replace(options, sources=tuple(map(str, files))))
@@ -99,19 +143,100 @@ def import_command(options: ImportOptions) -> None:
         _import(paths, options)
 
 
+def inspect(options: ImportOptions) -> None:
+    from insitu.grid import inspect_files
+
+    found = inspect_files(options)
+    if options.as_json:
+        print_json(found.to_json())
+        return
+    about = "" if found.has_exact_rows else "about "
+    files = format_count(found.files, "file")
+    print_notice(f"{files} of format {found.format}, {format_size(found.bytes)}, {about}{found.rows:,} rows")
+    for note in found.notes[:MOST_NOTES]:
+        print_notice(note)
+    print_table(
+        ("COLUMN", "TYPE", "BECOMES", "MISSING", "LEAST", "GREATEST", "EXAMPLES"),
+        [
+            (
+                *(each.name, each.type, each.becomes or "-", str(each.missing or "-")),
+                *(each.least or "-", each.greatest or "-", ", ".join(each.examples) or "-"),
+            )
+            for each in found.columns
+        ],
+    )
+    for problem in found.problems:
+        print_notice(f"It can't be imported as it is: {problem}")
+    print_notice(f"Import it by: {found.command}")
+
+
+@contextlib.contextmanager
+def _standard_input(options: ImportOptions) -> Iterator[ImportOptions]:
+    """Yield the options with a file that has what comes on the standard input: it is read more than once."""
+    if options.format is None:
+        raise InputError(
+            "- reads the standard input, of which --format names the format. Received: no --format"
+        )
+    with tempfile.NamedTemporaryFile(prefix="insitu-stdin-") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        yield replace(options, sources=(file.name,))
+
+
+def _show_plan(paths: Paths, options: ImportOptions) -> None:
+    from insitu.grid import plan_import
+
+    notes: list[str] = []
+    plan = plan_import(paths, options, note=notes.append, remote=find_agents(paths))
+    shown = {
+        "caches": list(plan.rows.names),
+        "rows": plan.sizes.rows,
+        "bytes": plan.sizes.bytes,
+        "is_exact": plan.sizes.is_known,
+        "partitions": plan.rows.partitions,
+        "backups": plan.backups,
+        "nodes": list(plan.topology.nodes),
+        "read_by_nodes": plan.is_read_by_nodes,
+        "columns": [asdict(column) for column in plan.rows.columns],
+        "notes": notes,
+    }
+    if options.as_json:
+        print_json(shown)
+        return
+    about = "" if plan.sizes.is_known else "about "
+    print_notice(
+        f"{' and '.join(plan.rows.names)} would get {about}{plan.sizes.rows:,} rows ({about}"
+        f"{format_size(plan.sizes.bytes)}) in {plan.rows.partitions} partitions on "
+        f"{', '.join(plan.topology.nodes)}, with {format_count(plan.backups, 'backup')}. Nothing was "
+        f"imported."
+    )
+    for note in notes[:MOST_NOTES]:
+        print_notice(note)
+    print_table(("COLUMN", "TYPE"), [(c.name, c.dtype + str(list(c.shape) or "")) for c in plan.rows.columns])
+
+
 def _import(paths: Paths, options: ImportOptions) -> None:
     from insitu.grid import run_import
 
     started = time.monotonic()
     remote = find_agents(paths)
+    notes: list[str] = []
     with _interruption_explained(paths, options.resume), shown_progress(options.cache) as progress:
         sources = tuple(find_address(source, options.config) for source in options.sources)
         published = run_import(
-            paths, replace(options, sources=sources), progress=progress.report, remote=remote
+            paths,
+            replace(options, sources=sources),
+            progress=progress.report,
+            note=notes.append,
+            remote=remote,
         )
     seconds = max(1e-9, time.monotonic() - started)
     speed = format_size(round(progress.bytes_read / seconds))
     print_notice(f"Imported {progress.rows_read:,} rows in {seconds:.1f} s ({speed}/s)")
+    for note in notes[:MOST_NOTES]:
+        print_notice(note)
+    if len(notes) > MOST_NOTES:
+        print_notice(f"and so for {len(notes) - MOST_NOTES} more")
     if remote is not None and remote.sent:
         sent = ", ".join(f"{format_size(size)} to {node}" for node, size in sorted(remote.sent.items()))
         print_notice(f"Sent {sent}")
@@ -301,7 +426,8 @@ def _format_share(value: float | None) -> str:
 def format_column(column: Mapping[str, Any]) -> str:
     """Return such as `image: uint8[28,28]` for a column in the form of docs/json.md."""
     shape = "[" + ",".join(map(str, column["shape"])) + "]" if column["shape"] else ""
-    return f"{column['name']}: {'text' if column['dtype'] == 'str' else column['dtype']}{shape}"
+    times = f" ({column['logical']})" if column.get("logical") else ""
+    return f"{column['name']}: {'text' if column['dtype'] == 'str' else column['dtype']}{shape}{times}"
 
 
 def remove_leftovers(paths: Paths, *, ask_hosts: bool = False) -> None:

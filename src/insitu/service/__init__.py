@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         preview_rows,
         summarize_cache,
     )
+    from insitu.service.client import Job, find_agents, import_data, start
     from insitu.service.column_statistics import describe_columns
     from insitu.service.examples import IMPORT_OPTIONS, find_example, list_examples
     from insitu.service.formats import (

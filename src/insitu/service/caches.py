@@ -22,7 +22,11 @@ def summarize_cache(cache: CacheSpec) -> dict[str, Any]:
         "bytes": cache.bytes,
         "partitions": len(cache.partitions),
         "backups": cache.backups,
-        "columns": [{"name": c.name, "dtype": c.dtype, "shape": list(c.shape)} for c in cache.columns],
+        "columns": [
+            {"name": c.name, "dtype": c.dtype, "shape": list(c.shape)}
+            | ({"logical": c.logical} if c.logical else {})
+            for c in cache.columns
+        ],
         "created": cache.created,
     }
 
