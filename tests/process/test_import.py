@@ -412,7 +412,7 @@ SLOW_READS = """
 import io, sys, time
 from pathlib import Path
 from insitu.grid.sources.base import SourceOptions
-from insitu.grid.sources.csv import CsvSource
+from insitu.grid.sources.csv import CsvTable
 
 class SlowFile(io.FileIO):
     def read(self, size=-1):
@@ -427,7 +427,7 @@ class SlowPath(type(Path())):
     def open(self, *arguments, **options):
         return SlowFile(self)
 
-CsvSource(SlowPath(sys.argv[1]), SourceOptions())
+CsvTable(SlowPath(sys.argv[1]), SourceOptions())
 """
 
 
