@@ -12,18 +12,22 @@ from insitu.base.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from insitu.grid.caches import (
         EpochVersions,
+        Export,
         IdReader,
         Refresh,
         dataset,
         describe_refresh,
         export_cache,
+        export_rows,
         find_refreshing_epoch,
         find_version,
+        hide_password,
         open_target,
         read_refreshes,
         read_snapshot,
         read_snapshot_again,
         record_failed_refresh,
+        takes_rows,
     )
     from insitu.grid.catalog import (
         Catalog,

@@ -49,6 +49,7 @@ def build_cache_report(
         "key": cache.key,
         "labels": list(cache.labels),
         "jobs": jobs,
+        "note": cache.note or None,
         "compression": summarize_compression(cache),
         "partition_list": partitions,
     } | ({"origin": cache.origin} if cache.origin else {})
