@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from insitu.grid.partitions import count_shared
     from insitu.grid.reading import (
         Batch,
+        BlockRows,
         DataPosition,
         Dataset,
         EpochAudit,
@@ -82,12 +83,17 @@ if TYPE_CHECKING:
         agree_on_shards,
         audit,
         count_rows,
+        hash_values,
         list_epochs,
         map_leaves,
+        read_blocks,
+        read_drawn,
         read_ledgers,
+        read_numbered,
         read_shard_map,
         register_converter,
         sample_rows,
+        to_block,
     )
     from insitu.grid.replicas import (
         CopyCheck,

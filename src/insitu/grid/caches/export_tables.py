@@ -83,17 +83,17 @@ class DeltaTable:
     """A table of Delta Lake in a folder of this machine, as delta://PATH."""
 
     def __init__(self, address: str) -> None:
-        """Raises InputError without the library, and for another address."""
-        try:
-            import deltalake
-        except ImportError:
-            raise _make_missing_error(DELTA, "deltalake") from None
+        """Raises InputError for another address, and without the library."""
         path = address.partition("://")[2]
         if not path or "://" in path:
             raise InputError(
                 f"A table of Delta Lake is exported to a folder of this machine, as delta://PATH. Received: "
                 f"{address}. Give a path, such as delta:///data/orders"
             )
+        try:
+            import deltalake
+        except ImportError:
+            raise _make_missing_error(DELTA, "deltalake") from None
         self._library: Any = deltalake
         self._path = Path(path).expanduser().absolute()
         self.shown = f"{DELTA}://{self._path}"
@@ -156,12 +156,7 @@ class PostgresqlTable:
     """A table of PostgreSQL, as postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE/[SCHEMA.]TABLE."""
 
     def __init__(self, address: str) -> None:
-        """Raises InputError without the library, and for another address."""
-        try:
-            import adbc_driver_postgresql.dbapi as driver
-        except ImportError:
-            raise _make_missing_error(POSTGRESQL, "adbc-driver-postgresql") from None
-        self._driver: Any = driver
+        """Raises InputError for another address, and without the library."""
         self.shown = hide_password(address)
         try:
             parts = urlsplit(address)
@@ -174,6 +169,11 @@ class PostgresqlTable:
                 f"A table of PostgreSQL is postgresql://[USER@]HOST[:PORT]/DATABASE/[SCHEMA.]TABLE. "
                 f"Received: {self.shown}. Name the database and the table"
             )
+        try:
+            import adbc_driver_postgresql.dbapi as driver
+        except ImportError:
+            raise _make_missing_error(POSTGRESQL, "adbc-driver-postgresql") from None
+        self._driver: Any = driver
         self._table, self._schema = name, schema or None
         self._uri = urlunsplit((parts.scheme, parts.netloc, f"/{database}", parts.query, ""))
         password = parts.netloc.rpartition("@")[0].partition(":")[2]

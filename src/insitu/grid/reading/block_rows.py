@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from insitu.base.paths import Paths
 from insitu.base.process.processes import memory_bytes
 from insitu.base.spec import CacheSpec, Column, ShardMap
 from insitu.grid.catalog import check_here
-from insitu.grid.layout import draw_rows
+from insitu.grid.layout import Rows, draw_rows
 from insitu.grid.partitions import TEXT, is_variable, row_bytes
 from insitu.grid.reading.cache_reader import CacheReader
 from insitu.grid.reading.store import Copy, open_blocks, open_version
@@ -36,7 +35,7 @@ class BlockRows:
     #: The partition that they are in.
     partition: int
     #: The number in the version of each row, int64[rows], ascending.
-    numbers: npt.NDArray[np.int64]
+    numbers: Rows
     #: By column, an array [rows, *shape]; of text and lists an Arrow array of large strings or binaries.
     values: Mapping[str, Any]
 
@@ -78,24 +77,36 @@ def read_drawn(
     They come in the order of the partitions. The same `seed` in [0, 2**63) gives the same rows. Raises as
     `read_blocks` does.
     """
+    starts = _first_rows(cache)
+    drawn = draw_rows([partition.rows for partition in cache.partitions], count, seed)
+    numbers = [np.sort(rows) + starts[index] for index, _, rows in drawn]
+    yield from read_numbered(paths, cache, names, np.concatenate([np.empty(0, np.int64), *numbers]))
+
+
+def read_numbered(paths: Paths, cache: CacheSpec, names: Sequence[str], numbers: Rows) -> Iterator[BlockRows]:
+    """Yield the columns `names` of the rows with these numbers in the version, int64[rows], ascending.
+
+    Their blocks alone are read. Raises as `read_blocks` does.
+    """
     columns = [column for column in cache.columns if column.name in names]
     starts = _first_rows(cache)
     every = tuple(partition.index for partition in cache.partitions)
-    check_here(paths, cache, every)
+    parts = np.searchsorted(starts, numbers, side="right") - 1
+    check_here(paths, cache, np.unique(parts).tolist())
     shard_map = ShardMap(cache.name, cache.version, (every,))
     wanted = tuple(column.name for column in columns)
     reader = CacheReader(paths, cache, shard_map, (0,), None, wanted, None)
     at_once = max(1, _SAMPLE_BYTES // max(1, cache.raw_bytes // max(1, cache.rows)))
-    for index, _, rows in draw_rows([partition.rows for partition in cache.partitions], count, seed):
-        numbers = np.sort(rows) + starts[index]
-        for start in range(0, len(numbers), at_once):
-            some = numbers[start : start + at_once]
+    for index in np.unique(parts).tolist():
+        here = numbers[parts == index]
+        for start in range(0, len(here), at_once):
+            some = here[start : start + at_once]
             found: Any = reader.read_positions(0, some)
             values = found if len(wanted) > 1 else {wanted[0]: found}
-            yield BlockRows(index, some, {c.name: _to_block(c, values[c.name]) for c in columns})
+            yield BlockRows(index, some, {c.name: to_block(c, values[c.name]) for c in columns})
 
 
-def _first_rows(cache: CacheSpec) -> npt.NDArray[np.int64]:
+def _first_rows(cache: CacheSpec) -> Rows:
     """Return the number of each partition's first row."""
     return np.cumsum([0, *(partition.rows for partition in cache.partitions)], dtype=np.int64)
 
@@ -113,7 +124,7 @@ def _read_partition(
         for start in range(0, rows, _ROWS_AT_ONCE):
             stop = min(rows, start + _ROWS_AT_ONCE)
             held = {c.name: copy.partition.values[c.name].slice(start, stop) for c in columns}
-            yield start, {column.name: _to_block(column, held[column.name]) for column in columns}
+            yield start, {column.name: to_block(column, held[column.name]) for column in columns}
         return
     blocks = open_blocks(paths, cache, copy, columns, direct=cache.bytes >= memory_bytes() // 2)
     for number, start in enumerate(range(0, rows, cache.block_rows)):
@@ -131,8 +142,8 @@ def _read_partition(
         yield start, values
 
 
-def _to_block(column: Column, values: Any) -> Any:
-    """Return values of a column, objects if rows differ in size, as `BlockRows` has them."""
+def to_block(column: Column, values: Any) -> Any:
+    """Return values of a column as `BlockRows` has them: those of text and lists come as objects."""
     if not is_variable(column):
         return np.ascontiguousarray(values)
     if column.dtype == TEXT:

@@ -28,6 +28,8 @@ def hash_values(values: Any) -> Hashes:
 def _hash_fixed(values: npt.NDArray[Any]) -> Hashes:
     """Mix each word of 8 bytes with its place in the row, and add them up."""
     rows = len(values)
+    if not rows:
+        return np.empty(0, np.uint64)
     flat: Any = np.ascontiguousarray(values).reshape(rows, -1).view(np.uint8)
     size = flat.shape[1]
     if size % 8:
