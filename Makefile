@@ -127,13 +127,14 @@ test-formats: ready-formats ## Test exports as ONNX and StableHLO, on TensorFlow
 STORES := build/stores
 ready-stores: kernels
 	@test -e $(STORES)/.ready || { $(PYTHON) -m venv $(STORES) && \
-	  $(STORES)/bin/python -m pip install --quiet --editable ".[dev]" s3fs gcsfs aiohttp requests huggingface_hub \
+	  $(STORES)/bin/python -m pip install --quiet --editable ".[dev,delta,postgresql]" s3fs gcsfs aiohttp requests huggingface_hub \
 	    "hdfs-native==0.14.7" "moto[server]==5.2.5" "gcp-storage-emulator==2026.7.19" && touch $(STORES)/.ready; }
 	-$(STORES)/bin/python tests/support/hdfs_server.py
 
-test-stores: ready-stores ## Test imports from stores of objects: S3, GCS, HDFS, Hugging Face, HTTP (installs their libraries and servers)
+test-stores: ready-stores ## Test imports from stores of objects (S3, GCS, HDFS, Hugging Face, HTTP), and exports to Delta Lake and PostgreSQL (installs their libraries and servers)
 	timeout 1200 $(STORES)/bin/python -m pytest --timeout 300 tests/process/test_object_stores.py \
-	  tests/process/test_web_sources.py
+	  tests/process/test_web_sources.py tests/process/test_export_postgresql.py \
+	  tests/unit/grid/caches/test_cache_export.py
 
 # In an environment of its own: its libraries aren't those of the lock.
 SCHEMATHESIS := build/schemathesis
