@@ -35,46 +35,48 @@ def export(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="Of a cache, a file .parquet, .csv or .arrow, a FOLDER/, or the URL of a table. Of a job, a "
+            help="For a cache: a file .parquet, .csv or .arrow, a FOLDER/, or the URL of a table. For a job: a "
             "path, or a folder.",
         ),
     ],
     columns: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Of a cache: its columns.", show_default="all")
+        str | None, typer.Option(metavar="A,B", help="For a cache: its columns.", show_default="all")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Of a cache: its first rows.", show_default="all")
+        int | None, typer.Option(metavar="N", min=1, help="For a cache: its first rows.", show_default="all")
     ] = None,
     row_id: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Of a cache: add a column with the number of each row."),
+        typer.Option(metavar="NAME", help="For a cache: add a column with the number of each row."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Of a cache: replace what is there.")
+        bool, typer.Option("--overwrite", help="For a cache: replace what is there.")
     ] = False,
     key: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="Of Ignite: the column of keys.", show_default="key, else the row's number"
+            metavar="COLUMN",
+            help="For Ignite: the column of keys.",
+            show_default="key, else the row's number",
         ),
     ] = None,
     type_name: Annotated[
         str | None,
-        typer.Option("--type", metavar="CLASS", help="Of Ignite: the class of values.", show_default="NAME"),
+        typer.Option("--type", metavar="CLASS", help="For Ignite: the class of values.", show_default="NAME"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Of Ignite: continue an interrupted command.")
+        bool, typer.Option("--resume", help="For Ignite: continue an interrupted command.")
     ] = False,
     config: ConfigOption = None,
-    best: Annotated[bool, typer.Option("--best", help="Of a job: the model of its BestExporter.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="For a job: the model of its BestExporter.")] = False,
     exporter: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a job: the newest model of this exporter.")
+        str | None, typer.Option(metavar="NAME", help="For a job: the newest model of this exporter.")
     ] = None,
     format: Annotated[
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="Of a job: keras, tf_saved_model, onnx, stablehlo or a plug-in. A .keras file is converted.",
+            help="For a job: keras, tf_saved_model, onnx, stablehlo or a plug-in. A .keras file is converted.",
         ),
     ] = None,
 ) -> None:

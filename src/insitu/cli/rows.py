@@ -116,8 +116,8 @@ def stats(
 ) -> None:
     """Show what the columns of a cache hold: NaN, least, greatest, mean, distinct values and a histogram.
 
-    All rows are read, or N of them, each drawn at random. From 4,096 different values of a column on, their
-    number is an estimate (~), mostly within 3 percent.
+    All rows are read, or N of them, each drawn at random. The number of distinct values is an estimate from
+    4,096 on (~), mostly within 3 percent.
 
     Examples:
 

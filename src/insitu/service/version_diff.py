@@ -225,7 +225,7 @@ def _make_example(
 def _read_rows(
     paths: Paths, cache: CacheSpec, names: Sequence[str], numbers: Numbers
 ) -> dict[int, dict[str, tuple[bytes | str, Any]]]:
-    """Return by number the rows: by column what tells values apart, and the value as JSON can hold it."""
+    """Return by number the rows: by column the bytes of the value, and the value as JSON can hold it."""
     import numpy as np
 
     from insitu.grid import read_numbered

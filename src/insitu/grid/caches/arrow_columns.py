@@ -83,7 +83,7 @@ def _make_lists(column: Column, rows: Any) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(starts), pa.array(flat))
 
 
-# What tables of SQL hold
+# Types of tables of SQL
 
 
 def widen_schema(schema: pa.Schema, *, flat: bool) -> pa.Schema:
