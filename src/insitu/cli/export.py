@@ -35,8 +35,8 @@ def export(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="For a cache: a file .parquet, .csv or .arrow, a FOLDER/, or the URL of a table. For a job: a "
-            "path, or a folder.",
+            help="For a cache: a file .parquet, .csv or .arrow, a FOLDER/, or the URL of a table. For a job: "
+            "a path, or a folder.",
         ),
     ],
     columns: Annotated[
@@ -76,7 +76,7 @@ def export(
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="For a job: keras, tf_saved_model, onnx, stablehlo or a plug-in. A .keras file is converted.",
+            help="For a job: keras, tf_saved_model, onnx, stablehlo or a plug-in; converts a .keras file.",
         ),
     ] = None,
 ) -> None:

@@ -84,11 +84,13 @@ def answer_there(there: Paths, here: Paths | None) -> threading.Thread:
         deadline = time.monotonic() + 60
         while not asked.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
+        named = asked.read_text()
         asked.unlink()
         if here is None:
             job.refused_shards("b").write_text("no room is left")
             return
-        agree_on_shards("b", here, here.job("job-1"), "a", 2)
+        assert named == "b@1"
+        agree_on_shards("b", here, here.job("job-1"), "a", 2, 1)
         job.shard_map("b").write_text(here.job("job-1").shard_map("b").read_text())
 
     thread = threading.Thread(target=answer)
@@ -115,7 +117,7 @@ def test_on_another_host_the_supervisor_agrees(paths: Paths, source: Path, tmp_p
     with pytest.raises(UnknownCache):  # nobody needs to be asked for that
         dataset("nothing", context=job_context(there, num_shards=2))
     agreeing = answer_there(there, paths)
-    found = dataset("b", context=job_context(there, num_shards=2))
+    found = dataset("b@1", context=job_context(there, num_shards=2))
     agreeing.join()
     assert found.cache.version == 1 and Catalog(paths).pinned_by("b", 1) == ["job-1"]
     assert found.shard_map == dataset("b", context=job_context(paths, num_shards=2)).shard_map
