@@ -127,14 +127,15 @@ test-formats: ready-formats ## Test exports as ONNX and StableHLO, on TensorFlow
 STORES := build/stores
 ready-stores: kernels
 	@test -e $(STORES)/.ready || { $(PYTHON) -m venv $(STORES) && \
-	  $(STORES)/bin/python -m pip install --quiet --editable ".[dev]" s3fs gcsfs aiohttp requests huggingface_hub \
-	    deltalake "pyiceberg[sql-sqlite]" adbc-driver-sqlite pandas polars datasets \
+	  $(STORES)/bin/python -m pip install --quiet --editable ".[dev,delta,iceberg,postgresql,sqlite]" s3fs gcsfs aiohttp requests huggingface_hub \
+	    "pyiceberg[sql-sqlite]" pandas polars datasets \
 	    "hdfs-native==0.14.7" "moto[server]==5.2.5" "gcp-storage-emulator==2026.7.19" && touch $(STORES)/.ready; }
 	-$(STORES)/bin/python tests/support/hdfs_server.py
 
-test-stores: ready-stores ## Test imports from stores of objects (S3, GCS, HDFS, Hugging Face, HTTP) and from tables of libraries (installs these, and servers)
+test-stores: ready-stores ## Test stores of objects (S3, GCS, HDFS, Hugging Face, HTTP) and tables of other libraries (Delta, Iceberg, PostgreSQL, SQLite, pandas, Polars; installs them and their servers)
 	timeout 1200 $(STORES)/bin/python -m pytest --timeout 300 tests/process/test_object_stores.py \
-	  tests/process/test_web_sources.py tests/process/test_table_libraries.py
+	  tests/process/test_web_sources.py tests/process/test_export_postgresql.py tests/process/test_table_libraries.py \
+	  tests/unit/grid/caches/test_cache_export.py
 
 # In an environment of its own: its libraries aren't those of the lock.
 SCHEMATHESIS := build/schemathesis

@@ -39,6 +39,22 @@ def check_cache_name(name: str) -> str:
     return name
 
 
+def split_version(text: str) -> tuple[str, int | None]:
+    """Return the cache and the version that `text` names: `orders@3`, or `orders` for the latest (None).
+
+    Raises InputError if the version isn't a number from 1 on.
+    """
+    name, separator, version = text.rpartition("@")
+    if not separator or "://" in text:
+        return text, None
+    if not (version.isascii() and version.isdigit() and 0 < int(version) < 1 << 63):
+        raise InputError(
+            f"A version of a cache is named as CACHE@NUMBER, such as orders@3. Received: {text!r}. Give a "
+            f"number, or leave @ out for the latest version"
+        )
+    return name, int(version)
+
+
 def is_simple_name(name: str) -> bool:
     """Return whether `name` is one word of [A-Za-z0-9_.-], as names of jobs and nodes are."""
     return bool(_SIMPLE_NAME.fullmatch(name)) and len(name) <= 100
@@ -135,6 +151,8 @@ class CacheSpec:
     column_bytes: tuple[tuple[int, int], ...] = ()
     #: Names the rows that another system gave, as JSON; None: they come from files.
     origin: Mapping[str, Any] | None = None
+    #: The user's note on this version; empty: none.
+    note: str = ""
 
     def __post_init__(self) -> None:
         if self.name != NO_CACHE:
@@ -169,6 +187,8 @@ class CacheSpec:
                 del column["logical"]
         if self.origin is None:  # in the form that it always had
             del data["origin"]
+        if not self.note:
+            del data["note"]
         return data
 
     @classmethod

@@ -19,11 +19,18 @@ from insitu.base.wording import format_count
 from insitu.cli.caller import find_caller
 from insitu.cli.command_group import take_options
 from insitu.cli.connected import find_address, format_origin
-from insitu.cli.console import JsonOption, format_cell, format_size, print_json, print_notice, print_table
+from insitu.cli.console import (
+    JsonOption,
+    escape_controls,
+    format_size,
+    print_json,
+    print_notice,
+    print_table,
+)
 from insitu.cli.import_progress import shown_progress
 from insitu.cli.remote import head_of_command, send_import
 from insitu.options import ImportOptions
-from insitu.service import build_cache_report, describe_columns, find_agents, summarize_cache
+from insitu.service import build_cache_report, find_agents, summarize_cache
 
 if TYPE_CHECKING:
     from insitu.base.spec import CacheSpec, NodeId
@@ -310,27 +317,23 @@ def print_caches(found: list[dict[str, Any]], as_json: bool) -> None:
     )
 
 
-def describe_cache(name: str, as_json: bool, verify: bool, statistics: bool = False) -> None:
+def describe_cache(name: str, as_json: bool, verify: bool) -> None:
     """Print all about a cache: schema, rows, bytes, partitions and their owners.
 
-    `verify` reads every copy of every partition and compares it with its checksum, `statistics` a sample of
-    rows. Raises UnknownCache; CorruptPartition after all has been printed.
+    `verify` reads every copy of every partition and compares it with its checksum. Raises UnknownCache;
+    CorruptPartition after all has been printed.
     """
     from insitu.grid import Catalog, verify_copies
 
     paths = Paths.default()
     catalog = Catalog(paths)
-    cache = catalog.get(name)
-    jobs = catalog.pinned_by(name)
+    cache = catalog.get_named(name)
+    jobs = catalog.pinned_by(cache.name, None if cache.name == name else cache.version)
     checks = verify_copies(paths, cache, find_remote(paths, cache)) if verify else []
-    found = describe_columns(paths, name) if statistics else None
     if as_json:
-        report = build_cache_report(cache, jobs, checks if verify else None)
-        print_json(report | ({"statistics": found} if found else {}))
+        print_json(build_cache_report(cache, jobs, checks if verify else None))
     else:
         _print_cache(cache, jobs)
-        if found:
-            print_statistics(found)
         if verify and not any(problem for _, _, problem in checks):
             typer.echo(f"\nverified: {format_count(len(checks), 'file')}, all as they were written")
     problems = [problem for _, _, problem in checks if problem is not None]
@@ -351,6 +354,8 @@ def find_remote(paths: Paths, cache: CacheSpec) -> RemoteStores | None:
 def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cache.created))
     typer.echo(f"cache      {cache.name}, version {cache.version}, made {made}")
+    if cache.note:
+        typer.echo(f"note       {escape_controls(cache.note)}")
     typer.echo(f"rows       {cache.rows:,}")
     typer.echo(f"size       {format_size(cache.bytes)}, each partition counted once")
     if cache.origin:
@@ -372,55 +377,6 @@ def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
         for p in cache.partitions
     ]
     print_table(("PARTITION", "ROWS", "SIZE", "PRIMARY", "BACKUPS"), rows)
-
-
-def print_statistics(found: Mapping[str, Any]) -> None:
-    """Print what `describe_columns` of `insitu.service` returns."""
-    rows, of_cache = f"{found['rows']:,}", f"{found['rows_of_cache']:,}"
-    drawn = "drawn at random" if found["run"] == 1 else f"in runs of {found['run']} neighbours from all parts"
-    source = "all" if rows == of_cache else f"{rows} rows, {drawn}, of"
-    typer.echo(f"\nStatistics of {source} {of_cache} rows:")
-    header = (
-        "COLUMN",
-        "SMALLEST",
-        "LARGEST",
-        "MEAN",
-        "DEVIATION",
-        "ZEROS",
-        "NOT FINITE",
-        "DIFFERENT",
-        "FREQUENT",
-    )
-    print_table(header, (_format_row(column, found["rows"]) for column in found["columns"]))
-
-
-def _format_row(column: Mapping[str, Any], rows: int) -> tuple[str, ...]:
-    if column["dtype"] == "str":
-        ends = [_format_number(column[name]) for name in ("shortest", "longest")]
-        ends = [f"{end} characters" if end != "-" else end for end in ends]
-    else:
-        ends = [_format_number(column[name]) for name in ("minimum", "maximum")]
-    frequent = ", ".join(f"{value} {count / rows:.0%}" for value, count in column["frequent"] or ())
-    return (
-        column["name"],
-        *ends,
-        _format_number(column["mean"]),
-        _format_number(column["deviation"]),
-        _format_share(column["zeros"]),
-        _format_share(column["not_finite"]),
-        _format_number(column["different"]),
-        format_cell(frequent) or "-",
-    )
-
-
-def _format_number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _format_share(value: float | None) -> str:
-    return "-" if not value else f"{value:.1%}"
 
 
 def format_column(column: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from insitu.base.errors import InputError, UnknownCache, UnknownJob
 from insitu.base.paths import Paths
+from insitu.base.spec import split_version
 from insitu.base.wording import format_count
 from insitu.cli.completion import complete_cache, complete_job
 from insitu.cli.connected import ConfigOption, describe_table, find_address, format_refreshes, format_snapshot
@@ -149,9 +150,6 @@ def describe(
         bool, typer.Option("--goodput", help="Of a job: where each second went, and what to do about it.")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Of a cache: check every partition.")] = False,
-    statistics: Annotated[
-        bool, typer.Option("--statistics", help="Of a cache: what its columns hold, by a sample of rows.")
-    ] = False,
     config: ConfigOption = None,
 ) -> None:
     """Show all about a cache, or about a job. A name that both have means the cache.
@@ -162,7 +160,7 @@ def describe(
 
     ```
     insitu describe digits/train --verify
-    insitu describe digits/train --statistics
+    insitu describe digits/train@3
     insitu describe digits-3fa9c1 --ledger
     insitu describe digits-3fa9c1 --goodput
     insitu describe digits-3fa9c1 --json
@@ -175,16 +173,15 @@ def describe(
     name = find_address(name, config)
     if "://" in name:
         _refuse_options(f"{name} is a table of another system", "a job", of_jobs)
-        _refuse_options(f"{name} is a table of another system", "a cache", {"--statistics": statistics})
         if describe_table(name, as_json, verify):
             return
     job = find_cache_or_job(Paths.default(), name)
     if job is not None:
-        _refuse_options(f"{name} is a job", "a cache", {"--verify": verify, "--statistics": statistics})
+        _refuse_options(f"{name} is a job", "a cache", {"--verify": verify})
         describe_job(job, as_json=as_json, ledger=ledger, events=events, goodput=goodput)
         return
     _refuse_options(f"{name} is a cache", "a job", of_jobs)
-    describe_cache(name, as_json, verify, statistics)
+    describe_cache(name, as_json, verify)
 
 
 def find_cache_or_job(paths: Paths, name: str) -> JobPaths | None:
@@ -192,7 +189,7 @@ def find_cache_or_job(paths: Paths, name: str) -> JobPaths | None:
     from insitu.cluster import find_job
     from insitu.grid import Catalog
 
-    if Catalog(paths).find(name) is not None:
+    if Catalog(paths).find(split_version(name)[0]) is not None:
         return None
     try:
         return find_job(paths, name)

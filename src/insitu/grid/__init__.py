@@ -12,11 +12,13 @@ from insitu.base.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from insitu.grid.caches import (
         EpochVersions,
+        Export,
         IdReader,
         Refresh,
         dataset,
         describe_refresh,
         export_cache,
+        export_rows,
         find_refreshing_epoch,
         find_version,
         open_target,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
         read_snapshot,
         read_snapshot_again,
         record_failed_refresh,
+        takes_rows,
     )
     from insitu.grid.catalog import (
         Catalog,
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from insitu.grid.partitions import count_shared
     from insitu.grid.reading import (
         Batch,
+        BlockRows,
         DataPosition,
         Dataset,
         EpochAudit,
@@ -85,12 +89,17 @@ if TYPE_CHECKING:
         agree_on_shards,
         audit,
         count_rows,
+        hash_values,
         list_epochs,
         map_leaves,
+        read_blocks,
+        read_drawn,
         read_ledgers,
+        read_numbered,
         read_shard_map,
         register_converter,
         sample_rows,
+        to_block,
     )
     from insitu.grid.replicas import (
         CopyCheck,

@@ -34,6 +34,20 @@ def _show_split(split: Mapping[str, float]) -> str:
     return ",".join(f"{name}={fraction}" for name, fraction in split.items())
 
 
+_NOTE_LENGTH = 1000
+
+
+def parse_note(text: str) -> str:
+    """Return a note without white space around it. Raises InputError for one that is empty or too long."""
+    note = text.strip()
+    if not 0 < len(note) <= _NOTE_LENGTH:
+        raise InputError(
+            f"--version-note has 1 to {_NOTE_LENGTH} characters. Received: {len(note)}. "
+            f"{'Shorten it' if note else 'Leave it out'}"
+        )
+    return note
+
+
 @dataclass(frozen=True, slots=True)
 class ImportOptions(Declared):
     """Options of `insitu import`."""
@@ -133,6 +147,9 @@ class ImportOptions(Declared):
     )
     overwrite: bool = option(False, "Put a new version in the place of an existing one.", common=True)
     append: bool = option(False, "Make a version with the rows of the latest one and these.")
+    version_note: str | None = option(
+        None, "Note that is kept with the version; `insitu describe` shows it.", parse=parse_note
+    )
     resume: bool = option(False, "Continue where this command was interrupted; keep what it does.")
     compress: Literal["lz4", "zstd"] | None = option(
         None, "Compress the columns that it makes smaller by a tenth."

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
         CatalogIndex,
         Versions,
         build_cache_report,
+        pick_row,
+        plain_row,
         preview_rows,
+        read_first_rows,
         summarize_cache,
     )
     from insitu.service.client import Job, find_agents, import_data, start
-    from insitu.service.column_statistics import describe_columns
+    from insitu.service.column_statistics import describe_columns, measure_columns
     from insitu.service.examples import IMPORT_OPTIONS, find_example, list_examples
     from insitu.service.formats import (
         format_duration,
@@ -39,5 +42,6 @@ if TYPE_CHECKING:
     from insitu.service.logs import clean_line, find_incarnation, read_log
     from insitu.service.nodes import count_copies, list_nodes
     from insitu.service.tensorboard import has_summaries, make_tensorboard_command
+    from insitu.service.version_diff import compare_versions
 
 __getattr__, __dir__ = export_lazily(__name__)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from insitu.base.paths import Paths
-    from insitu.base.spec import CacheSpec
+    from insitu.base.spec import CacheSpec, Column
+    from insitu.grid import BlockRows
 
 
 def summarize_cache(cache: CacheSpec) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def build_cache_report(
         "key": cache.key,
         "labels": list(cache.labels),
         "jobs": jobs,
+        "note": cache.note or None,
         "compression": summarize_compression(cache),
         "partition_list": partitions,
     } | ({"origin": cache.origin} if cache.origin else {})
@@ -142,20 +144,50 @@ def preview_rows(paths: Paths, name: str, count: int = 24, seed: int = 0) -> dic
     They come from partitions on this machine. Raises UnknownCache, CorruptPartition, GridError if none is
     here.
     """
-    import numpy as np
-
     from insitu.grid import sample_rows
 
     sample = sample_rows(paths, name, max(1, min(count, MAX_ROWS)), seed)
     cache, columns = sample.cache, [column.name for column in sample.cache.columns]
-    rows = [
-        {column: _to_plain(np.asarray(sample.columns[column][i])) for column in columns}
-        for i in range(sample.rows)
-    ]
+    rows = [plain_row({column: sample.columns[column][i] for column in columns}) for i in range(sample.rows)]
     return {"name": name, "version": cache.version, "seed": seed, "labels": list(cache.labels), "rows": rows}
 
 
-def _to_plain(value: Any) -> Any:
+def read_first_rows(paths: Paths, name: str, count: int) -> tuple[CacheSpec, list[dict[str, Any]]]:
+    """Return the version that `name` means, such as orders or orders@3, and its first rows.
+
+    A row has by column an array, a number, or text. Raises UnknownCache, CorruptPartition, and GridError if
+    partitions that are needed are on other hosts alone.
+    """
+    from insitu.grid import Catalog, read_blocks
+
+    cache = Catalog(paths).get_named(name)
+    rows = list[dict[str, Any]]()
+    for block in read_blocks(paths, cache, [column.name for column in cache.columns], count):
+        rows += [pick_row(cache.columns, block, index) for index in range(block.rows)]
+    return cache, rows
+
+
+def pick_row(columns: Sequence[Column], block: BlockRows, index: int) -> dict[str, Any]:
+    """Return one row of a block: by column an array, a number, or text."""
+    import numpy as np
+
+    row: dict[str, Any] = {}
+    for column in columns:
+        value = block.values[column.name][index]
+        if column.dtype.endswith("[*]"):
+            value = np.frombuffer(value.as_buffer(), column.dtype.removesuffix("[*]"))
+        row[column.name] = value.as_py() if column.dtype == "str" else value
+    return row
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON can hold it, with null in the place of a value of many numbers."""
+    import numpy as np
+
+    return {name: to_plain(np.asarray(value)) for name, value in row.items()}
+
+
+def to_plain(value: Any) -> Any:
     """Return a value as JSON can hold it: numbers as nested lists, text cut to a length. None if it is too
     large."""
     import math
@@ -169,5 +201,5 @@ def _to_plain(value: Any) -> Any:
         numbers = value.astype("float64")
         if value.ndim == 0:
             return float(numbers) if math.isfinite(numbers) else str(numbers)
-        return [_to_plain(part) for part in numbers]
+        return [to_plain(part) for part in numbers]
     return value.tolist()

@@ -1,4 +1,4 @@
-"""`insitu export` of a job's models. That of rows is tested beside the caches of Ignite."""
+"""`insitu export` of a job's models. That of rows is tested in tests/unit/grid/caches."""
 
 from __future__ import annotations
 

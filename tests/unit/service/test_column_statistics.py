@@ -12,7 +12,7 @@ import pytest
 from insitu.base.errors import UnknownCache
 from insitu.base.paths import Paths
 from insitu.grid import import_cache
-from insitu.service import describe_columns
+from insitu.service import describe_columns, measure_columns
 
 
 def describe(tmp_path: Path, rows: int = 4096, **columns: Any) -> dict[str, dict[str, Any]]:
@@ -78,3 +78,57 @@ def test_names_of_classes_stand_beside_their_numbers(tmp_path: Path) -> None:
     import_cache(paths, "pets", [str(tmp_path)], partitions=2, label_from_filename=True)
     label = next(c for c in describe_columns(paths, "pets")["columns"] if c["name"] == "label")
     assert sorted(label["frequent"]) == [["0 cat", 8], ["1 dog", 8]]
+
+
+def test_all_rows_are_measured_in_portions(tmp_path: Path) -> None:
+    paths, count = Paths(tmp_path / "home"), 300_000
+    random = np.random.default_rng(0)
+    columns: dict[str, Any] = {
+        "number": np.arange(count),
+        "few": random.integers(-3, 4, count).astype(np.int16),
+        "x": np.where(np.arange(count) % 5 == 0, np.nan, 100 + random.normal(size=count)),
+        "wide": random.integers(-(2**62), 2**62, count),
+        "image": random.integers(0, 256, (count, 3)).astype(np.uint8),
+        "zero": np.where(np.arange(count) % 2 == 0, -0.0, 0.0),
+        "word": np.array(["a", "bbb", "ccccc"])[np.arange(count) % 3],
+    }
+    np.savez(tmp_path / "rows.npz", **columns)
+    import_cache(paths, "rows", [str(tmp_path / "rows.npz")], partitions=3)
+    seen: list[int] = []
+    report = measure_columns(paths, "rows", progress=lambda done, total: seen.append(total - done))
+    json.dumps(report, allow_nan=False)
+    assert (report["rows"], report["rows_of_cache"], report["seed"]) == (count, count, None)
+    assert len(seen) > 10 and seen[-1] == 0 and seen == sorted(seen, reverse=True)
+    found = {column["name"]: column for column in report["columns"]}
+    for name in ("number", "few", "x", "wide", "image"):
+        values = columns[name].reshape(-1)
+        finite = values[~np.isnan(values)] if name == "x" else values
+        assert (found[name]["minimum"], found[name]["maximum"]) == (finite.min(), finite.max())
+        assert found[name]["mean"] == pytest.approx(finite.mean(dtype=np.float64), rel=1e-9, abs=1e3)
+        assert found[name]["deviation"] == pytest.approx(finite.astype(np.float64).std(), rel=1e-9)
+        histogram = found[name]["histogram"]
+        assert 7 <= len(histogram["counts"]) <= 20
+        expected, _ = np.histogram(finite.astype(np.float64), histogram["edges"])
+        assert histogram["counts"] == expected.tolist() and sum(expected) == len(finite)
+    assert found["number"]["is_estimate"] and abs(found["number"]["different"] / count - 1) < 0.06
+    assert (found["few"]["different"], found["few"]["is_estimate"]) == (7, False)
+    assert dict(found["few"]["frequent"])["-3"] == np.count_nonzero(columns["few"] == -3)
+    assert (found["x"]["nan"], found["x"]["infinite"]) == (count // 5, 0)
+    assert found["zero"]["different"] == 1 and found["zero"]["zeros"] == 1.0
+    distinct = len(np.unique(columns["image"], axis=0))
+    assert abs(found["image"]["different"] / distinct - 1) < 0.06
+    assert (found["word"]["shortest"], found["word"]["longest"], found["word"]["different"]) == (1, 5, 3)
+    assert found["word"]["frequent"][0][1] == count // 3
+
+
+def test_a_drawn_sample_is_measured(tmp_path: Path) -> None:
+    paths, count = Paths(tmp_path / "home"), 50_000
+    np.savez(tmp_path / "rows.npz", n=np.arange(count), word=np.array([f"w{n}" for n in range(count)]))
+    import_cache(paths, "rows", [str(tmp_path / "rows.npz")], partitions=3)
+    report = measure_columns(paths, "rows", 3000, seed=4)
+    number, word = report["columns"]
+    assert (report["rows"], report["run"], report["seed"]) == (3000, 1, 4)
+    assert number["different"] == word["different"] == 3000
+    assert abs(number["mean"] / (count / 2) - 1) < 0.05
+    assert measure_columns(paths, "rows", 3000, seed=4) == report
+    assert measure_columns(paths, "rows", 10 * count)["rows"] == count

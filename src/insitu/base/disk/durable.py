@@ -164,7 +164,7 @@ def published(folder: Path, name: str) -> Iterator[Path]:
         yield staging
         sync_folder(staging)
         with _PUBLISHING:
-            old = _replace_folder(staging, final)
+            old = replace_folder(staging, final)
         sync_folder(folder)
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
@@ -175,7 +175,7 @@ def published(folder: Path, name: str) -> Iterator[Path]:
         _being_filled.discard(staging)
 
 
-def _replace_folder(new: Path, final: Path) -> Path | None:
+def replace_folder(new: Path, final: Path) -> Path | None:
     """Give `new` the name `final`. Returns the path that a previous one has now, or None. Raises OSError."""
     if not final.exists():
         new.rename(final)

@@ -75,7 +75,7 @@ def submit(paths: Paths, options: JobOptions) -> str:
     Raises InputError or one of its kinds for what can't be used, StorageFull if the disk is full.
     """
     laid_out = spec, _, topology, hosts = _lay_out(paths, options)
-    clean_up(paths, options.cache)
+    clean_up(paths, spec.cache)
     job = paths.job(spec.job_id)
     lock = -1
     try:
@@ -136,7 +136,7 @@ def find_problems(paths: Paths, options: JobOptions) -> list[str]:
 
 def _lay_out(paths: Paths, options: JobOptions) -> _LaidOut:
     """Return the specification of a job by what was asked for, with the cache and the nodes that it uses."""
-    cache = Catalog(paths).get(options.cache) if options.cache != NO_CACHE else None
+    cache = Catalog(paths).get_named(options.cache) if options.cache != NO_CACHE else None
     hosts = find_host_nodes(paths, options.engine, cache)
     topology = hosts.topology if hosts else load_topology(paths)
     if options.nodes:
@@ -259,6 +259,7 @@ def _spec(
         | {
             "job_id": f"{name[:90]}-{secrets.token_hex(3)}",
             "name": name,
+            "cache": NO_CACHE if cache is None else cache.name,
             "workers": workers,
             "shards": workers if options.shards is None else options.shards,
             "ps": len(topology.nodes) if options.ps is None else options.ps,

@@ -16,7 +16,7 @@ from typing import IO
 
 from insitu.base.errors import ClusterError, InsituError
 from insitu.base.paths import JobPaths, Paths
-from insitu.base.spec import NO_CACHE, CacheSpec, NodeId, ShardMap
+from insitu.base.spec import NO_CACHE, CacheSpec, NodeId, ShardMap, split_version
 from insitu.base.wording import format_count
 from insitu.cluster.decide import find_shard_holders, find_successors
 from insitu.cluster.engines import Message
@@ -125,7 +125,8 @@ class JobSupplies:
         return done
 
     def record_wanted(self, cache: str, whole_on: NodeId | None) -> None:
-        """Note that a task waits for a further cache. `whole_on`: a task there reads all of it."""
+        """Note that a task waits for a further cache, or a version of it. `whole_on`: a task there reads all
+        of it."""
         self._awaited.setdefault(cache, set()).update({whole_on} if whole_on is not None else ())
 
     def answer(self, readers: Readers) -> list[Message]:
@@ -135,7 +136,7 @@ class JobSupplies:
             try:
                 message = self._try(cache, whole_on, readers)
             except (InsituError, OSError) as error:
-                message = {"do": "refused", "cache": cache, "text": str(error)}
+                message = {"do": "refused", "cache": cache.partition("@")[0], "text": str(error)}
             if message is not None:
                 answers.append(message)
                 del self._awaited[cache]
@@ -181,13 +182,14 @@ class JobSupplies:
                 self._supplies.pop(old).close()
         return self._supplies[key]
 
-    def _try(self, cache: str, whole_on: set[NodeId], readers: Readers) -> Message | None:
+    def _try(self, named: str, whole_on: set[NodeId], readers: Readers) -> Message | None:
         """Agree on the shards of a cache as tasks on one machine would. Return the message with them, once
-        the partitions are at their readers."""
+        the partitions are at their readers. `named` may name a version, as in `orders@3`."""
+        cache, version = split_version(named)
         if cache not in self._supplies:
             own = None if self._spec.cache == NO_CACHE else self._spec.cache
             if not self._job.shard_map(cache).exists():
-                agree_on_shards(cache, self._paths, self._job, own, self._spec.shards)
+                agree_on_shards(cache, self._paths, self._job, own, self._spec.shards, version)
             self._add(cache)
         supply = self._supplies[cache]
         everything = dict.fromkeys(whole_on, range(len(supply.shard_map.shards)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from insitu.grid.caches.cache_export import Export, export_rows, takes_rows
     from insitu.grid.caches.dataset_opening import dataset
     from insitu.grid.caches.predictions import IdReader, open_target
     from insitu.grid.caches.refreshing import (

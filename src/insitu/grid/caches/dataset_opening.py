@@ -11,7 +11,7 @@ from insitu.base.context import Context
 from insitu.base.context import context as context_of_process
 from insitu.base.errors import InputError
 from insitu.base.paths import Paths
-from insitu.base.spec import CacheSpec
+from insitu.base.spec import CacheSpec, split_version
 from insitu.grid.caches.refreshing import EpochVersions
 from insitu.grid.catalog import check_here
 from insitu.grid.reading import READS, ROW, CacheReader, Dataset, resolve
@@ -34,8 +34,11 @@ def dataset(
     the label. The feature "row" is the number of each row in the version, int64, by which
     `insitu.predict_into` names it, unless the cache has a column of that name. `shards` overrides which
     shards this task iterates. In the evaluator there is one shard with all partitions, of the job's version;
-    so there is outside a job, of the latest version. Raises UnknownCache, and InputError for an unknown
-    column, or no name if no job has a cache.
+    so there is outside a job, of the latest version.
+
+    `name` may name a version that is still there, such as "orders@3". A job reads one version of a cache.
+    Raises UnknownCache, with the versions that are there, and InputError for an unknown column, another
+    version than the job reads, or no name if no job has a cache.
 
     `name` may be the address of a table of another system, such as ignite://HOST[:PORT][,HOST...]/CACHE. A
     job that was started on it has read it; outside a job the first call reads it. `tensor`, `fill`, `arrow`,
@@ -44,13 +47,13 @@ def dataset(
     """
     context = context or context_of_process()
     paths = paths or context.paths
-    name = name or _cache_of_job(context)
-    version = None
+    name, version = split_version(name or _cache_of_job(context))
     if columns or "://" in name:
         # Most scripts need nothing of it.
         from insitu.grid.caches.snapshots import find_snapshot
 
-        name, version = find_snapshot(paths, context, name, columns)
+        name, found = find_snapshot(paths, context, name, columns)
+        version = version or found
     cache, shard_map = resolve(name, paths, context, version)
     job, task = context.job, context.task
     if context.role == "evaluator" and shards is None:

@@ -26,6 +26,7 @@ from insitu.base.context import Context
 from insitu.base.disk.durable import staged_file
 from insitu.base.errors import InputError, SourceError
 from insitu.base.spec import Column, check_cache_name
+from insitu.grid.caches.arrow_columns import to_arrow
 from insitu.grid.catalog import full_disk_as_error, is_catalog_copy, publish_file
 from insitu.grid.importing import import_cache
 from insitu.grid.intake import check_key
@@ -192,7 +193,7 @@ class _Parts:
         self._writers[shard].write_table(table)
 
     def _make_table(self, columns: Mapping[str, Any]) -> pa.Table:
-        return pa.table({name: _to_arrow(values) for name, values in columns.items()})
+        return pa.table({name: to_arrow(values) for name, values in columns.items()})
 
     def complete(self, shard: int) -> None:
         writer = self._writers.pop(shard, None)
@@ -299,17 +300,3 @@ def _find_column(name: str, values: Any) -> Column:
     array = np.asarray(values)
     dtype = TEXT if array.dtype.kind in "OSU" else array.dtype.name
     return Column(name, dtype, tuple(array.shape[1:]))
-
-
-def _to_arrow(values: Any) -> pa.Array:
-    array = np.asarray(values)
-    if array.dtype.kind in "OSU":
-        return pa.array(array.tolist(), pa.large_string())
-    if array.ndim == 1:
-        return pa.array(array)
-    shape = array.shape[1:]
-    return (
-        pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
-        if len(shape) > 1
-        else (pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), shape[0]))
-    )

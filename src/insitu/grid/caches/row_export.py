@@ -10,7 +10,6 @@ import contextlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from insitu.base.disk.access import make_folder
 from insitu.base.errors import InputError, SourceError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, Column
+from insitu.grid.caches.cache_export import Export, Progress, choose_columns
 from insitu.grid.caches.dataset_opening import dataset
 from insitu.grid.catalog import Catalog, publish_file
 from insitu.grid.reading import Batch, Dataset
@@ -33,20 +33,6 @@ _KEY = "key"
 """The column of the keys, unless one is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    """The progress of an export."""
-
-    #: The address of the rows.
-    address: str
-    #: The version whose rows they are.
-    version: int
-    #: Rows of the cache.
-    rows: int
-    #: Rows that this call has sent.
-    sent: int
-
-
 def export_cache(
     paths: Paths,
     name: str,
@@ -54,33 +40,36 @@ def export_cache(
     *,
     key: str | None = None,
     type_name: str | None = None,
-    without: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    limit: int | None = None,
     resume: bool = False,
+    progress: Progress | None = None,
 ) -> Export:
-    """Put the rows of the latest version of cache `name` into a table of another system, which is made if
-    need be.
+    """Put the rows of cache `name`, such as orders or orders@3, into a table of another system, which is made
+    if need be.
 
-    `key` is the column whose values are the keys; None: "key" if there is such a column, else the number of
-    the row. The other columns, less those `without`, are the fields of an object of class `type_name`, by
-    default the name of the table; a single column "value" is the value itself. `resume` continues behind the
-    finished part of an interrupted export of the same rows.
+    `key` is the column whose values are the keys; None: "key" if there is such a column among `columns`, else
+    the number of the row. The other ones of `columns` (empty: of all) are the fields of an object of class
+    `type_name`, by default the name of the table; a single column "value" is the value itself. `limit` ends
+    after so many rows. `resume` continues behind the finished part of an interrupted export of the same rows.
 
     Raises InputError, SourceError and UnknownCache.
     """
-    cache = Catalog(paths).get(name)
-    key, columns = _choose_columns(cache, key, without)
+    cache = Catalog(paths).get_named(name)
+    rows = cache.rows if limit is None else min(limit, cache.rows)
+    key, fields = _choose_fields(cache, key, columns)
     named = {column.name: column for column in cache.columns}
     key_column = named[key] if key is not None else Column(_KEY, "int64")
     writer = find_table_connector(address).make_writer(address, key_column, type_name)
-    writer.lay_out(columns)
-    target, names = writer.address, [*([key] if key else []), *(column.name for column in columns)]
+    writer.lay_out(fields)
+    target, names = writer.address, [*([key] if key else []), *(column.name for column in fields)]
     context = Context(paths=paths)
     if key is not None:
         _check_distinct(paths, context, cache, key)
     with writer:
         size = max(1, min(_MOST_ROWS, MESSAGE_BYTES * cache.rows // max(1, cache.raw_bytes)))
         batches = _open(paths, context, cache, names).batch(size)
-        journal = _Journal(paths, cache, writer.address, [*names, key, size, type_name])
+        journal = _Journal(paths, cache, writer.address, [*names, key, size, type_name, rows])
         first = journal.read() if resume else 0
 
         def send(item: tuple[int, Batch]) -> int:
@@ -88,62 +77,60 @@ def export_cache(
             values: Mapping[str, Any] = (
                 batch.data if isinstance(batch.data, Mapping) else {names[0]: batch.data}
             )
-            numbers = np.arange(first_row, first_row + batch.rows, dtype=np.int64)
+            kept = min(batch.rows, rows - first_row)
+            values = {name: each[:kept] for name, each in values.items()}
+            numbers = np.arange(first_row, first_row + kept, dtype=np.int64)
             writer.write(numbers if key is None else values[key], values)
-            return batch.rows
+            return kept
 
-        with contextlib.closing(map_ordered(send, _numbered(batches, first, size))) as done:
+        with contextlib.closing(map_ordered(send, _numbered(batches, first, size, rows))) as done:
             for number, _ in enumerate(done, start=first + 1):
                 journal.write(number)
+                if progress is not None:
+                    progress(cache.raw_bytes * min(rows, number * size) // cache.rows, cache.raw_bytes)
         held = writer.count_rows()
     journal.remove()
-    if held < cache.rows:
+    if held < rows:
         raise SourceError(
-            f"All rows must be in {address} after an export. Received: {held} of {cache.rows}: others were "
+            f"All rows must be in {address} after an export. Received: {held} of {rows}: others were "
             f"removed meanwhile. Export again without --resume"
         )
-    return Export(target, cache.version, cache.rows, cache.rows - min(cache.rows, first * size))
+    return Export(target, cache.version, rows, rows - min(rows, first * size))
 
 
-def _choose_columns(
-    cache: CacheSpec, key: str | None, without: Sequence[str]
+def _choose_fields(
+    cache: CacheSpec, key: str | None, names: Sequence[str]
 ) -> tuple[str | None, list[Column]]:
     """Return the column of the keys, None for the number of the row, and the columns beside it.
 
     Raises InputError.
     """
-    names = [column.name for column in cache.columns]
-    unknown = [name for name in [*without, *([key] if key else [])] if name not in names]
-    if unknown:
+    chosen = choose_columns(cache, names)
+    known = [column.name for column in cache.columns]
+    if key is not None and key not in known:
+        raise InputError(f"--key names a column of {cache.name}: {', '.join(known)}. Received: {key}")
+    key = key or (_KEY if any(column.name == _KEY for column in chosen) else None)
+    fields = [column for column in chosen if column.name != key]
+    if not fields:
         raise InputError(
-            f"--key and --without name columns of {cache.name}, which has {', '.join(names)}. "
-            f"Received: {', '.join(unknown)}"
+            f"An export needs a column beside the key. Received: {key} alone, of {', '.join(known)}. Name "
+            f"more by --columns"
         )
-    key = key or (_KEY if _KEY in names and _KEY not in without else None)
-    columns = [column for column in cache.columns if column.name != key and column.name not in without]
-    if not columns:
-        raise InputError(
-            f"An export needs a column beside the key. Received: {cache.name} with {', '.join(names)}. Leave "
-            f"fewer out"
-        )
-    return key, columns
+    return key, fields
 
 
-def _numbered(batches: Dataset, first: int, size: int) -> Iterator[tuple[int, Batch]]:
-    """Yield (number of the first row, batch) from batch `first` on."""
+def _numbered(batches: Dataset, first: int, size: int, rows: int) -> Iterator[tuple[int, Batch]]:
+    """Yield (number of the first row, batch) from batch `first` on, while that is below `rows`."""
     for number, batch in enumerate(batches.shard_batches(0, 0, first), start=first):
+        if number * size >= rows:
+            return
         if batch.rows:
             yield number * size, batch
 
 
 def _open(paths: Paths, context: Context, cache: CacheSpec, names: Sequence[str]) -> Dataset:
-    found = dataset(cache.name, features=names, label=None, paths=paths, context=context)
-    if found.cache.version != cache.version:
-        raise SourceError(
-            f"A cache must stay as it is until its rows are exported. Received: {cache.name} with version "
-            f"{found.cache.version} after {cache.version}. Export again"
-        )
-    return found
+    named = f"{cache.name}@{cache.version}"
+    return dataset(named, features=names, label=None, paths=paths, context=context)
 
 
 def _check_distinct(paths: Paths, context: Context, cache: CacheSpec, key: str) -> None:

@@ -28,7 +28,7 @@ from insitu.base.errors import (
     UnknownCache,
 )
 from insitu.base.paths import Paths
-from insitu.base.spec import CacheSpec, NodeId, PlacedCopy, check_cache_name
+from insitu.base.spec import CacheSpec, NodeId, PlacedCopy, check_cache_name, split_version
 from insitu.base.wording import inflect
 from insitu.grid.catalog.catalog_copy import drop_copy, refuse_change, refuse_copy
 from insitu.grid.catalog.catalog_schema import (
@@ -100,8 +100,13 @@ class Catalog:
         if found is not None:
             return found
         if version is not None and (latest := self.find(name)) is not None:
+            there = [
+                str(cache.version) for cache in self._select("WHERE cache = ? ORDER BY version", (name,))
+            ]
             raise UnknownCache(
-                f"Cache {name} has no version {version} any more; its latest is {latest.version}"
+                f"A version of a cache is there while it is the latest, or a job uses it. Received: version "
+                f"{version} of {name}, which has {inflect(len(there), 'version', 'versions')} "
+                f"{', '.join(there)}. Name {name}@{latest.version}, or {name} for the latest"
             )
         names = [cache.name for cache in self.caches()]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or [
@@ -112,6 +117,10 @@ class Catalog:
             + (f"Did you mean {' or '.join(near)}? " if near else "")
             + ("`insitu caches` lists them all" if names else "There are none yet; `insitu import` makes one")
         )
+
+    def get_named(self, text: str) -> CacheSpec:
+        """Return the version that `text` names, as orders@3 or orders. Raises UnknownCache, InputError."""
+        return self.get(*split_version(text))
 
     def publish(self, caches: Sequence[CacheSpec], *, overwrite: bool = False) -> list[CacheSpec]:
         """Make `caches` the latest versions, all in one transaction.

@@ -616,6 +616,7 @@ def _describe_version(job: ImportJob, plan: ImportPlan, name: str, own: Sequence
         rows.codec,
         plan.sum_column_bytes([(int(raw), int(stored)) for raw, stored in sizes]),
         describe_origin(plan),
+        job.options.version_note or "",
     )
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from insitu.base.errors import CorruptPartition, UnknownCache
+from insitu.base.errors import CorruptPartition
 from insitu.base.paths import Paths
 from insitu.base.process.processes import memory_bytes
 from insitu.base.spec import CacheSpec, Column, NodeId, ShardMap
-from insitu.grid.catalog import Catalog, find_missing_here
+from insitu.grid.catalog import find_missing_here
 from insitu.grid.layout import (
     MOST_SORTED,
     Order,
@@ -40,7 +40,7 @@ from insitu.grid.partitions import (
 from insitu.grid.reading.read_ahead import ReadAhead, ReadingThreads, ShardSource, WindowedColumns, read_rows
 from insitu.grid.reading.reads import READS
 from insitu.grid.reading.shard_memory import ShardMemory, bytes_in_memory
-from insitu.grid.reading.store import Copy, announce_opening, open_blocks, open_copy
+from insitu.grid.reading.store import Copy, announce_opening, open_blocks, open_version
 from insitu.grid.reading.structure import Structure
 from insitu.grid.replicas import DAMAGED
 
@@ -409,17 +409,7 @@ class CacheReader:
             return opened
 
     def _open_copy(self, index: int) -> Copy:
-        try:
-            copy = open_copy(self._paths, self.cache, index, self._node)
-        except CorruptPartition as error:
-            name, version = self.cache.name, self.cache.version
-            if Catalog(self._paths).find(name, version) is None:
-                raise UnknownCache(
-                    f"Version {version} of cache {name} was replaced or dropped while this dataset was "
-                    f"reading it. Make a new dataset; a job keeps its version to its end"
-                ) from error
-            raise
-        return copy
+        return open_version(self._paths, self.cache, index, self._node)
 
     def _count(self, opened: Sequence[_Opened], lengths: Sequence[int]) -> None:
         local = local_rows = rows = size = 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from insitu.base.context import Context
 from insitu.base.disk.durable import replace_file
-from insitu.base.errors import GridError, UnknownCache
+from insitu.base.errors import GridError, InputError, UnknownCache
 from insitu.base.paths import JobPaths, Paths
 from insitu.base.spec import CacheSpec, NodeId, ShardMap
 from insitu.grid.catalog import Catalog, is_catalog_copy, publish_first
@@ -54,9 +54,9 @@ def resolve(
     """Return the version of cache `name` that this process reads, and its shards.
 
     In a job all incarnations of all tasks get the same answer: `start` wrote it down for the job's own cache,
-    and for another one the first task that asks does, for the version that is then the latest, and pins it.
-    Outside a job it is `version`, by default the latest.
-    Raises UnknownCache, GridError.
+    and for another one the first task that asks does, for `version`, and pins it. None means the one that is
+    then the latest. Outside a job it is `version`, by default the latest.
+    Raises UnknownCache, GridError, and InputError for another version than the one that the job reads.
     """
     catalog = Catalog(paths)
     if context.job is None:
@@ -67,9 +67,9 @@ def resolve(
     found = read_shard_map(path)
     if found is None:
         if is_catalog_copy(paths):
-            _ask_for_agreement(name, paths, context.job)
+            _ask_for_agreement(name, paths, context.job, version)
         else:
-            agree_on_shards(name, paths, context.job, context.cache, context.num_shards)
+            agree_on_shards(name, paths, context.job, context.cache, context.num_shards, version)
         found = read_shard_map(path)
     if found is None:
         raise GridError(f"The shard map at {path} is missing. Start the job again")
@@ -79,20 +79,28 @@ def resolve(
             f"The shard map at {path} has {len(shard_map.shards)} shards, this task expects "
             f"{context.num_shards}. Start the job again"
         )
+    if version not in (None, shard_map.version):
+        raise InputError(
+            f"A job reads one version of a cache. Received: {name}@{version} in a job that reads version "
+            f"{shard_map.version}. Name {name} alone, or start a job on {name}@{version}"
+        )
     return catalog.get(name, shard_map.version), shard_map
 
 
-def agree_on_shards(name: str, paths: Paths, job: JobPaths, own_cache: str | None, shards: int) -> None:
+def agree_on_shards(
+    name: str, paths: Paths, job: JobPaths, own_cache: str | None, shards: int, version: int | None = None
+) -> None:
     """Write down which version of another cache than its own a job reads, and its shards; pin that version.
 
-    The first process that asks decides. `own_cache`: the cache that the job was started on.
+    The first process that asks decides. `own_cache`: the cache that the job was started on. `version`: the
+    one that is asked for; None: the latest.
     Raises UnknownCache.
     """
     own = read_shard_map(job.shard_map(own_cache)) if own_cache else None
     homes = own[1] if own else _homes_in_turn(paths, shards)
     catalog = Catalog(paths)
     for attempt in range(_ATTEMPTS):
-        cache = catalog.get(name)
+        cache = catalog.get(name, version)
         try:
             catalog.pin(name, cache.version, job.root.name)
             break
@@ -103,15 +111,15 @@ def agree_on_shards(name: str, paths: Paths, job: JobPaths, own_cache: str | Non
     publish_first(job.shard_map(name), shard_map_to_json(shard_map, homes).encode())
 
 
-def _ask_for_agreement(name: str, paths: Paths, job: JobPaths) -> None:
+def _ask_for_agreement(name: str, paths: Paths, job: JobPaths, version: int | None) -> None:
     """Wait until the job's supervisor has agreed on the shards of a cache for tasks on all hosts.
 
     Only there the catalogue can be changed. Raises UnknownCache, GridError.
     """
-    Catalog(paths).get(name)
+    Catalog(paths).get(name, version)
     path, refused = job.shard_map(name), job.refused_shards(name)
     refused.unlink(missing_ok=True)
-    replace_file(job.wanted_shards(name), name.encode())
+    replace_file(job.wanted_shards(name), (name if version is None else f"{name}@{version}").encode())
     deadline = time.monotonic() + _AGREEMENT_SECONDS
     while time.monotonic() < deadline:
         if (found := read_shard_map(path)) is not None:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from insitu.base.errors import CorruptPartition
+from insitu.base.errors import CorruptPartition, UnknownCache
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, Column, NodeId, PartitionInfo
-from insitu.grid.catalog import find_copies, is_store_here, should_lie_here
+from insitu.grid.catalog import Catalog, find_copies, is_store_here, should_lie_here
 from insitu.grid.partitions import BlockReader, Partition, check_size, open_block_reader, verify_once
 from insitu.grid.replicas import DAMAGED, describe_partition
 
@@ -60,6 +60,21 @@ def open_copy(paths: Paths, cache: CacheSpec, index: int, node: NodeId | None) -
                 DAMAGED.report(paths, cache, index, other, failure, owner)
         return Copy(partition, cache.partitions[index], owner, local=node is None or owner == node)
     return _fetch_copy(paths, cache, index, node, failures)
+
+
+def open_version(paths: Paths, cache: CacheSpec, index: int, node: NodeId | None) -> Copy:
+    """Open the best copy of a partition as `open_copy` does. Raises UnknownCache if the version isn't there
+    any more, else CorruptPartition."""
+    try:
+        return open_copy(paths, cache, index, node)
+    except CorruptPartition as error:
+        name, version = cache.name, cache.version
+        if Catalog(paths).find(name, version) is None:
+            raise UnknownCache(
+                f"Version {version} of cache {name} was replaced or dropped while this process was reading "
+                f"it. Read the cache again; a job keeps its version to its end"
+            ) from error
+        raise
 
 
 def _map(paths: Paths, cache: CacheSpec, index: int, owner: NodeId) -> Partition:

@@ -63,6 +63,7 @@ from insitu.grid.sources.tables import (
     TableBatch,
     arrange_tables,
     columns_of_batch,
+    logical_type,
     mixed_shapes,
     values_of_batch,
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from insitu.base.errors import InputError, SourceError
+from insitu.base.wording import hide_password
 from insitu.grid.sources.base import rows_per_block
 from insitu.grid.sources.tables import TableBatch
 
@@ -287,11 +287,6 @@ def find_table(source: str, sql: str | None, version: str | None) -> BatchStream
     return None
 
 
-def hide_password(url: str) -> str:
-    """Return a URL without the password that it may have."""
-    return re.sub(r"(://[^:/@]*):[^/]*@", r"\1:***@", url)
-
-
 def _load(library: str, extra: str) -> Any:
     try:
         return import_module(library)
@@ -363,7 +358,8 @@ def _open_sql(url: str, query: str) -> BatchStream:
             f"Received: "
             f"{hide_password(url)}"
         )
-    driver, name = _load(f"adbc_driver_{_SQL_DRIVERS[scheme]}.dbapi", "sql"), hide_password(url)
+    extra = _SQL_DRIVERS[scheme]
+    driver, name = _load(f"adbc_driver_{extra}.dbapi", extra), hide_password(url)
     target = rest if scheme == "sqlite" else url
     if scheme == "sqlite" and not Path(rest).is_file():  # the driver would make an empty one
         raise SourceError(f"{rest} doesn't exist")

@@ -7,18 +7,20 @@ import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 from job_runs import Insitu
 
 from insitu.base.config import DeviceSettings
-from insitu.base.errors import ClusterError, InputError, JobSpecError, StorageFull
+from insitu.base.errors import ClusterError, InputError, JobSpecError, StorageFull, UnknownCache
 from insitu.base.paths import JobPaths
 from insitu.base.spec import CacheSpec
 from insitu.cluster import read_spec, submit
 from insitu.cluster.client import submission
 from insitu.cluster.job_files.journal import Journal
-from insitu.grid import Catalog
+from insitu.grid import Catalog, import_cache
 from insitu.options import JobOptions
+from insitu.service import build_job_report
 
 
 @pytest.fixture
@@ -48,6 +50,25 @@ def test_a_job_has_all_that_its_processes_read(insitu: Insitu) -> None:
     assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
     assert [len(s) for s in json.loads(job.shard_map("data/train").read_text())["shards"]] == [2, 2]
     assert sorted(p.name for p in job.tasks.iterdir()) == ["worker-0", "worker-1"]
+
+
+@pytest.mark.usefixtures("unstarted")
+def test_a_job_uses_the_version_that_is_named(
+    insitu: Insitu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = insitu.paths
+    monkeypatch.setattr(submission, "clean_up", lambda paths, cache: None)  # would end the other job, too
+    Catalog(paths).pin("data/train", 1, "other")
+    np.save(tmp_path / "x.npy", np.zeros((6, 2)))
+    import_cache(paths, "data/train", [str(tmp_path / "x.npy")], overwrite=True, partitions=4)
+    for name, version in (("data/train@1", 1), ("data/train", 2)):
+        job = insitu.job(submit(paths, JobOptions(name, insitu.folder, ("train.py",))))
+        assert read_spec(job).cache == "data/train" and job.root.name.startswith("data-train-")
+        assert job.root.name in Catalog(paths).pinned_by("data/train", version)
+        report = build_job_report(job)
+        assert (report["cache"], report["cache_version"]) == ("data/train", version)
+    with pytest.raises(UnknownCache, match="which has versions 1, 2"):
+        submit(paths, JobOptions("data/train@3", insitu.folder, ("train.py",)))
 
 
 @pytest.mark.usefixtures("unstarted")

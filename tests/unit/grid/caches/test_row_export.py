@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,8 @@ def test_a_cache_that_isnt_there_is_made(paths: Paths, drawn: str) -> None:
     [
         ({"key": "score"}, "--key must be a column of whole numbers or text"),
         ({"key": "nothing"}, "Received: nothing"),
-        ({"without": ["nothing"]}, "Received: nothing"),
-        ({"without": ["image", "score", "name"]}, "needs a column beside the key"),
+        ({"columns": ["nothing"]}, "Received: nothing"),
+        ({"columns": ["key"]}, "needs a column beside the key"),
     ],
 )
 def test_options_that_fit_no_column_are_refused(
@@ -171,8 +172,15 @@ def test_predictions_land_under_the_keys_of_their_rows(paths: Paths, drawn: str,
 def test_the_command_exports(paths: Paths, drawn: str) -> None:
     run = CliRunner()
     with empty() as cluster:
-        done = run.run(["export", drawn, cluster.address(), "--without", "name"])
+        done = run.run(["export", drawn, cluster.address(), "--columns", "key,score", "--limit", "300"])
         assert done.exit_code == 0, done.output
-        assert "Exported 500 rows of drawn version 1 to ignite://" in done.stderr
-    refused = run.run(["export", drawn, "there.parquet"])
-    assert isinstance(refused.exception, InputError)
+        assert "Exported 300 rows of drawn version 1 to ignite://" in done.stderr
+        assert cluster.cache.rows == 300
+    for arguments, message in (
+        (("there.txt",), r"\.parquet, \.csv or \.arrow"),
+        (("ignite://grid/A", "--overwrite"), "--overwrite is said of"),
+        (("there.parquet", "--key", "key"), "--key is said of"),
+        (("there.parquet", "--best"), "--best is said of"),
+    ):
+        refused = run.run(["export", drawn, *arguments])
+        assert isinstance(refused.exception, InputError) and re.search(message, str(refused.exception))

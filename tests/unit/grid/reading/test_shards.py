@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from grid_jobs import ROWS, job_context, write_own_map
 
-from insitu.base.errors import GridError, UnknownCache
+from insitu.base.context import Context
+from insitu.base.errors import GridError, InputError, UnknownCache
 from insitu.base.paths import Paths
 from insitu.grid import Catalog, CatalogWatch, bring_up, dataset, import_cache, install_catalog_copy
 from insitu.grid.reading.shards import agree_on_shards, read_shard_map
@@ -42,6 +43,32 @@ def test_another_cache_is_agreed_upon_once_and_pinned(paths: Paths, source: Path
     assert list(second.batch(100))
 
 
+def test_a_version_may_be_named(paths: Paths, source: Path, alone: Context) -> None:
+    import_cache(paths, "a", [str(source)], partitions=4)
+    Catalog(paths).pin("a", 1, "job-0")
+    import_cache(paths, "a", [str(source)], partitions=5, overwrite=True)
+    assert dataset("a@1", context=alone).cache.version == 1
+    assert dataset("a", context=alone).cache.version == 2
+    with pytest.raises(UnknownCache, match=r"version 7 of a, which has versions 1, 2\. Name a@2"):
+        dataset("a@7", context=alone)
+    with pytest.raises(InputError, match="such as orders@3"):
+        dataset("a@x", context=alone)
+
+
+def test_a_job_reads_one_version_of_a_cache(paths: Paths, source: Path) -> None:
+    import_cache(paths, "a", [str(source)], partitions=4)
+    import_cache(paths, "b", [str(source)], partitions=5)
+    Catalog(paths).pin("b", 1, "job-0")
+    import_cache(paths, "b", [str(source)], partitions=6, overwrite=True)
+    write_own_map(paths, ("node-0", "node-0"), ((1, 3), (0, 2)))
+    assert dataset("b@1", context=job_context(paths, num_shards=2)).cache.version == 1
+    assert Catalog(paths).pinned_by("b", 1) == ["job-0", "job-1"]
+    assert dataset("b", context=job_context(paths, num_shards=2)).cache.version == 1
+    assert dataset("a@1", context=job_context(paths, num_shards=2)).cache.version == 1
+    with pytest.raises(InputError, match=r"b@2 in a job that reads version 1"):
+        dataset("b@2", context=job_context(paths, num_shards=2))
+
+
 def test_a_damaged_shard_map_is_named(paths: Paths, cache: str) -> None:
     write_own_map(paths, ("node-0",), ((0,),))
     paths.job("job-1").shard_map("a").write_text("{}")
@@ -57,11 +84,13 @@ def answer_there(there: Paths, here: Paths | None) -> threading.Thread:
         deadline = time.monotonic() + 60
         while not asked.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
+        named = asked.read_text()
         asked.unlink()
         if here is None:
             job.refused_shards("b").write_text("no room is left")
             return
-        agree_on_shards("b", here, here.job("job-1"), "a", 2)
+        assert named == "b@1"
+        agree_on_shards("b", here, here.job("job-1"), "a", 2, 1)
         job.shard_map("b").write_text(here.job("job-1").shard_map("b").read_text())
 
     thread = threading.Thread(target=answer)
@@ -88,7 +117,7 @@ def test_on_another_host_the_supervisor_agrees(paths: Paths, source: Path, tmp_p
     with pytest.raises(UnknownCache):  # nobody needs to be asked for that
         dataset("nothing", context=job_context(there, num_shards=2))
     agreeing = answer_there(there, paths)
-    found = dataset("b", context=job_context(there, num_shards=2))
+    found = dataset("b@1", context=job_context(there, num_shards=2))
     agreeing.join()
     assert found.cache.version == 1 and Catalog(paths).pinned_by("b", 1) == ["job-1"]
     assert found.shard_map == dataset("b", context=job_context(paths, num_shards=2)).shard_map

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
 import insitu
 from insitu.base.errors import InputError, TrainingError
 from insitu.base.paths import Paths
-from insitu.grid import import_cache
+from insitu.grid import Catalog, export_rows, import_cache
 from insitu.train.fit.predicting_into import name_outputs
 
 
@@ -31,6 +32,27 @@ def test_each_prediction_lies_under_the_key_of_its_row(home: Path, tmp_path: Pat
     np.testing.assert_array_equal(found["value"], 2.0 * found["key"])
     with pytest.raises(InputError, match="of one pass"):
         insitu.predict_into(model, rows.repeat(2), "predicted")
+
+
+@pytest.mark.parametrize("end", [".parquet", ".csv", ""])
+def test_predictions_join_exported_rows_by_the_number(home: Path, tmp_path: Path, end: str) -> None:
+    values = np.random.default_rng(0).normal(size=200).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=values, label=np.arange(200))
+    (cache,) = import_cache(Paths(home), "rows", [str(tmp_path / "rows.npz")], partitions=3)
+    with insitu.OneDeviceStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, "linear", False, "ones")])
+        model.compile("sgd", "mse")
+    rows = insitu.dataset("rows", features="x").shuffle(1).batch(16).map(lambda x, y: (x[:, None], y))
+    target = f"{tmp_path}/predicted{end}" if end else "predicted"
+    insitu.predict_into(model, rows, target)
+    if not end:
+        target = f"{tmp_path}/predicted.parquet"
+        export_rows(Paths(home), Catalog(Paths(home)).get("predicted"), target)
+    export_rows(Paths(home), cache, f"{tmp_path}/rows.parquet", row_id="row")
+    predicted = pyarrow.csv.read_csv(target) if end == ".csv" else pq.read_table(target)
+    joined = pq.read_table(tmp_path / "rows.parquet").join(predicted, "row", join_type="full outer")
+    assert joined.num_rows == 200 and not joined["value"].null_count and not joined["x"].null_count
+    np.testing.assert_allclose(joined["value"].to_numpy(), joined["x"].to_numpy(), rtol=1e-6)
 
 
 def test_rows_without_keys_are_named_by_number(home: Path, tmp_path: Path) -> None:
