@@ -107,7 +107,10 @@ def _import(paths: Paths, options: ImportOptions) -> None:
     with _interruption_explained(paths, options.resume), shown_progress(options.cache) as progress:
         sources = tuple(find_address(source, options.config) for source in options.sources)
         published = run_import(
-            paths, replace(options, sources=sources), progress=progress.report, remote=remote
+            *(paths, replace(options, sources=sources)),
+            progress=progress.report,
+            remote=remote,
+            notice=print_notice,
         )
     seconds = max(1e-9, time.monotonic() - started)
     speed = format_size(round(progress.bytes_read / seconds))

@@ -389,12 +389,12 @@ def bad_glob(path: Path) -> Path:
 
 
 def bad_folder(path: Path) -> Path:
-    (path / "readme.txt").write_text("hello")
+    (path / "readme.md").write_text("hello")
     return path
 
 
 def bad_images(path: Path) -> Path:
-    for name in ("a.png", "b.PNG", "c.txt"):
+    for name in ("a.tiff", "b.TIFF", "c.txt"):
         (path / name).touch()
     return path
 
@@ -479,11 +479,11 @@ def bad_mixed_formats(path: Path) -> Path:
         (bad_not_npz, r"not a whole \.npy"),
         (bad_dates, "timestamp"),
         (bad_twice, "name of its own"),
-        (bad_unknown, "format .* is unknown.*--format.*Images and other formats aren't supported here"),
+        (bad_unknown, "format .* is unknown.*--format.*Convert files of other formats"),
         (bad_missing, "doesn't exist"),
         (bad_glob, "No file matches"),
         (bad_folder, "holds no file"),
-        (bad_images, r"Received: 2 \.png, 1 \.txt\. Images and other formats aren't supported here"),
+        (bad_images, r"Received: 2 \.tiff, 1 \.txt\. Convert .* by --format text"),
         (bad_fifo, "must be a file or a folder. Received: a FIFO"),
         (bad_utf16, "encoded in UTF-8. Received: the mark of UTF-16.*iconv -f UTF-16"),
         (bad_utf16_gz, "encoded in UTF-8. Received: the mark of UTF-16"),
@@ -595,7 +595,7 @@ def test_format_overrules_the_suffix(tmp_path: Path) -> None:
 
 
 def test_format_says_what_numbered_files_of_a_folder_are(tmp_path: Path) -> None:
-    for name in ("train-00000-of-00002", "train-00001-of-00002", "labels.txt", "README"):
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "labels.md", "README"):
         np.save(tmp_path / "a.npy", np.arange(3))
         (tmp_path / "a.npy").rename(tmp_path / name)
     found = find_sources([str(tmp_path)], "npy")

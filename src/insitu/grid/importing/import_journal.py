@@ -25,7 +25,7 @@ from insitu.base.disk.durable import seal, unseal
 from insitu.base.errors import InputError
 from insitu.base.paths import Paths
 from insitu.grid.catalog import is_of_another_host
-from insitu.grid.intake import ImportPlan
+from insitu.grid.intake import FOLDER, ImportPlan
 
 JOURNAL_BYTES = 64 << 20
 """Bytes of sources between two places that are written down."""
@@ -100,6 +100,10 @@ def fingerprint(plan: ImportPlan) -> str:
     }
     if (plan.options.features, plan.options.render) != (None, None):
         described["reading"] = [plan.options.features, plan.options.render]
+    if plan.options.images is not None:
+        described["images"] = plan.options.images
+    if rows.label_from == FOLDER:
+        described["label_from"] = FOLDER
     if rows.codec is not None:
         described["codec"] = rows.codec
     if plan.reader:

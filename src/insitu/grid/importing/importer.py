@@ -20,17 +20,19 @@ import contextlib
 import itertools
 import os
 import secrets
+import shlex
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from insitu.base.disk.access import make_folder
-from insitu.base.errors import CacheBusy, CacheExists, InputError, SourceError
+from insitu.base.errors import CacheBusy, CacheExists, DamagedImages, InputError, SizeNeeded, SourceError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, Column, PartitionInfo, check_cache_name
 from insitu.base.wording import format_count, inflect
@@ -64,6 +66,8 @@ from insitu.grid.importing.node_reader import NodeReading, check_seen
 from insitu.grid.importing.row_router import RowRouter
 from insitu.grid.importing.server_reading import place_rows, read_on_hosts
 from insitu.grid.intake import (
+    FILENAME,
+    FOLDER,
     LEAST_PARTITIONS,
     Destination,
     FileState,
@@ -92,6 +96,7 @@ from insitu.grid.layout import check_split, owners_of_partition
 from insitu.grid.ray_data import RayReader, open_ray_sources, parse_reader
 from insitu.grid.sources import (
     ColumnOptions,
+    FileGroup,
     Source,
     SourceFile,
     SourceOptions,
@@ -99,12 +104,17 @@ from insitu.grid.sources import (
     check_reading,
     find_connector,
     find_sources,
+    folder_of,
+    group_images,
     is_url,
+    labels_of,
+    list_files,
     open_sources,
     read_columns,
+    skipped_of,
 )
 from insitu.grid.stores import QuotaWatch, check_quotas
-from insitu.options import ImportOptions
+from insitu.options import ImportOptions, format_options, list_given, parse_images
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
@@ -143,6 +153,8 @@ class ImportJob:
     owners: ImportOwners
     #: What is called as rows are read.
     progress: ProgressCallback
+    #: What is wrong with each image that was left out.
+    skipped: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +167,10 @@ class Inspected:
     states: tuple[FileState, ...]
     #: The columns that the caches get.
     columns: tuple[Column, ...]
-    #: The classes of column `label`, if file names make it; else empty.
+    #: The names of the classes of column `label`; empty if they have none.
     labels: tuple[str, ...]
+    #: The names that make column `label`, as in `RowPlan`.
+    label_from: str
     #: The version that rows are appended to; None: none.
     base: CacheSpec | None
     #: How nodes read the sources; None: they don't.
@@ -188,13 +202,14 @@ def run_import(
     remote: RemoteStores | None = None,
     beside_servers: bool = False,
     after: CacheSpec | None = None,
+    notice: Callable[[str], None] = warnings.warn,
 ) -> list[CacheSpec]:
     """Import as `options` say; return the versions that were published.
 
     `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
     `beside_servers` keeps the partitions of a table of another system, each on the node beside the server
     that is primary for it, or on its node in the version `after`, whose files are shared if rows are as they
-    were.
+    were. `notice` is called with what was left out.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports into
     the cache, StorageFull, TransferError if an agent fails; after any of them all is as it was before.
@@ -218,8 +233,12 @@ def run_import(
             progress=report,
         )
         plan = make_plan(job, inspect_sources(job))
-        with cache_locks(paths, plan.rows.names):
-            return _write_and_publish(job, _reserve(job, plan))
+        read = [(each.path, each.format) for each in plan.sources]
+        with cache_locks(paths, plan.rows.names), _command_advised(options, read):
+            published = _write_and_publish(job, _reserve(job, plan))
+    if job.skipped:
+        notice(f"Images left out: {DamagedImages.describe(tuple(job.skipped))}")
+    return published
 
 
 # Inspect: which rows there are
@@ -228,6 +247,11 @@ def run_import(
 def inspect_sources(job: ImportJob) -> Inspected:
     """Return what the headers of the sources say. Raises what `run_import` does."""
     options, owners = job.options, job.owners
+    if options.skip_damaged and options.resume:
+        raise InputError(
+            "--skip-damaged names all images that an import has left out. Received: it with --resume, whose "
+            "import may have left out some before. Leave one of them out"
+        )
     refuse_conflicts(options, job.fields, None if job.reader is None else job.reader.request)
     names, _ = _names_and_fractions(options)
     base = job.catalog.get(options.cache) if options.append else None
@@ -240,9 +264,10 @@ def inspect_sources(job: ImportJob) -> Inspected:
     if on_nodes and owners.remote is not None:
         with failures_explained():
             check_seen(owners.remote, opened, states)
-    is_labelled = options.label_from_filename or (base and base.labels)
-    labels = {label_of(source) for source in opened} if is_labelled else set()
-    columns = columns_of_rows(opened[0], bool(labels))
+    label_from = _choose_labels(options, opened, base)
+    own = labels_of(opened[0])
+    labels = {label_of(source, label_from) for source in opened} if label_from else set(own)
+    columns = columns_of_rows(opened[0], label_from)
     if base is not None:
         check_columns(base, columns)
         owners.check_base(base)
@@ -250,10 +275,38 @@ def inspect_sources(job: ImportJob) -> Inspected:
         sources=opened,
         states=states,
         columns=columns,
-        labels=tuple(sorted(labels)) if base is None else join_labels(base, labels),
+        labels=(own or tuple(sorted(labels))) if base is None else join_labels(base, labels, own),
+        label_from=label_from,
         base=base,
         node_options=options_for_nodes(opened, options, base) if on_nodes else None,
     )
+
+
+def _choose_labels(options: ImportOptions, opened: Sequence[Source], base: CacheSpec | None) -> str:
+    """Return the names that make column `label`: FILENAME, FOLDER, or an empty text. Raises InputError."""
+    if options.label_from_filename and options.label_from_folder:
+        raise InputError(
+            "Labels come from the names of files or of folders. Received: --label-from-filename and "
+            "--label-from-folder. Leave one out"
+        )
+    grouped = next((each.path for each in opened if isinstance(each.path, FileGroup)), None)
+    if options.label_from_filename and grouped is not None and len(grouped.files) > 1:
+        raise InputError(
+            f"--label-from-filename takes one file per class. Received: {grouped}, with a row each. Put the "
+            f"files of each class into a folder, and give --label-from-folder"
+        )
+    if options.label_from_filename or options.label_from_folder:
+        return FOLDER if options.label_from_folder else FILENAME
+    if base is None or not base.labels or labels_of(opened[0]):
+        return ""
+    by_folder = {label_of(source, FOLDER) for source in opened} <= set(base.labels)
+    by_file = {label_of(source, FILENAME) for source in opened} <= set(base.labels)
+    if grouped is not None or (by_folder and not by_file):
+        raise InputError(
+            f"The rows of {base.name} have labels, and so have those that are appended. Received: folders "
+            f"that may name them. Give --label-from-folder if they do, or --label-from-filename"
+        )
+    return FILENAME
 
 
 def _names_and_fractions(options: ImportOptions) -> tuple[tuple[str, ...], tuple[float, ...]]:
@@ -305,6 +358,7 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
         partitions=partitions,
         columns=found.columns,
         labels=found.labels,
+        label_from=found.label_from,
         key=options.key,
         block_rows=like.block_rows if like else choose_block_rows(found.columns, sizes, len(destinations)),
         codec=base.codec if base else options.compress,
@@ -421,6 +475,8 @@ def _build(job: ImportJob, plan: ImportPlan) -> list[CacheSpec]:
             adopted = router.open(adopt=journal is not None)
             place = Place(0, 0, 0, 0, (0,) * len(adopted)) if journal is None else journal.find_place(adopted)
             units = _read(job, plan, router, journal, place)
+            if job.skipped and not router.rows.any():
+                raise DamagedImages(tuple(job.skipped))
             _refuse_empty_caches(rows, router.rows)
             finished = router.finish(units)
         return [
@@ -466,6 +522,8 @@ def _read_here(
             quotas.check(bytes_done)
             if journal is not None:
                 journal.note(item.source, read.next_start, rows, bytes_done, router.rows)
+    # Some may be read twice, such as to measure texts.
+    job.skipped[:] = dict.fromkeys(problem for source in plan.sources for problem in skipped_of(source))
     return 1
 
 
@@ -484,6 +542,7 @@ def _read_on_nodes(
     router.begin(place.source, place.counts)
     job.progress(place.rows, place.bytes, total)
     reading.read(place, journal, router.record_rows, count)
+    job.skipped[:] = reading.skipped
     job.progress(int(router.rows.sum()), total, total)
     return len(reading.units)
 
@@ -540,11 +599,16 @@ def _put_in_place(job: ImportJob, plan: ImportPlan, versions: Sequence[CacheSpec
 
 
 _MEANINGS = {
-    "column": ("npy", "names the values of .npy files; other files name their columns themselves"),
-    "features": ("tfrecord", "says which columns the features of TFRecord files make"),
-    "render": ("ndjson", "makes images of the drawings in JSON lines"),
+    "column": (("npy",), "names the values of .npy files; other files name their columns themselves"),
+    "features": (("tfrecord",), "says which columns the features of TFRecord files make"),
+    "render": (("ndjson",), "makes images of the drawings in JSON lines"),
+    "images": (
+        ("images", "webdataset", "parquet", "arrow"),
+        "decodes files of images, WebDataset, and columns of images in Parquet and Arrow files",
+    ),
+    "skip_damaged": (("images", "webdataset"), "leaves out files of images, and samples of WebDataset"),
 }
-"""Options that files of one format take: (the format, what they mean)."""
+"""Options that files of some formats take: (the formats, what they mean)."""
 
 
 def open_sources_of(job: ImportJob, base: CacheSpec | None) -> tuple[Sequence[Source], tuple[FileState, ...]]:
@@ -564,26 +628,28 @@ def open_sources_of(job: ImportJob, base: CacheSpec | None) -> tuple[Sequence[So
     if job.reader is not None:
         opened = open_ray_sources(job.reader, given, options.read_on, reading, fields.tensors, fields.without)
         return opened, tuple(FileState.of(source.path) for source in opened)
-    files = find_sources(given, options.format)
-    states = tuple(FileState.of(path) for path, _ in files)
+    files = group_images(find_sources(given, options.format))
     _refuse_for_format(options, files)
-    return open_sources(files, reading), states
+    states = tuple(FileState.of(path) for path, _ in files)
+    with _command_advised(options, files):
+        return open_sources(files, reading), states
 
 
 def _choose_reading(options: ImportOptions, base: CacheSpec | None) -> SourceOptions:
     """Return what the user adds to what is in the sources, and what the version says that is appended to."""
-    given = {name: getattr(options, name) for name in _MEANINGS if getattr(options, name) is not None}
+    given = {each.name: value for each, value in list_given(options) if each.name in _MEANINGS}
     reading = SourceOptions(ragged_columns=frozenset(options.ragged), **given)
     return reading if base is None else options_of_base(base, reading)
 
 
 def _refuse_for_format(options: ImportOptions, files: Sequence[tuple[str | SourceFile, str]]) -> None:
     """Raise InputError if the format of the files doesn't take one of the options that are given."""
-    for name, (format, meaning) in _MEANINGS.items():
-        value = getattr(options, name)
-        other = next((f"{path} of format {kind}" for path, kind in files if kind != format), None)
-        if value is not None and other is not None:
-            raise InputError(f"--{name} {meaning}. Received: --{name} {value} for {other}. Leave it out")
+    for each, value in list_given(options):
+        formats, meaning = _MEANINGS.get(each.name, ((), ""))
+        other = next((f"{path} of format {kind}" for path, kind in files if kind not in formats), None)
+        if formats and other is not None:
+            given = " ".join(each.format(value))
+            raise InputError(f"{each.flag} {meaning}. Received: {given} for {other}. Leave it out")
     check_reading(options.features, options.render)
 
 
@@ -603,11 +669,44 @@ def find_source_files(options: ImportOptions) -> list[str]:
     """
     if all(find_connector(source) is not None or is_url(source) for source in options.sources):
         return []
-    files = find_sources(options.sources, options.format)
+    files = group_images(find_sources(options.sources, options.format))
     _refuse_for_format(options, files)
     if not options.append:  # what the cache says of its columns isn't known here
-        open_sources(files, _choose_reading(options, None))
-    return [str(file) for file, _ in files]
+        with _command_advised(options, files):
+            open_sources(files, _choose_reading(options, None))
+    return [str(file) for file in list_files([file for file, _ in files])]
+
+
+@contextlib.contextmanager
+def _command_advised(options: ImportOptions, files: Sequence[tuple[SourceFile | str, str]]) -> Iterator[None]:
+    """Add the command to an error about images, with which they are imported."""
+    try:
+        yield
+    except SizeNeeded as error:
+        changed = replace(options, images=parse_images(error.shape))
+        groups = {folder_of(file.files[0]) for file, _ in files if isinstance(file, FileGroup)}
+        roots = {os.path.abspath(os.path.expanduser(source)) for source in options.sources}
+        in_folders = len(groups) > 1 or any(not is_url(folder) for folder in groups - roots)
+        if in_folders and not (options.label_from_filename or options.append):
+            changed = replace(changed, label_from_folder=True)
+        raise SourceError(
+            f"{error.message}. Give that or a smaller one: `{_write_command(changed)}`"
+        ) from error
+    except DamagedImages as error:
+        error.message += ". Fetch them again"
+        if not options.skip_damaged and files[0][1] in _MEANINGS["skip_damaged"][0]:
+            command = _write_command(replace(options, skip_damaged=True))
+            error.message += f", or leave them out: `{command}`"
+        raise
+
+
+def _write_command(options: ImportOptions) -> str:
+    """Return the command of a shell that imports with these options. URLs lose their secrets."""
+    sources = [str(UrlFile(source)) if is_url(source) else source for source in options.sources]
+    names, given = [options.cache, *sources], format_options(options)
+    if any(name.startswith("-") for name in names):
+        return shlex.join(["insitu", "import", *given, "--", *names])
+    return shlex.join(["insitu", "import", *names, *given])
 
 
 def check_names(paths: Paths, options: ImportOptions) -> None:
@@ -629,5 +728,7 @@ def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_clust
             "--read-on nodes has the nodes of a cluster read the sources. Received: a home without one. "
             "Leave it out, or bring up agents with `insitu up --hosts FILE`"
         )
-    wanted = options.read_on == "nodes" or (options.read_on is None and isinstance(opened[0].path, UrlFile))
+    path: object = opened[0].path
+    is_elsewhere = path.is_url if isinstance(path, FileGroup) else isinstance(path, UrlFile)
+    wanted = options.read_on == "nodes" or (options.read_on is None and is_elsewhere)
     return in_cluster and wanted

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from insitu.grid.intake.import_rows import LABEL, ImportRows, columns_of_rows, count_routed, label_of
     from insitu.grid.intake.partition_builder import Finished, PartitionBuilders, TextsTooLong
-    from insitu.grid.intake.row_plan import Destination, RowPlan
+    from insitu.grid.intake.row_plan import FILENAME, FOLDER, Destination, RowPlan
     from insitu.grid.intake.row_receiver import RowIntake, RowMessage
     from insitu.grid.intake.source_blocks import FileState, SourceBlocks
     from insitu.grid.intake.unit_reader import Unit, count_rows, decode_options, encode_options, read_unit

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from insitu.base.errors import InputError, SourceError, StorageFull
+from insitu.base.errors import DamagedImages, InputError, SourceError, StorageFull
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, Column, NodeId, Topology
 from insitu.grid.intake.partition_builder import BUFFER_BYTES
@@ -28,6 +28,7 @@ from insitu.grid.sources import (
     Source,
     SourceOptions,
     TableSource,
+    counts_rows,
     describe_columns,
     find_connector,
 )
@@ -126,7 +127,9 @@ def refuse_conflicts(options: ImportOptions, fields: ColumnOptions, request: Rea
             )
         return
     named = _list_flags(
-        options, "append", "resume", "format", "column", "label_from_filename", "read_on", "reader"
+        options,
+        *("append", "resume", "format", "column", "label_from_filename", "label_from_folder", "read_on"),
+        *("reader", "images", "skip_damaged"),
     )
     if named:
         raise InputError(
@@ -144,15 +147,17 @@ def _list_flags(options: ImportOptions, *names: str) -> list[str]:
 
 def _refuse_beside_reader(options: ImportOptions, request: ReaderRequest) -> None:
     """Raise InputError for options that say how insitu reads files, which Ray reads now."""
-    named = _list_flags(options, "format", "column", "features", "render", "fill", "arrow")
+    ours = ("format", "column", "features", "render", "images", "skip_damaged", "fill", "arrow")
+    named = _list_flags(options, *ours)
     if named:
         raise InputError(
             f"--reader says how Ray Data reads the files. Received: {' and '.join(named)} beside it. Leave "
             f"{'it' if len(named) == 1 else 'them'} out, or read the files without --reader"
         )
-    if options.label_from_filename and request.reader.files_per_source > 1:
+    labelled = _list_flags(options, "label_from_filename", "label_from_folder")
+    if labelled and request.reader.files_per_source > 1:
         raise InputError(
-            f"--label-from-filename takes one file per class. Received: it beside --reader "
+            f"{labelled[0]} takes files of one class each. Received: it beside --reader "
             f"{request.name}, whose files have one row each. Keep the paths by --reader-option "
             f"include_paths=true: their folders name the classes"
         )
@@ -165,13 +170,19 @@ def measure_rows(sources: Sequence[Source], columns: tuple[Column, ...]) -> RowS
     text_bytes = 0.0
     if texts:
         largest = max(sources, key=lambda source: source.expected_rows)
-        with contextlib.closing(read_blocks(largest, _SAMPLE_BYTES)) as blocks:
-            block = next(blocks)
-        for name in texts:
-            offsets, _ = text_buffers(block.columns[name])
-            text_bytes += float(offsets[-1] - offsets[0]) / max(1, block.rows)
+        block = None
+        # Damaged images are named when all sources are read, together with all others.
+        with (
+            contextlib.suppress(DamagedImages),
+            contextlib.closing(read_blocks(largest, _SAMPLE_BYTES)) as blocks,
+        ):
+            block = next(blocks, None)
+        if block is not None:
+            for name in texts:
+                offsets, _ = text_buffers(block.columns[name])
+                text_bytes += float(offsets[-1] - offsets[0]) / max(1, block.rows)
     each = sum(row_bytes(column) for column in columns) + 8 * len(texts) + text_bytes
-    known = not texts and all(source.format in ("npy", "npz", "parquet") for source in sources)
+    known = not texts and all(map(counts_rows, sources))
     return RowSizes(rows, text_bytes, int(rows * each * _HEADERS_BYTES), known)
 
 

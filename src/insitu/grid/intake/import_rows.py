@@ -15,30 +15,32 @@ import numpy.typing as npt
 
 from insitu.base.errors import SourceError
 from insitu.base.spec import Column
-from insitu.grid.intake.row_plan import RowPlan
+from insitu.grid.intake.row_plan import FOLDER, RowPlan
 from insitu.grid.layout import hash_integers, hash_rows, hash_texts, partition_of_rows, split_of_rows
 from insitu.grid.partitions import is_variable, text_buffers
-from insitu.grid.sources import Block, Source, stem
-
-LABEL = "label"
+from insitu.grid.sources import LABEL, Block, Source, folder_name, stem
 
 Rows = npt.NDArray[np.int64]
 
 
-def columns_of_rows(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
-    """Return the columns that the caches get. Raises SourceError if there is a label already."""
-    if not label_from_filename:
+def columns_of_rows(source: Source, label_from: str) -> tuple[Column, ...]:
+    """Return the columns that the caches get, with `label` unless `label_from` is empty.
+
+    Raises SourceError if there is a label already.
+    """
+    if not label_from:
         return source.columns
     if any(column.name == LABEL for column in source.columns):
         raise SourceError(
-            f"{source.path} has a column {LABEL!r} of its own, so --label-from-filename can't add one"
+            f"{source.path} has a column {LABEL!r} of its own, so --label-from-{label_from} can't add one"
         )
     return (*source.columns, Column(LABEL, "int64"))
 
 
-def label_of(source: Source) -> str:
-    """Return the label that a file's name makes."""
-    return stem(Path(source.path) if isinstance(source.path, str) else source.path)
+def label_of(source: Source, label_from: str) -> str:
+    """Return the label that the name of a source's file makes, or that of its folder. Raises SourceError."""
+    path = Path(source.path) if isinstance(source.path, str) else source.path
+    return folder_name(path) if label_from == FOLDER else stem(path)
 
 
 class ImportRows:
@@ -55,8 +57,9 @@ class ImportRows:
 
         `first_row` is the index of its first row, for messages. Raises SourceError.
         """
-        if self._numbers:
-            label = np.full(block.rows, self._numbers[label_of(source)], dtype=np.int64)
+        if self._plan.label_from:
+            number = self._numbers[label_of(source, self._plan.label_from)]
+            label = np.full(block.rows, number, dtype=np.int64)
             block = replace(block, columns={**block.columns, LABEL: label})
         if self._may_be_nan:
             _refuse_nan_labels(source, block, first_row)

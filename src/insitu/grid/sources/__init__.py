@@ -27,6 +27,7 @@ from insitu.grid.sources.base import (
     Block,
     Source,
     SourceOptions,
+    counts_rows,
     describe_columns,
     malformed_as_error,
     raw_bytes,
@@ -51,7 +52,12 @@ from insitu.grid.sources.connectors import (
     find_table_connector,
     load_connector,
 )
+from insitu.grid.sources.file_groups import FileGroup, Member, folder_of, group_files
+from insitu.grid.sources.huggingface import LABEL, keep_data_files
+from insitu.grid.sources.images import size_needed
+from insitu.grid.sources.packing import add_packings
 from insitu.grid.sources.parallel import count_threads, map_ordered
+from insitu.grid.sources.pictures import SUFFIXES
 from insitu.grid.sources.tables import columns_of_batch, mixed_shapes, values_of_batch
 from insitu.grid.sources.tfrecord import check_reading
 from insitu.grid.sources.urls import UrlFile, expand_url, is_url
@@ -63,17 +69,21 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "csv": ("csv", "CsvSource", (".csv", ".csv.gz", ".csv.zst")),
     "arrow": ("ipc", "IpcSource", (".arrow", ".feather", ".ipc", ".arrows")),
     "tfrecord": ("tfrecord", "TfrecordSource", (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")),
-    "ndjson": ("ndjson", "NdjsonSource", (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")),
+    "ndjson": ("ndjson", "NdjsonSource", add_packings(".ndjson", ".jsonl")),
+    "images": ("images", "ImagesSource", SUFFIXES),
+    "webdataset": ("webdataset", "WebdatasetSource", (".tar", ".tar.gz", ".tgz")),
+    "text": ("text", "TextSource", add_packings(".txt")),
 }
 """Format -> (module, class, suffixes). A test checks it against the classes."""
+IMAGES, TEXTS = "images", "text"
 Suffixes = Mapping[str, tuple[str, ...]]
 _SUFFIXES: Suffixes = {kind: suffixes for kind, (*_, suffixes) in FORMATS.items()}
-SourceFile = Path | UrlFile
+SourceFile = Path | UrlFile | FileGroup
 _NUMBER_OF_SHARDS = re.compile(r"-[0-9]{5,}-of-[0-9]{5,}$")
 """Ends the name of a file that is one of several, behind the suffix, as in train.tfrecord-00000-of-00010."""
 _CONVERT = (
-    "Images and other formats aren't supported here: read images and WebDataset by Ray Data, such as "
-    "--reader images, or convert them, such as tables to Parquet"
+    "Convert files of other formats, such as tables to Parquet, or see what --reader reads. Texts of a folder "
+    "with other files are read by --format text"
 )
 
 
@@ -83,18 +93,33 @@ def list_formats() -> Suffixes:
 
 
 def parse_source_file(text: str) -> SourceFile:
-    """Return the file that a path or URL names."""
+    """Return the file that a path or URL names, or the group that `address_of` has. Raises InputError."""
+    if text.startswith("["):
+        return FileGroup.parse(text)
     return UrlFile(text) if is_url(text) else Path(text)
+
+
+def address_of(file: SourceFile | str) -> str:
+    """Return the text by which other hosts open an absolute path, a URL or a group of files."""
+    if isinstance(file, FileGroup):
+        return file.address
+    return file.url if isinstance(file, UrlFile) else str(file)
+
+
+def list_files(files: Sequence[SourceFile]) -> list[Member]:
+    """Return the files with those of each group one by one."""
+    return [one for file in files for one in (file.files if isinstance(file, FileGroup) else [file])]
 
 
 def find_sources(
     sources: Sequence[str], format: str | None, known: Suffixes | None = None
-) -> list[tuple[SourceFile, str]]:
+) -> list[tuple[Member, str]]:
     """Return (file, format) of all files that `sources` name, each once, ordered by their absolute paths.
 
     A source is a file, a folder (all its files of a known format, at any depth, but those whose name or
     folder starts with `.` or `_`) or a glob, or a URL of one of these. `format` overrules the suffixes;
     in a folder it chooses by them, but takes files whose name has none before a number of shards.
+    Without it a folder's texts are passed over beside other files.
     `known`: format -> the suffixes of its files; None: all, those of plug-ins too. Raises SourceError.
     """
     known = known or list_formats()
@@ -102,7 +127,7 @@ def find_sources(
         raise InputError(f"--format must be one of {', '.join(known)}. Received: {format!r}")
     if not sources:
         raise SourceError("Name at least one SOURCE: a file, a folder or a glob")
-    found: dict[SourceFile, tuple[SourceFile, str]] = {}
+    found: dict[Member, tuple[Member, str]] = {}
     for source in sources:
         expanded = (
             _expand_url(source, format, known)
@@ -122,26 +147,44 @@ def find_sources(
     return sorted(found.values(), key=lambda pair: (str(pair[0]), pair[1]) if _is_url(pair) else pair)
 
 
-def _is_url(pair: tuple[SourceFile, str]) -> bool:
+def group_images(files: Sequence[tuple[Member, str]]) -> list[tuple[SourceFile, str]]:
+    """Return the same files, images in groups."""
+    images = group_files([file for file, kind in files if kind == IMAGES])
+    others = [(file, kind) for file, kind in files if kind != IMAGES]
+    return [*others, *((group, IMAGES) for group in images)]
+
+
+def _is_url(pair: tuple[Member, str]) -> bool:
     return isinstance(pair[0], UrlFile)
 
 
-def _expand_url(source: str, format: str | None, suffixes: Suffixes) -> list[tuple[SourceFile, str]]:
+def _choose_in_folder(
+    files: Sequence[Member], format: str | None, suffixes: Suffixes
+) -> list[tuple[Member, str]]:
+    """Return (file, format) of the files of a folder that are meant. Raises SourceError."""
+    chosen = keep_data_files(files)
+    known = [(file, kind) for file in chosen if (kind := _format_in_folder(file, format, suffixes))]
+    others = [pair for pair in known if pair[1] != TEXTS]
+    # Beside other files texts are such as README.txt.
+    return others or (known if format or len(known) == len(chosen) else [])
+
+
+def _expand_url(source: str, format: str | None, suffixes: Suffixes) -> list[tuple[Member, str]]:
     files, is_folder = expand_url(source)
     if not is_folder:
         return [(file, _known_format(file, format, suffixes)) for file in files]
     below = [f for f in files if not any(map(_is_hidden, str(f).removeprefix(source).split("/")))]
-    known = [(f, kind) for f in below if (kind := _format_in_folder(f, format, suffixes))]
+    known = _choose_in_folder(below, format, suffixes)
     if not known:
         raise SourceError(
             f"Folder {source} holds no file that ends in {_join(suffixes, format)}. Received: "
             f"{format_count(len(below), 'file')}. "
             f"{_CONVERT}"
         )
-    return list(known)
+    return known
 
 
-def _known_format(file: SourceFile, format: str | None, suffixes: Suffixes) -> str:
+def _known_format(file: Member, format: str | None, suffixes: Suffixes) -> str:
     """Return the format of a file. Raises SourceError if its name doesn't say it."""
     kind = format or _format_of(file, suffixes)
     if kind is None:
@@ -152,7 +195,7 @@ def _known_format(file: SourceFile, format: str | None, suffixes: Suffixes) -> s
     return kind
 
 
-def _expand(source: str, format: str | None, suffixes: Suffixes) -> list[tuple[SourceFile, str]]:
+def _expand(source: str, format: str | None, suffixes: Suffixes) -> list[tuple[Member, str]]:
     _refuse_nothing(source)
     path = Path(source)
     mode = _mode(path)
@@ -164,14 +207,14 @@ def _expand(source: str, format: str | None, suffixes: Suffixes) -> list[tuple[S
             raise SourceError(f"No file matches {source}")
         return [pair for match in matches for pair in _expand(match, format, suffixes)]
     if stat.S_ISDIR(mode):
-        found = [(p, _format_in_folder(p, format, suffixes)) for p in _files_below(path)]
-        known = [(p, kind) for p, kind in found if kind]
+        below = _files_below(path)
+        known = _choose_in_folder(below, format, suffixes)
         if not known:
             raise SourceError(
                 f"Folder {source} holds no file that ends in {_join(suffixes, format)}. Received: "
-                f"{_describe_files(_files_below(path))}. {_CONVERT}"
+                f"{_describe_files(below)}. {_CONVERT}"
             )
-        return list(known)
+        return known
     if not stat.S_ISREG(mode):
         raise SourceError(
             f"{source} must be a file or a folder. Received: {_kind_of_file(mode)}. Write what comes from it "
@@ -233,7 +276,7 @@ def _format_of(path: SourceFile, known: Suffixes) -> str | None:
     return next((kind for kind, suffixes in known.items() if name.endswith(suffixes)), None)
 
 
-def _format_in_folder(path: SourceFile, format: str | None, known: Suffixes) -> str | None:
+def _format_in_folder(path: Member, format: str | None, known: Suffixes) -> str | None:
     """Return the format of a file of a folder; None for one that isn't meant. `format` counts for names that
     say nothing but a number of shards, as train-00000-of-00010."""
     kind = _format_of(path, known)
@@ -255,8 +298,19 @@ def stem(path: SourceFile) -> str:
     return path.name[: len(path.name) - max(map(len, ends), default=0)]
 
 
+def folder_name(path: SourceFile) -> str:
+    """Return the name of the folder of a file, or of those of a group. Raises SourceError for the root."""
+    name = folder_of(path.files[0] if isinstance(path, FileGroup) else path).rpartition("/")[2]
+    if not name:
+        raise SourceError(f"--label-from-folder takes the name of the folder of each file. Received: {path}")
+    return name
+
+
 def open_sources(files: Sequence[tuple[SourceFile, str]], options: SourceOptions) -> list[Source]:
-    """Open every file's header and check that all have the same columns. Raises SourceError."""
+    """Open every file's header and check that all have the same columns. Raises SourceError, SizeNeeded."""
+    groups = [file for file, _ in files if isinstance(file, FileGroup)]
+    if groups and options.images is None:
+        raise size_needed(groups)
     opened = [_open(path, kind, options) for path, kind in files]
     floats = _columns_of_any_number(opened)
     if floats:
@@ -270,7 +324,23 @@ def open_sources(files: Sequence[tuple[SourceFile, str]], options: SourceOptions
                 f"{source.path} has {describe_columns(source.columns)}. All must have the same columns, "
                 f"dtypes and shapes, in the same order"
             )
+        if labels_of(source) != labels_of(opened[0]):
+            raise SourceError(
+                f"The classes of column {LABEL!r} must be the same in all files. Received: "
+                f"{', '.join(labels_of(opened[0])) or 'none'} of {opened[0].path}, but "
+                f"{', '.join(labels_of(source)) or 'none'} of {source.path}. Import them one at a time"
+            )
     return opened
+
+
+def skipped_of(source: Source) -> list[str]:
+    """Return what is wrong with each image that a source has passed over so far."""
+    return list(getattr(source, "skipped", ()))
+
+
+def labels_of(source: Source) -> tuple[str, ...]:
+    """Return the names of the classes of a source's own column `label`; empty if it names none."""
+    return tuple(getattr(source, "labels", ()))
 
 
 def _open(file: SourceFile, kind: str, options: SourceOptions) -> Source:
@@ -303,6 +373,6 @@ def _columns_of_any_number(opened: Sequence[Source]) -> frozenset[str]:
     """Return the columns that are int64 in some and float64 in others of files whose types are inferred."""
     dtypes: dict[str, set[str]] = {}
     for source in opened:
-        for column in source.columns if source.format in ("csv", "ndjson") else ():
+        for column in source.columns if source.format in ("csv", "ndjson", "webdataset") else ():
             dtypes.setdefault(column.name, set()).add(column.dtype)
     return frozenset(name for name, found in dtypes.items() if found == {"int64", "float64"})

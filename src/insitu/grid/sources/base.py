@@ -16,6 +16,7 @@ import numpy.typing as npt
 from insitu.base.errors import SourceError
 from insitu.base.spec import Column
 from insitu.grid.partitions import TEXT
+from insitu.grid.sources.file_groups import FileGroup
 from insitu.grid.sources.urls import UrlFile
 
 DTYPES = (
@@ -38,7 +39,7 @@ _MALFORMED = (
 
 
 @contextlib.contextmanager
-def malformed_as_error(path: Path | UrlFile | str) -> Iterator[None]:
+def malformed_as_error(path: Path | UrlFile | FileGroup | str) -> Iterator[None]:
     """Raise SourceError, whatever a malformed file makes a library raise."""
     try:
         yield
@@ -63,6 +64,10 @@ class SourceOptions:
     features: str | None = None
     #: Pixels of a side of the images that drawings in JSON lines become; None: drawings aren't looked for.
     render: int | None = None
+    #: Height, width and channels of the rows that images become; None: they can't be read.
+    images: tuple[int, int, int] | None = None
+    #: Whether images that can't be decoded are passed over.
+    skip_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +96,15 @@ class Source(Protocol):
     format: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
     columns: tuple[Column, ...]
-    #: How many rows there are, by the header, or else about so many.
+    #: How many rows there are, by the header, or else about so many. A source whose attribute `counts_rows`
+    #: is true knows it.
     expected_rows: int
 
     def __init__(self, path: Path, options: SourceOptions) -> None: ...
 
     @property
-    def path(self) -> Path | UrlFile | str:
-        """The file; of what is no file, its address."""
+    def path(self) -> Path | UrlFile | FileGroup | str:
+        """The file, or a group of them; of what is no file, its address."""
         ...
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
@@ -109,7 +115,7 @@ class Source(Protocol):
         ...
 
 
-def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
+def check_column(path: object, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
     """Return the column for NumPy values of `dtype`, with `shape` per row. Raises SourceError."""
     if not name:
         raise SourceError(f"{path} has a column without a name")
@@ -137,6 +143,11 @@ def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, 
     if 0 in shape:
         raise SourceError(f"{path}: column {name!r} has rows of shape {shape}, which hold no values")
     return Column(name, dtype.name, shape)
+
+
+def counts_rows(source: Source) -> bool:
+    """Return whether `expected_rows` of a source is exact."""
+    return bool(getattr(source, "counts_rows", False))
 
 
 def rows_per_block(row_bytes: float, block_bytes: int) -> int:

@@ -11,12 +11,17 @@ import pyarrow as pa
 
 from insitu.base.errors import SourceError
 from insitu.base.spec import Column
+from insitu.grid.partitions import row_bytes
 from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
+from insitu.grid.sources.huggingface import find_classes
+from insitu.grid.sources.pictures import with_images
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
 from insitu.grid.sources.urls import lies_behind_url
 
 _FILE_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"
+_MEASURED = 1000
+"""Rows whose images are looked at to suggest a size."""
 
 
 class IpcSource:
@@ -25,6 +30,7 @@ class IpcSource:
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
+        self._images = options.images
         with path.open("rb") as file:
             magic = file.read(len(_FILE_MAGIC))
         if magic.startswith(_FEATHER_1_MAGIC):
@@ -34,16 +40,19 @@ class IpcSource:
             first = next((batch for batch, *_ in self._batches() if batch.num_rows), None)
             if first is None:
                 raise SourceError(f"{path} has no rows. Leave it out")
-            self.columns: tuple[Column, ...] = columns_of_batch(first, path, options.ragged_columns)
+            few = with_images(first.slice(0, 1 if options.images else _MEASURED), options.images, path)
+            self.columns: tuple[Column, ...] = columns_of_batch(few, path, options.ragged_columns)
+            self.labels = find_classes(first.schema, path, self.columns)
             self.expected_rows = int(path.stat().st_size * first.num_rows / max(1, first.nbytes)) + 1
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
         done = 0
         with arrow_errors(self.path):
             for batch, source_bytes, drop_pages in self._batches():
-                rows = rows_per_block(batch.nbytes / max(1, batch.num_rows), block_bytes)
+                width = max(batch.nbytes / max(1, batch.num_rows), sum(map(row_bytes, self.columns)))
+                rows = rows_per_block(width, block_bytes)
                 for first in range(max(0, start - done), batch.num_rows, rows):
-                    part = batch.slice(first, rows)
+                    part = with_images(batch.slice(first, rows), self._images, self.path, done + first)
                     values = values_of_batch(part, self.columns, self.path)
                     yield Block(values, part.num_rows, source_bytes, done + first + part.num_rows)
                     drop_pages()

@@ -1,4 +1,4 @@
-"""JSON lines: an object on each line. `.gz` is unpacked on the way.
+"""JSON lines: an object on each line. Packed files are unpacked on the way.
 
 Whole numbers, numbers, bools and text are columns, as are lists of numbers or bools of equal length, or of
 any
@@ -9,15 +9,11 @@ holds strokes as in the Quick, Draw! data set, becomes an image.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import gzip
 import re
-import zlib
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +25,12 @@ from insitu.base.errors import SourceError
 from insitu.base.spec import Column
 from insitu.grid.sources.base import Block, SourceOptions
 from insitu.grid.sources.drawings import Strokes, fit_square, render
+from insitu.grid.sources.packing import Lines, add_packings, is_packed, read_lines
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.tables import columns_of_batch, is_of_the_system, values_of_batch
 
 DRAWING = "drawing"
 """The key of strokes, as the data set has it."""
-MOST_LINE_BYTES = 1 << 30
-"""Arrow parses less than 2 GiB at once."""
 _SAMPLE_BYTES = 2 << 20
 """Bytes from which types follow."""
 _CHUNK_BYTES = 4 << 20
@@ -52,7 +47,7 @@ _STROKES = pa.list_(pa.list_(pa.list_(pa.float64())))
 
 class NdjsonSource:
     format: ClassVar[str] = "ndjson"
-    suffixes: ClassVar[tuple[str, ...]] = (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")
+    suffixes: ClassVar[tuple[str, ...]] = add_packings(".ndjson", ".jsonl")
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
@@ -75,7 +70,7 @@ class NdjsonSource:
         if self._side:
             found[DRAWING] = Column(DRAWING, "uint8", (self._side, self._side))
         self.columns: tuple[Column, ...] = tuple(found[name] for name in batch.schema.names)
-        unpacked = sample.end / max(1, sample.source_bytes) if _is_packed(path) else 1.0
+        unpacked = sample.end / max(1, sample.source_bytes) if is_packed(path) else 1.0
         # Small drawings make large images.
         each = sample.end / max(1, batch.num_rows)
         fitting = _IMAGES_BYTES // self._side**2 * each if self._side else _CHUNK_BYTES
@@ -97,7 +92,7 @@ class NdjsonSource:
                     yield Block(values, rows, chunk.source_bytes, chunk.end)
                 rows_before = None if rows_before is None else rows_before + rows
 
-    def _read(self, chunk: _Lines) -> tuple[_Lines, int, Any]:
+    def _read(self, chunk: Lines) -> tuple[Lines, int, Any]:
         """Return (chunk, its rows, their values as a Block holds them, or what parsing raised)."""
         if not chunk.text.strip():
             return chunk, 0, {}
@@ -110,7 +105,7 @@ class NdjsonSource:
             values[DRAWING] = render(self._strokes(batch.column(DRAWING)), self._side)
         return chunk, batch.num_rows, values
 
-    def _parse(self, chunk: _Lines) -> Any:
+    def _parse(self, chunk: Lines) -> Any:
         """Return the objects of a chunk as a record batch, or what parsing raised."""
         read = pa_json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
         parse = pa_json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="error")
@@ -120,7 +115,7 @@ class NdjsonSource:
         except (pa.ArrowException, OSError, IndexError) as error:
             return error
 
-    def _infer_schema(self, sample: _Lines, options: SourceOptions) -> Any:
+    def _infer_schema(self, sample: Lines, options: SourceOptions) -> Any:
         """Return the types that the columns are read with. Raises SourceError."""
         _check_depth(sample.text, self.path)
         read = pa_json.ReadOptions(use_threads=False, block_size=len(sample.text) + 1)
@@ -187,35 +182,10 @@ class NdjsonSource:
         per_drawing = pc.list_value_length(values).to_numpy(zero_copy_only=False)
         return fit_square(Strokes(x, y, _bounds(lengths[firsts]), _bounds(per_drawing)))
 
-    def _lines(self, chunk_bytes: int, start: int) -> Generator[_Lines, None, None]:
-        """Yield the file from byte `start` of its text on, in chunks of whole lines."""
-        with _opened(self.path) as (stream, file):
-            _skip(stream, start, _is_packed(self.path))
-            buffer = bytearray()
-            if not start:
-                buffer += stream.read(len(codecs.BOM_UTF8))
-                if buffer == codecs.BOM_UTF8:
-                    start = len(buffer)
-                    buffer.clear()
-            while True:
-                piece = stream.read(min(chunk_bytes, _CHUNK_BYTES))
-                searched = max(0, len(buffer) - 1)
-                buffer += piece
-                end = buffer.rfind(b"\n", searched) + 1 if piece else len(buffer)
-                if end:
-                    yield _Lines(bytes(buffer[:end]), start, start + end, file.tell())
-                    del buffer[:end]
-                    start += end
-                elif len(buffer) > MOST_LINE_BYTES:
-                    raise SourceError(
-                        f"{self.path}: a line must have at most {MOST_LINE_BYTES} bytes. Received: one of "
-                        f"more "
-                        f"from byte {start} on. JSON lines have an object on each line"
-                    )
-                if not piece:
-                    return
+    def _lines(self, chunk_bytes: int, start: int) -> Generator[Lines, None, None]:
+        return read_lines(self.path, chunk_bytes, start, "JSON lines have an object on each line")
 
-    def _explain(self, error: Exception, rows_before: int | None, chunk: _Lines) -> Exception:
+    def _explain(self, error: Exception, rows_before: int | None, chunk: Lines) -> Exception:
         """Return what to raise for an error of parsing, with the row's number in the file, not the chunk."""
         if isinstance(error, OSError) and is_of_the_system(error):
             return error
@@ -232,51 +202,6 @@ class NdjsonSource:
             f"first {_SAMPLE_BYTES >> 20} MiB of each file. Correct that row, or name the format with "
             f"--format"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """Whole lines of a file."""
-
-    #: The lines as they are in the file.
-    text: bytes
-    #: The byte of the unpacked file at which the text begins.
-    start: int
-    #: The byte of the unpacked file at which the text ends.
-    end: int
-    #: Bytes of the file that have been read.
-    source_bytes: int
-
-
-def _is_packed(path: Path) -> bool:
-    return path.suffix.lower() == ".gz"
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, IO[bytes]]]:
-    """Yield (stream of the text, the file below it, whose position shows how much has been read)."""
-    with path.open("rb", buffering=0) as file:
-        if not _is_packed(path):
-            yield file, file
-            return
-        try:
-            with gzip.GzipFile(fileobj=file, mode="rb") as stream:
-                yield stream, file
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise SourceError(
-                f"{path} can't be unpacked: {error}. It is truncated or damaged; fetch it again"
-            ) from error
-
-
-def _skip(stream: Any, size: int, packed: bool) -> None:
-    if not packed:
-        stream.seek(size)
-        return
-    while size:
-        part = len(stream.read(min(size, _CHUNK_BYTES)))
-        if not part:
-            return
-        size -= part
 
 
 def _check_text(text: bytes, path: Path) -> None:

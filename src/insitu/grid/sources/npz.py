@@ -32,6 +32,7 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Runtim
 class NpzSource:
     format: ClassVar[str] = "npz"
     suffixes: ClassVar[tuple[str, ...]] = (".npz",)
+    counts_rows: ClassVar[bool] = True
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path

@@ -15,7 +15,9 @@ from insitu.base.errors import SourceError
 from insitu.base.spec import Column
 from insitu.grid.partitions import row_bytes
 from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
+from insitu.grid.sources.huggingface import find_classes
 from insitu.grid.sources.parallel import map_ordered
+from insitu.grid.sources.pictures import with_images
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
 from insitu.grid.sources.urls import arrow_input
 
@@ -30,9 +32,11 @@ _MOST_BUFFER_BYTES, _BUFFERS_BYTES = 1 << 20, 32 << 20
 class ParquetSource:
     format: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+    counts_rows: ClassVar[bool] = True
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
+        self._images = options.images
         with arrow_errors(path), pq.ParquetFile(arrow_input(path)) as file:
             self.expected_rows = file.metadata.num_rows
             if not self.expected_rows:
@@ -47,9 +51,11 @@ class ParquetSource:
                     f"{path} is damaged: its footer counts {self.expected_rows} rows, and its row groups "
                     f"{sum(self._group_rows)}{'' if first else ', but they hold none'}. Fetch it again"
                 )
-            # The unpacked content of a dictionary may be much larger than the file.
+            first = with_images(first, options.images, path)
+            # The unpacked content of a dictionary may be much larger than the file, as may images.
             self._row_bytes = max(self._row_bytes, first.nbytes / max(1, first.num_rows))
             self.columns: tuple[Column, ...] = columns_of_batch(first, path, options.ragged_columns)
+            self.labels = find_classes(file.schema_arrow, path, self.columns)
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
         size = self.path.stat().st_size
@@ -67,6 +73,7 @@ class ParquetSource:
                 if done <= start:
                     continue
                 batch = batch.slice(max(0, start - before))
+                batch = with_images(batch, self._images, self.path, done - batch.num_rows)
                 values = values_of_batch(batch, self.columns, self.path)
                 yield Block(values, batch.num_rows, size * done // self.expected_rows, done)
         if done != self.expected_rows:
