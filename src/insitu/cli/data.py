@@ -47,10 +47,10 @@ _ASK_SECONDS = 5.0
 _IMPORT_HELP = """
 Read SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
-A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines, or what
-a --reader of Ray Data reads; a URL of these, such as s3://BUCKET/KEY; or a cache of Apache Ignite, as
-ignite://HOST[:PORT][,HOST...]/CACHE. The old version stands until the new one is whole. Options may also
-follow SOURCE. Caches are in the folder $INSITU_HOME, by default ~/.insitu.
+A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord, JSON lines, images,
+WebDataset or text, or what a --reader of Ray Data reads; a URL of these, such as s3://BUCKET/KEY; or a cache
+of Apache Ignite, as ignite://HOST[:PORT][,HOST...]/CACHE. The old version stands until the new one is whole.
+Options may also follow SOURCE. Caches are in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -62,7 +62,8 @@ Examples:
     insitu import photos photos-*.npy --resume     # again after a kill: continues where it was
     insitu import photos today.npy --append        # the rows so far stay where they are
     insitu import clicks 's3://bucket/clicks/*.parquet'   # in a cluster its nodes read it
-    insitu import photos photos/ --reader images --reader-option size=64,64 --reader-option mode=RGB
+    insitu import photos photos/ --images 64x64x3 --label-from-folder   # photos/cat/1.jpg, photos/dog/2.png
+    insitu import samples 'shards/*.tar' --images 64x64x3
     insitu import digits ignite://grid-1,grid-2/DIGITS --tensor image=uint8[28,28]
 """
 

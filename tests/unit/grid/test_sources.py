@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import zipfile
@@ -16,6 +17,7 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from image_files import write_tar
 from record_writer import encode_example, write_records
 
 from insitu.base.errors import InputError, SourceError
@@ -145,6 +147,36 @@ def write_ndjson(path: Path) -> dict[str, Any]:
     return values
 
 
+def pack(data: bytes, name: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd" if name.endswith(".zst") else "bz2") as file:
+        file.write(data)
+    return bytes(sink.getvalue())
+
+
+def write_packed_ndjson(path: Path) -> dict[str, Any]:
+    values = write_ndjson(path)
+    path.write_bytes(pack(path.read_bytes(), path.name))
+    return values
+
+
+def write_text(path: Path) -> dict[str, Any]:
+    data = "".join(f"{text}\n" for text in mixed()["name"]).encode()
+    path.write_bytes(data if path.suffix == ".txt" else pack(data, path.name))
+    return {"text": mixed()["name"]}
+
+
+def write_webdataset(path: Path) -> dict[str, Any]:
+    values, members = mixed(), {}
+    for row in range(ROWS):
+        held = {name: values[name][row].item() for name in ("name", "a", "b", "c")}
+        array = io.BytesIO()
+        np.save(array, values["image"][row])
+        members |= {f"{row}.image.npy": array.getvalue(), f"{row}.json": json.dumps(held).encode()}
+    write_tar(path, members, "w:gz" if path.name.endswith("gz") else "w")
+    return values
+
+
 WRITERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     "npy": ("a.npy", write_npy),
     "npy, column order, big-endian": ("a.npy", write_npy_columns),
@@ -162,6 +194,12 @@ WRITERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     "tfrecord, compressed": ("a.tfrecords.gz", write_tfrecord),
     "ndjson": ("a.ndjson", write_ndjson),
     "ndjson, compressed": ("a.jsonl.gz", write_ndjson),
+    "ndjson, compressed by zstd": ("a.ndjson.zst", write_packed_ndjson),
+    "ndjson, compressed by bzip2": ("a.jsonl.bz2", write_packed_ndjson),
+    "text": ("a.txt", write_text),
+    "text, compressed by bzip2": ("a.txt.bz2", write_text),
+    "webdataset": ("a.tar", write_webdataset),
+    "webdataset, compressed": ("a.tgz", write_webdataset),
 }
 
 
@@ -483,7 +521,7 @@ def bad_mixed_formats(path: Path) -> Path:
         (bad_missing, "doesn't exist"),
         (bad_glob, "No file matches"),
         (bad_folder, "holds no file"),
-        (bad_images, r"Received: 2 \.tiff, 1 \.txt\. Convert .* by --format text"),
+        (bad_images, r"Received: 2 \.tiff, 1 \.txt\. Convert .* --format text"),
         (bad_fifo, "must be a file or a folder. Received: a FIFO"),
         (bad_utf16, "encoded in UTF-8. Received: the mark of UTF-16.*iconv -f UTF-16"),
         (bad_utf16_gz, "encoded in UTF-8. Received: the mark of UTF-16"),

@@ -33,7 +33,13 @@ from insitu.ui.forms import ImportForm, StartForm, read_fields, write_fields
 
 JOB = JobOptions("digits", Path("job"), ("train.py",))
 IMPORT = ImportOptions("digits", ("a.npy",))
-TEXTS = {"virtual_devices": "cpu:2", "env": "A_TOKEN", "nodes": "node-7", "split": "a=0.5,b=0.5", "images": "8x6x3"}
+TEXTS = {
+    "virtual_devices": "cpu:2",
+    "env": "A_TOKEN",
+    "nodes": "node-7",
+    "split": "a=0.5,b=0.5",
+    "images": "8x6x3",
+}
 """Texts of options that take no other."""
 
 

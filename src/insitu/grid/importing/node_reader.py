@@ -110,7 +110,7 @@ class NodeReading:
         self._plan = plan
         self._lock = threading.Lock()
         self._rows = {name_of(source): source.expected_rows for source in plan.sources}
-        #: What is wrong with each image that was passed over.
+        #: What is wrong with each image that was passed over, in the order of the units.
         self.skipped: list[str] = []
         #: Bytes of all sources.
         self.source_bytes = plan.source_bytes
@@ -168,6 +168,7 @@ class NodeReading:
         owners = [node for node in self._nodes if rows.held_by(node)]
         pending: dict[int, Counts] = {}
         counts, done = np.array(place.counts, np.int64), place.source
+        skips: dict[int, list[str]] = {}
         bytes_done = list(itertools.accumulate(self._bytes_of(unit) for unit in self.units))
 
         def count(size: int) -> None:
@@ -179,7 +180,8 @@ class NodeReading:
             found, skipped = self._imports.read_unit(node, rows, unit, self._options, owners, count)
             with self._lock:
                 note(found)
-                self.skipped += skipped
+                skips[unit.number] = skipped
+                self.skipped = [problem for number in sorted(skips) for problem in skips[number]]
                 pending[unit.number] = found
                 while done in pending:
                     counts = counts + pending.pop(done)
@@ -207,7 +209,7 @@ class NodeReading:
 
         for more in self._run(units, look):
             problems += more
-        return DamagedImages(tuple(dict.fromkeys(problems)))
+        return DamagedImages(tuple(sorted(set(problems))))
 
 
 def run_in_turn(

@@ -82,8 +82,8 @@ SourceFile = Path | UrlFile | FileGroup
 _NUMBER_OF_SHARDS = re.compile(r"-[0-9]{5,}-of-[0-9]{5,}$")
 """Ends the name of a file that is one of several, behind the suffix, as in train.tfrecord-00000-of-00010."""
 _CONVERT = (
-    "Convert files of other formats, such as tables to Parquet, or see what --reader reads. Texts of a folder "
-    "with other files are read by --format text"
+    "Convert files of other formats, such as tables to Parquet, or see what --reader reads. --format text "
+    "reads the texts of a folder that has other files"
 )
 
 

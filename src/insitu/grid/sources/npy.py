@@ -110,9 +110,9 @@ def read_values(data: bytes, place: str) -> npt.NDArray[Any]:
     """Return the numbers of a `.npy` that is in memory, in native byte order. Raises SourceError."""
     header = read_header(io.BytesIO(data), place)
     refuse_truncated(place, header, len(data) - header.start)
-    column = check_column(place, "npy", header.dtype, header.shape)
-    if column.dtype == TEXT:
+    if header.dtype.kind == "U":
         raise SourceError(f"{place} must hold numbers. Received: texts ({header.dtype}). Name them .txt")
+    check_column(place, "npy", header.dtype, header.shape)
     count = math.prod(header.shape)
     flat = np.frombuffer(data, header.dtype, count, header.start)
     values: npt.NDArray[Any] = native(flat.reshape(header.shape, order="F" if header.fortran else "C"))

@@ -72,6 +72,9 @@ def decode(data: bytes, shape: Shape) -> npt.NDArray[np.uint8]:
             if found.mode in ("I", "F"):
                 raise Undecodable(f"has pixels of 32 bits (mode {found.mode}), where 8 or 16 are read")
             if found.mode != _MODES[channels]:
+                found.load()
+                if channels != 4:  # Pillow would warn that it drops it
+                    found.info.pop("transparency", None)
                 found = found.convert(_MODES[channels])
             if found.size != (width, height):
                 found = found.resize((width, height), image.Resampling.BILINEAR)

@@ -68,9 +68,7 @@ class TextSource:
             line = chunk.text.count(b"\n", 0, error.start) + 1
             place = f"in line {line}, {place}"
         binary = b"\0" in chunk.text or chunk.text.startswith(_UTF_16)
-        found = (
-            "binary data or UTF-16" if binary else f"another encoding, or bytes of no text ({error.reason})"
-        )
+        found = "binary data or UTF-16" if binary else f"another encoding ({error.reason})"
         encoding = "UTF-16" if binary else "LATIN1"
         return SourceError(
             f"{self.path} must be text in UTF-8. Received: {found} {place}. If it is text, convert it, such "

@@ -265,7 +265,7 @@ class WebdatasetSource:
         arrays = []
         for name in names:
             try:
-                arrays.append(pa.array([row[name] for row in rows], self._types[name]))
+                arrays.append(_cast([row[name] for row in rows], self._types[name]))
             except (pa.ArrowException, OverflowError) as error:
                 raise SourceError(
                     f"{self.path}: a key of .json has values of one type, which follows from the first "
@@ -366,6 +366,24 @@ def _name_members(first: _Sample, path: Path, tensor: str) -> dict[str, tuple[st
             )
         found[member] = kind, name
     return found
+
+
+def _cast(values: Sequence[Any], kind: Any) -> Any:
+    """Return values as an array of a type. Raises ArrowException if that would change them."""
+    # With the type at once Arrow makes 1 of 1.5.
+    found = pa.array(values)
+    if _is_number(kind) and any(isinstance(value, bool) for value in values):
+        raise pa.ArrowInvalid("values of bool")
+    is_plain = found.type == kind or pa.types.is_null(found.type)
+    if not is_plain and not (_is_number(found.type) and _is_number(kind)):
+        raise pa.ArrowInvalid(f"values of {found.type}")
+    return found.cast(kind)
+
+
+def _is_number(kind: Any) -> bool:
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _column_of(name: str, value: Any) -> Column:

@@ -14,7 +14,7 @@ import pytest
 from insitu.base.errors import InputError, SourceError
 from insitu.grid.ray_data.opening import RayReader, RaySource, open_ray_sources
 from insitu.grid.ray_data.readers import ReaderRequest
-from insitu.grid.sources import SourceOptions
+from insitu.grid.sources import FileGroup, SourceOptions
 
 ROWS = 10
 
