@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from insitu.base.errors import InputError, SourceError
 from insitu.base.plugins import SOURCES, list_plugins, load_plugin
@@ -127,7 +127,8 @@ def find_sources(
         raise InputError(f"--format must be one of {', '.join(known)}. Received: {format!r}")
     if not sources:
         raise SourceError("Name at least one SOURCE: a file, a folder or a glob")
-    found: dict[Member, tuple[Member, str]] = {}
+    found: dict[Member | str, tuple[Member, str]] = {}
+    folders: dict[str, str] = {}
     for source in sources:
         expanded = (
             _expand_url(source, format, known)
@@ -135,7 +136,7 @@ def find_sources(
             else _expand(os.path.expanduser(source), format, known)
         )
         for path, kind in expanded:
-            found.setdefault(path.resolve(), (path.absolute(), kind))
+            found.setdefault(_identify(path, folders), (path.absolute(), kind))
     if len({type(path) is UrlFile for path in found}) > 1:
         raise SourceError("The sources are paths or URLs. Received: both. Import them one at a time")
     kinds = sorted({kind for _, kind in found.values()})
@@ -144,7 +145,24 @@ def find_sources(
             f"The sources are of several formats: {', '.join(kinds)}. Import them one at a time, or name the "
             f"one to take with --format"
         )
-    return sorted(found.values(), key=lambda pair: (str(pair[0]), pair[1]) if _is_url(pair) else pair)
+    return sorted(found.values(), key=_order)
+
+
+def _order(pair: tuple[Member, str]) -> tuple[Any, str]:
+    file, kind = pair
+    return (str(file) if isinstance(file, UrlFile) else file.parts), kind
+
+
+def _identify(file: Member, folders: dict[str, str]) -> UrlFile | str:
+    """Return the URL, or the path without links. `folders` keeps those of folders, for many files in one."""
+    if isinstance(file, UrlFile):
+        return file
+    if os.path.islink(file):
+        return os.path.realpath(file)
+    folder, name = os.path.split(os.path.abspath(file))
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return f"{folders[folder]}/{name}"
 
 
 def group_images(files: Sequence[tuple[Member, str]]) -> list[tuple[SourceFile, str]]:
@@ -152,10 +170,6 @@ def group_images(files: Sequence[tuple[Member, str]]) -> list[tuple[SourceFile, 
     images = group_files([file for file, kind in files if kind == IMAGES])
     others = [(file, kind) for file, kind in files if kind != IMAGES]
     return [*others, *((group, IMAGES) for group in images)]
-
-
-def _is_url(pair: tuple[Member, str]) -> bool:
-    return isinstance(pair[0], UrlFile)
 
 
 def _choose_in_folder(
@@ -264,7 +278,7 @@ def _files_below(folder: Path) -> list[Path]:
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not _is_hidden(name)]
         found += [Path(parent) / name for name in names if not _is_hidden(name)]
-    return sorted(path for path in found if path.is_file())
+    return sorted((path for path in found if os.path.isfile(path)), key=lambda path: path.parts)
 
 
 def _is_hidden(name: str) -> bool:

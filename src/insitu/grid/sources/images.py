@@ -18,6 +18,7 @@ from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
 from insitu.grid.sources.file_groups import FileGroup, Member, read_file
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.pictures import (
+    MOST_THREADS,
     SUFFIXES,
     Shape,
     Undecodable,
@@ -61,7 +62,7 @@ class ImagesSource:
         problems: list[str] = []
         waiting: list[npt.NDArray[np.uint8]] = []
         batches = _cut_batches(sizes, start, batch_size(self._shape))
-        with contextlib.closing(map_ordered(self._decode, batches)) as decoded:
+        with contextlib.closing(map_ordered(self._decode, batches, MOST_THREADS)) as decoded:
             for stop, rows, wrong in decoded:
                 (self.skipped if self._skips else problems).extend(wrong)
                 waiting.append(rows)

@@ -31,6 +31,8 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GREY = ("1", "L", "I;16", "I;16B", "I;16L", "I;16N")
 _BATCH_BYTES, _MOST_BATCH = 1 << 20, 32
 """Bytes of rows, and images, that one thread decodes at a time."""
+MOST_THREADS = 64
+"""Threads that decode images: that takes so long that the rest of an import keeps pace with many."""
 _SHOWN_BYTES = 8
 _MOST_MEASURED = 1000
 """Images whose sizes are looked at to suggest one."""
@@ -143,7 +145,7 @@ def decode_all(images: Sequence[bytes], shape: Shape) -> tuple[npt.NDArray[np.ui
             except Undecodable as error:
                 problems[number] = str(error)
 
-    for _ in map_ordered(fill, range(0, len(images), size)):
+    for _ in map_ordered(fill, range(0, len(images), size), MOST_THREADS):
         pass
     return rows, dict(sorted(problems.items()))
 

@@ -30,6 +30,7 @@ from insitu.grid.sources.npy import read_values
 from insitu.grid.sources.packing import open_unpacked
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.pictures import (
+    MOST_THREADS,
     SUFFIXES,
     Shape,
     Undecodable,
@@ -114,7 +115,7 @@ class WebdatasetSource:
         with contextlib.ExitStack() as stack:
             samples = stack.enter_context(contextlib.closing(self._samples()))
             chunks = self._cut_chunks(samples, min(block_bytes, _CHUNK_BYTES), start)
-            decoded = stack.enter_context(contextlib.closing(map_ordered(self._decode, chunks)))
+            decoded = stack.enter_context(contextlib.closing(map_ordered(self._decode, chunks, MOST_THREADS)))
             for last, columns, rows, wrong in decoded:
                 (self.skipped if self._skips else problems).extend(wrong)
                 if rows and not problems:
