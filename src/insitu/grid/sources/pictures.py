@@ -60,7 +60,7 @@ def load_pillow() -> Any:
 
 
 def decode(data: bytes, shape: Shape) -> npt.NDArray[np.uint8]:
-    """Return the image that a file's bytes hold: uint8[height, width, channels].
+    """Return the image that a file's bytes hold: uint8[height, width, channels], which can't be written.
 
     Raises Undecodable.
     """
@@ -80,8 +80,8 @@ def decode(data: bytes, shape: Shape) -> npt.NDArray[np.uint8]:
                 found = found.convert(_MODES[channels])
             if found.size != (width, height):
                 found = found.resize((width, height), image.Resampling.BILINEAR)
-            # Not np.asarray alone: it may be read-only memory of the image.
-            return np.array(found, np.uint8).reshape(shape)
+            # np.asarray would make the bytes several times, which takes the lock of the interpreter.
+            return np.frombuffer(found.tobytes(), np.uint8).reshape(shape)
     except (Undecodable, MemoryError):
         raise
     except Exception as error:  # each decoder of Pillow has errors of its own
