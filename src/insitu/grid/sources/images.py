@@ -31,7 +31,7 @@ from insitu.grid.sources.pictures import (
 
 IMAGE = "image"
 """The column of images."""
-_BATCH_FILE_BYTES = 128 << 10
+_BATCH_FILE_BYTES = 16 << 10
 """Bytes of files from which on a thread takes no further image at once."""
 _MOST_MEASURED, _MOST_MEASURED_URLS = 1000, 20
 """Images whose sizes are looked at to suggest one."""
