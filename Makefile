@@ -225,7 +225,7 @@ sanitize: $(STAMP) ## Run the tests of the exchange and of the servers with sani
 
 FUZZ_SECONDS ?= 1200
 FUZZ_TARGETS := $(addprefix wire/,handshake info ranks message stream request) \
-  $(addprefix sources/,arrow arrows parquet csv npy npz tfrecord ndjson record) $(addprefix partitions/,mapped blocks footer) \
+  $(addprefix sources/,arrow arrows parquet csv npy npz tfrecord ndjson txt tar record) $(addprefix partitions/,mapped blocks footer) \
   $(addprefix checkpoints/,checkpoint servers roster journal lock) $(addprefix agents/,head agent line) \
   $(addprefix ignite/,page answer arrow)
 

@@ -19,6 +19,7 @@ BENCHMARKS = {
     "communication": "Ring beside XLA",
     "read_speed": "Reading",
     "import_speed": "Import",
+    "image_import": "Import of images",
     "large_data": "Data larger than memory",
     "compressed_caches": "Compressed caches",
     "shuffle_quality": "Quality of shuffles",

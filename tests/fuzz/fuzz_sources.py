@@ -4,7 +4,7 @@
     export PYTHONPATH=/tmp/atheris:src:tests/support
     .venv/bin/python tests/fuzz/fuzz_sources.py npy -max_total_time=1200
 
-The first argument is the format: one of arrow, arrows, parquet, csv, npy, npz, tfrecord, ndjson,
+The first argument is the format: one of arrow, arrows, parquet, csv, npy, npz, tfrecord, ndjson, txt, tar,
 or record, a record of TFRecord with right checksums. The rest goes to libFuzzer. A
 finding is any exception but SourceError, a signal, or more than 2 GiB of memory.
 """

@@ -5,15 +5,18 @@ Used by the property tests and by the coverage-guided fuzzers.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from image_files import encode, make_image
 from record_writer import encode_example, frame
 
 from insitu.base.errors import SourceError
@@ -113,6 +116,43 @@ def write_ndjson() -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
+def write_lines() -> bytes:
+    return "".join(f"text {i} \u00e9\n" for i in range(ROWS)).encode()
+
+
+def pack_zst(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as file:
+        file.write(data)
+    return bytes(sink.getvalue())
+
+
+def write_samples() -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for i in range(ROWS):
+            members = {
+                "png": encode(make_image(i, (6, 4))),
+                "cls": str(i % 3).encode(),
+                "json": json.dumps({"i": i, "t": {"v": [i, 1]}}).encode(),
+                "npy": write_npy(np.array([i, 2])),
+            }
+            for kind, data in members.items():
+                info = tarfile.TarInfo(f"{i:03}.{kind}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def write_images() -> bytes:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    formats = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+    rows = [{"bytes": encode(make_image(i, (6, 4)), formats[i % 5]), "path": f"{i}"} for i in range(ROWS)]
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"image": pa.array(rows, kind)}), sink, row_group_size=25)
+    return sink.getvalue()
+
+
 def make_files() -> dict[str, bytes]:
     """Return whole files by name; the suffix says the format."""
     return {
@@ -131,12 +171,20 @@ def make_files() -> dict[str, bytes]:
         "packed.tfrecord.gz": gzip.compress(write_tfrecord(), mtime=0),
         "lines.ndjson": write_ndjson(),
         "packed.ndjson.gz": gzip.compress(write_ndjson(), mtime=0),
+        "lines.txt": write_lines(),
+        "packed.txt.zst": pack_zst(write_lines()),
+        "packed.txt.bz2": bz2.compress(write_lines()),
+        "samples.tar": write_samples(),
+        "packed.tar.gz": gzip.compress(write_samples(), mtime=0),
+        "images.parquet": write_images(),
     }
 
 
 def format_of(name: str) -> str:
-    suffix = name.removesuffix(".gz").rpartition(".")[2]
-    return {"arrows": "arrow"}.get(suffix, suffix)
+    for packing in (".gz", ".zst", ".bz2"):
+        name = name.removesuffix(packing)
+    suffix = name.rpartition(".")[2]
+    return {"arrows": "arrow", "txt": "text", "tar": "webdataset"}.get(suffix, suffix)
 
 
 def read_all(path: Path, format: str) -> int:
@@ -144,6 +192,8 @@ def read_all(path: Path, format: str) -> int:
     options = {
         "tfrecord": SourceOptions(features=RECORD_FEATURES),
         "ndjson": SourceOptions(render=8),
+        "webdataset": SourceOptions(images=(4, 6, 3)),
+        "parquet": SourceOptions(images=(4, 6, 3)),
     }.get(format, SourceOptions())
     rows = 0
     try:

@@ -8,6 +8,8 @@
     │   ├── JobRunning          the request makes sense only once the job has ended
     │   ├── CacheExists
     │   ├── SourceError         a source is missing, empty, truncated or of mixed shapes
+    │   │   ├── SizeNeeded      images are read with one size
+    │   │   └── DamagedImages   some images can't be decoded
     │   ├── PlacementError      the job can't be laid out on the nodes as asked
     │   ├── JobSpecError        the job's folder, command or options can't be used
     │   └── UnknownPosition     a restarted loop must give the position of its data
@@ -117,6 +119,37 @@ class CacheExists(InputError):
 
 class SourceError(InputError):
     """A source of `insitu import` can't be read as rows of one schema."""
+
+
+class SizeNeeded(SourceError):
+    """Images become rows of one shape, which wasn't given."""
+
+    def __init__(self, found: str, shape: tuple[int, int, int] | None) -> None:
+        """`found` says which images, `shape` is their most common one (height, width, channels), None if none
+        can be read."""
+        self.shape = "x".join(map(str, shape or (224, 224, 3)))
+        size = f"most often of {self.shape[: self.shape.rindex('x')]}" if shape else "of unknown sizes"
+        super().__init__(
+            f"Images become rows of one size, which --images HEIGHTxWIDTHxCHANNELS gives. Received: {found}, "
+            f"{size}"
+        )
+
+
+class DamagedImages(SourceError):
+    """Images can't be decoded. `problems` says of each what it is and what is wrong."""
+
+    MOST_NAMED = 20
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        self.problems = problems
+        super().__init__(f"Images must be whole. Received: {self.describe(problems)}")
+
+    @classmethod
+    def describe(cls, problems: tuple[str, ...]) -> str:
+        """Return how many there are, and the first ones."""
+        named = "; ".join(problems[: cls.MOST_NAMED])
+        more = len(problems) - cls.MOST_NAMED
+        return f"{len(problems):,} damaged: {named}{f'; and {more:,} more' if more > 0 else ''}"
 
 
 class PlacementError(InputError):

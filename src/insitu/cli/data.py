@@ -57,11 +57,11 @@ _ASK_SECONDS = 5.0
 _IMPORT_HELP = """
 Read SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
-A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines, or what
-a --reader of Ray Data reads; a URL of these, such as s3://BUCKET/KEY; a folder of Delta or Iceberg; a
-database, as sqlite://FILE with --sql; a cache of Apache Ignite, as ignite://HOST[:PORT][,HOST...]/CACHE; or -
-for the standard input. The old version stands until the new one is whole. Options may also follow SOURCE.
-Caches are in the folder $INSITU_HOME, by default ~/.insitu.
+A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord, JSON lines, images,
+WebDataset or text, or what a --reader of Ray Data reads; a URL of these, such as s3://BUCKET/KEY; a folder of
+Delta or Iceberg; a database, as sqlite://FILE with --sql; a cache of Apache Ignite, as
+ignite://HOST[:PORT][,HOST...]/CACHE; or - for the standard input. The old version stands until the new one is
+whole. Options may also follow SOURCE. Caches are in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -73,7 +73,8 @@ Examples:
     insitu import photos photos-*.npy --resume     # again after a kill: continues where it was
     insitu import photos today.npy --append        # the rows so far stay where they are
     insitu import clicks 's3://bucket/clicks/*.parquet'   # in a cluster its nodes read it
-    insitu import photos photos/ --reader images --reader-option size=64,64 --reader-option mode=RGB
+    insitu import photos photos/ --images 64x64x3 --label-from-folder   # photos/cat/1.jpg, photos/dog/2.png
+    insitu import samples 'shards/*.tar' --images 64x64x3
     insitu import orders orders.csv --fill age=mean --where 'price > 0' --dtype zip=str
     insitu import orders sqlite://shop.db --sql 'select * from orders'
     insitu import log - --format ndjson < log.jsonl

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         options_of,
         show_value,
     )
-    from insitu.options.import_options import ImportOptions
+    from insitu.options.import_options import ImportOptions, parse_images
     from insitu.options.job_options import JobOptions
 
 __getattr__, __dir__ = export_lazily(__name__)

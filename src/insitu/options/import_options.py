@@ -1,5 +1,6 @@
 """The options of `insitu import`."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from insitu.options.declaring import Declared, command_line_only, option
 
 _MOST = 100_000
 """Partitions that a cache may have."""
+_MOST_PIXELS = 1 << 26
+"""Pixels of an image in a row."""
 
 
 def parse_split(text: str) -> dict[str, float]:
@@ -48,6 +51,23 @@ def parse_note(text: str) -> str:
     return note
 
 
+def parse_images(text: str) -> tuple[int, int, int]:
+    """Return `64x48x3` as (height, width, channels). Raises InputError."""
+    found = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})x([134])", text.strip().lower())
+    height, width, channels = map(int, found.groups()) if found else (0, 0, 0)
+    if not 1 <= height * width <= _MOST_PIXELS:
+        raise InputError(
+            f"--images is HEIGHTxWIDTHxCHANNELS, such as 64x64x3: at most {_MOST_PIXELS} pixels of 1 (grey), "
+            f"3 (RGB) or 4 (RGBA) channels. Received: {text!r}"
+        )
+    return height, width, channels
+
+
+def show_images(shape: tuple[int, int, int]) -> str:
+    """Return the text that `parse_images` makes the same of."""
+    return "x".join(map(str, shape))
+
+
 @dataclass(frozen=True, slots=True)
 class ImportOptions(Declared):
     """Options of `insitu import`."""
@@ -65,13 +85,17 @@ class ImportOptions(Declared):
     backups: int = option(
         0, "Copies of each partition on further nodes.", least=0, most=100, label="Backups", common=True
     )
-    format: Literal["npy", "npz", "parquet", "csv", "arrow", "tfrecord", "ndjson"] | None = option(
-        None, "npy, npz, parquet, csv, arrow, tfrecord, ndjson, or a plug-in.", metavar="TEXT",
+    format: Literal[
+        "npy", "npz", "parquet", "csv", "arrow", "tfrecord", "ndjson", "images", "webdataset", "text"
+    ] | None = option(
+        None, "npy, npz, parquet, csv, arrow, tfrecord, ndjson, images, webdataset, text, or a plug-in.",
+        metavar="TEXT",
         default_text="by the files' suffixes", label="Format of the files", plugins=SOURCES
     )
     column: str | None = option(None, "The column that the values of .npy files make.", default_text="x")
     key: str | None = option(None, "Column whose hash chooses the partition.", default_text="the row's index")
     label_from_filename: bool = option(False, "One file per class: add a column label.", common=True)
+    label_from_folder: bool = option(False, "One folder per class: add a column label.", common=True)
     split: Mapping[str, float] | None = option(
         None, "Make CACHE/train and CACHE/test instead, by train=0.9,test=0.1.", metavar="PARTS",
         label="Split into parts, such as train=0.9,test=0.1", common=True, parse=parse_split, show=_show_split
@@ -145,6 +169,11 @@ class ImportOptions(Declared):
     render: int | None = option(
         None, "Make images of the drawings in .ndjson files.", metavar="PIXELS", least=1
     )
+    images: tuple[int, int, int] | None = option(
+        None, "Decode images, and scale each to this size: 64x64x3; 1, 3 or 4 channels.",
+        metavar="HEIGHTxWIDTHxCHANNELS", common=True, parse=parse_images, show=show_images
+    )
+    skip_damaged: bool = option(False, "Leave out images that can't be decoded, and name them.")
     overwrite: bool = option(False, "Put a new version in the place of an existing one.", common=True)
     append: bool = option(False, "Make a version with the rows of the latest one and these.")
     version_note: str | None = option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import zipfile
@@ -17,6 +18,7 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from image_files import write_tar
 from record_writer import encode_example, write_records
 
 from insitu.base.errors import InputError, SourceError
@@ -146,6 +148,36 @@ def write_ndjson(path: Path) -> dict[str, Any]:
     return values
 
 
+def pack(data: bytes, name: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd" if name.endswith(".zst") else "bz2") as file:
+        file.write(data)
+    return bytes(sink.getvalue())
+
+
+def write_packed_ndjson(path: Path) -> dict[str, Any]:
+    values = write_ndjson(path)
+    path.write_bytes(pack(path.read_bytes(), path.name))
+    return values
+
+
+def write_text(path: Path) -> dict[str, Any]:
+    data = "".join(f"{text}\n" for text in mixed()["name"]).encode()
+    path.write_bytes(data if path.suffix == ".txt" else pack(data, path.name))
+    return {"text": mixed()["name"]}
+
+
+def write_webdataset(path: Path) -> dict[str, Any]:
+    values, members = mixed(), {}
+    for row in range(ROWS):
+        held = {name: values[name][row].item() for name in ("name", "a", "b", "c")}
+        array = io.BytesIO()
+        np.save(array, values["image"][row])
+        members |= {f"{row}.image.npy": array.getvalue(), f"{row}.json": json.dumps(held).encode()}
+    write_tar(path, members, "w:gz" if path.name.endswith("gz") else "w")
+    return values
+
+
 WRITERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     "npy": ("a.npy", write_npy),
     "npy, column order, big-endian": ("a.npy", write_npy_columns),
@@ -163,6 +195,12 @@ WRITERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     "tfrecord, compressed": ("a.tfrecords.gz", write_tfrecord),
     "ndjson": ("a.ndjson", write_ndjson),
     "ndjson, compressed": ("a.jsonl.gz", write_ndjson),
+    "ndjson, compressed by zstd": ("a.ndjson.zst", write_packed_ndjson),
+    "ndjson, compressed by bzip2": ("a.jsonl.bz2", write_packed_ndjson),
+    "text": ("a.txt", write_text),
+    "text, compressed by bzip2": ("a.txt.bz2", write_text),
+    "webdataset": ("a.tar", write_webdataset),
+    "webdataset, compressed": ("a.tgz", write_webdataset),
 }
 
 
@@ -390,12 +428,12 @@ def bad_glob(path: Path) -> Path:
 
 
 def bad_folder(path: Path) -> Path:
-    (path / "readme.txt").write_text("hello")
+    (path / "readme.md").write_text("hello")
     return path
 
 
 def bad_images(path: Path) -> Path:
-    for name in ("a.png", "b.PNG", "c.txt"):
+    for name in ("a.tiff", "b.TIFF", "c.txt"):
         (path / name).touch()
     return path
 
@@ -469,11 +507,11 @@ def bad_mixed_formats(path: Path) -> Path:
         (bad_uneven_npz, "same number of rows"),
         (bad_not_npz, r"not a whole \.npy"),
         (bad_twice, "name of its own"),
-        (bad_unknown, "format .* is unknown.*--format.*Images and other formats aren't supported here"),
+        (bad_unknown, "format .* is unknown.*--format.*Convert files of other formats"),
         (bad_missing, "doesn't exist"),
         (bad_glob, "No file matches"),
         (bad_folder, "holds no file"),
-        (bad_images, r"Received: 2 \.png, 1 \.txt\. Images and other formats aren't supported here"),
+        (bad_images, r"Received: 2 \.tiff, 1 \.txt\. Convert .* --format text"),
         (bad_fifo, "must be a file or a folder. Received: a FIFO"),
         (bad_utf16_unmarked, "must be CSV.*UTF-16 without its mark"),
         (bad_latin1, r"isn't UTF-8 \(.* at byte 6\).*Add --encoding cp1252"),
@@ -595,7 +633,7 @@ def test_format_overrules_the_suffix(tmp_path: Path) -> None:
 
 
 def test_format_says_what_numbered_files_of_a_folder_are(tmp_path: Path) -> None:
-    for name in ("train-00000-of-00002", "train-00001-of-00002", "labels.txt", "README"):
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "labels.md", "README"):
         np.save(tmp_path / "a.npy", np.arange(3))
         (tmp_path / "a.npy").rename(tmp_path / name)
     found = find_sources([str(tmp_path)], "npy")

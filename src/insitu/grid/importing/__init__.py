@@ -8,9 +8,9 @@ from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.grid.importing.appending import link_file, share_partitions
+    from insitu.grid.importing.import_sources import find_source_files
     from insitu.grid.importing.importer import (
         check_names,
-        find_source_files,
         import_cache,
         plan_import,
         run_import,

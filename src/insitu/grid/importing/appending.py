@@ -30,6 +30,7 @@ def check_base(base: CacheSpec, options: ImportOptions) -> None:
         "--key": options.key is not None,
         "--backups": options.backups not in (0, base.backups),
         "--label-from-filename": options.label_from_filename and not base.labels,
+        "--label-from-folder": options.label_from_folder and not base.labels,
         "--compress": options.compress not in (None, base.codec),
     }
     given = [option for option, is_given in conflicting.items() if is_given]
@@ -83,8 +84,16 @@ def check_copies(paths: Paths, base: CacheSpec, nodes: Collection[NodeId]) -> No
     check_quotas(paths, needs)
 
 
-def join_labels(base: CacheSpec, found: set[str]) -> tuple[str, ...]:
-    """Return the classes of all rows: those of `base` keep their numbers, new ones follow, sorted."""
+def join_labels(base: CacheSpec, found: set[str], own: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the classes of all rows: those of `base` keep their numbers, new ones follow, sorted.
+
+    `own`: the classes by which sources number their labels. Raises SourceError if `base` has others.
+    """
+    if own and own != base.labels:
+        raise SourceError(
+            f"What is appended must number its classes as the cache does: "
+            f"{', '.join(base.labels) or 'none'}. Received: {', '.join(own)}"
+        )
     return (*base.labels, *sorted(found - set(base.labels)))
 
 

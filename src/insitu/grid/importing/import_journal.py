@@ -26,7 +26,7 @@ from insitu.base.errors import InputError
 from insitu.base.paths import Paths
 from insitu.base.spec import Column
 from insitu.grid.catalog import is_of_another_host
-from insitu.grid.intake import CSV_OPTIONS, ImportPlan
+from insitu.grid.intake import CSV_OPTIONS, FOLDER, ImportPlan
 from insitu.options import list_given
 
 JOURNAL_BYTES = 64 << 20
@@ -116,6 +116,10 @@ def fingerprint(plan: ImportPlan) -> str:
     }
     if (plan.options.features, plan.options.render) != (None, None):
         described["reading"] = [plan.options.features, plan.options.render]
+    if plan.options.images is not None:
+        described["images"] = plan.options.images
+    if rows.label_from == FOLDER:
+        described["label_from"] = FOLDER
     if rows.codec is not None:
         described["codec"] = rows.codec
     if reading := [

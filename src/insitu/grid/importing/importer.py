@@ -20,18 +20,18 @@ import contextlib
 import itertools
 import os
 import secrets
-import shlex
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from insitu.base.disk.access import make_folder
-from insitu.base.errors import CacheBusy, CacheExists, InputError, SourceError
+from insitu.base.errors import CacheBusy, CacheExists, DamagedImages, InputError, SourceError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, Column, PartitionInfo, check_cache_name
 from insitu.base.wording import format_count, inflect
@@ -50,10 +50,17 @@ from insitu.grid.importing.appending import (
     check_base,
     check_columns,
     join_labels,
-    options_of_base,
     share_unchanged,
 )
 from insitu.grid.importing.import_journal import ImportJournal, Place, find_resumable
+from insitu.grid.importing.import_sources import (
+    all_missing_values_named,
+    command_advised,
+    open_sources_of,
+    options_for_nodes,
+    reads_on_nodes,
+    remedies_shown,
+)
 from insitu.grid.importing.import_targets import (
     ImportOwners,
     choose_owners,
@@ -65,7 +72,8 @@ from insitu.grid.importing.node_reader import NodeReading, check_seen
 from insitu.grid.importing.row_router import RowRouter
 from insitu.grid.importing.server_reading import place_rows, read_on_hosts
 from insitu.grid.intake import (
-    CSV_OPTIONS,
+    FILENAME,
+    FOLDER,
     LEAST_PARTITIONS,
     Destination,
     FileState,
@@ -92,30 +100,19 @@ from insitu.grid.intake import (
     refuse_conflicts,
 )
 from insitu.grid.layout import check_split, owners_of_partition
-from insitu.grid.ray_data import RayReader, open_ray_sources, parse_reader
+from insitu.grid.ray_data import RayReader, parse_reader
 from insitu.grid.sources import (
-    ArrowSource,
     BatchStream,
     ColumnOptions,
-    ColumnProblems,
-    CsvOptions,
-    MissingValues,
-    Problem,
+    FileGroup,
     Source,
-    SourceFile,
     SourceOptions,
-    UrlFile,
-    arrange_tables,
-    check_reading,
-    find_connector,
-    find_sources,
-    find_table,
-    is_url,
-    open_sources,
+    labels_of,
     read_columns,
+    skipped_of,
 )
 from insitu.grid.stores import QuotaWatch, check_quotas
-from insitu.options import ImportOptions, format_options
+from insitu.options import ImportOptions
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
@@ -158,6 +155,8 @@ class ImportJob:
     data: BatchStream | None
     #: What is called with each thing that was inferred of a source.
     note: Callable[[str], None]
+    #: What is wrong with each image that was left out.
+    skipped: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +169,10 @@ class Inspected:
     states: tuple[FileState, ...]
     #: The columns that the caches get.
     columns: tuple[Column, ...]
-    #: The classes of column `label`, if file names make it; else empty.
+    #: The names of the classes of column `label`; empty if they have none.
     labels: tuple[str, ...]
+    #: The names that make column `label`, as in `RowPlan`.
+    label_from: str
     #: The version that rows are appended to; None: none.
     base: CacheSpec | None
     #: How nodes read the sources; None: they don't.
@@ -216,9 +217,13 @@ def run_import(
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports into
     the cache, StorageFull, TransferError if an agent fails; after any of them all is as it was before.
     """
-    begun = _begun(paths, options, progress, note, remote, beside_servers, after, data)
-    with begun as (job, plan), cache_locks(paths, plan.rows.names):
-        return _write_and_publish(job, _reserve(job, plan))
+    with _begun(paths, options, progress, note, remote, beside_servers, after, data) as (job, plan):
+        read = [(each.path, each.format) for each in plan.sources]
+        with cache_locks(paths, plan.rows.names), command_advised(options, read):
+            published = _write_and_publish(job, _reserve(job, plan))
+    if job.skipped:
+        (note or warnings.warn)(f"Images left out: {DamagedImages.describe(tuple(job.skipped))}")
+    return published
 
 
 def plan_import(
@@ -252,7 +257,7 @@ def _begun(
     with (
         home_errors(paths.home),
         reader or contextlib.nullcontext(),
-        _remedies_shown(options, in_python=data is not None),
+        remedies_shown(options, in_python=data is not None),
     ):
         job = ImportJob(
             paths=paths,
@@ -270,30 +275,17 @@ def _begun(
         yield job, make_plan(job, inspect_sources(job))
 
 
-@contextlib.contextmanager
-def _remedies_shown(options: ImportOptions, *, in_python: bool) -> Iterator[None]:
-    """Name the whole command that takes columns which can't be taken as they are."""
-    try:
-        yield
-    except ColumnProblems as error:
-        if in_python:
-            given: dict[str, list[str]] = {}
-            for each in error.problems:
-                given.setdefault(each.remedy[0].removeprefix("--").replace("-", "_"), []).extend(
-                    each.remedy[1:]
-                )
-            shown = ", ".join(f"{name}={value}" for name, value in given.items())
-            raise SourceError(f"{error}, which in Python is {shown}") from error
-        words = ["insitu", "import", options.cache, *options.sources, *format_options(options), *error.remedy]
-        raise SourceError(f"{error}, as in: {shlex.join(words)}") from error
-
-
 # Inspect: which rows there are
 
 
 def inspect_sources(job: ImportJob) -> Inspected:
     """Return what the headers of the sources say. Raises what `run_import` does."""
     options, owners = job.options, job.owners
+    if options.skip_damaged and options.resume:
+        raise InputError(
+            "--skip-damaged names all images that an import has left out. Received: it with --resume, whose "
+            "import may have left out some before. Leave one of them out"
+        )
     refuse_conflicts(options, job.fields, None if job.reader is None else job.reader.request)
     names, _ = _names_and_fractions(options)
     base = job.catalog.get(options.cache) if options.append else None
@@ -301,14 +293,15 @@ def inspect_sources(job: ImportJob) -> Inspected:
         check_base(base, options)
     else:
         _refuse_existing(job.catalog, names, options.overwrite)
-    opened, states = open_sources_of(job, base)
+    opened, states = open_sources_of(options, job.data, job.reader, base)
     on_nodes = reads_on_nodes(opened, options, in_cluster=owners.remote is not None)
     if on_nodes and owners.remote is not None:
         with failures_explained():
             check_seen(owners.remote, opened, states)
-    is_labelled = options.label_from_filename or (base and base.labels)
-    labels = {label_of(source) for source in opened} if is_labelled else set()
-    columns = columns_of_rows(opened[0], bool(labels), options.row_id)
+    label_from = _choose_labels(options, opened, base)
+    own = labels_of(opened[0])
+    labels = {label_of(source, label_from) for source in opened} if label_from else set(own)
+    columns = columns_of_rows(opened[0], label_from, options.row_id)
     if base is not None:
         check_columns(base, columns)
         owners.check_base(base)
@@ -322,10 +315,38 @@ def inspect_sources(job: ImportJob) -> Inspected:
         sources=opened,
         states=states,
         columns=columns,
-        labels=tuple(sorted(labels)) if base is None else join_labels(base, labels),
+        labels=(own or tuple(sorted(labels))) if base is None else join_labels(base, labels, own),
+        label_from=label_from,
         base=base,
         node_options=options_for_nodes(opened, options, base) if on_nodes else None,
     )
+
+
+def _choose_labels(options: ImportOptions, opened: Sequence[Source], base: CacheSpec | None) -> str:
+    """Return the names that make column `label`: FILENAME, FOLDER, or an empty text. Raises InputError."""
+    if options.label_from_filename and options.label_from_folder:
+        raise InputError(
+            "Labels come from the names of files or of folders. Received: --label-from-filename and "
+            "--label-from-folder. Leave one out"
+        )
+    grouped = next((each.path for each in opened if isinstance(each.path, FileGroup)), None)
+    if options.label_from_filename and grouped is not None and len(grouped.files) > 1:
+        raise InputError(
+            f"--label-from-filename takes one file per class. Received: {grouped}, with a row each. Put the "
+            f"files of each class into a folder, and give --label-from-folder"
+        )
+    if options.label_from_filename or options.label_from_folder:
+        return FOLDER if options.label_from_folder else FILENAME
+    if base is None or not base.labels or labels_of(opened[0]):
+        return ""
+    by_folder = {label_of(source, FOLDER) for source in opened} <= set(base.labels)
+    by_file = {label_of(source, FILENAME) for source in opened} <= set(base.labels)
+    if grouped is not None or (by_folder and not by_file):
+        raise InputError(
+            f"The rows of {base.name} have labels, and so have those that are appended. Received: folders "
+            f"that may name them. Give --label-from-folder if they do, or --label-from-filename"
+        )
+    return FILENAME
 
 
 def _names_and_fractions(options: ImportOptions) -> tuple[tuple[str, ...], tuple[float, ...]]:
@@ -377,6 +398,7 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
         partitions=partitions,
         columns=found.columns,
         labels=found.labels,
+        label_from=found.label_from,
         key=options.key,
         block_rows=like.block_rows if like else choose_block_rows(found.columns, sizes, len(destinations)),
         codec=base.codec if base else options.compress,
@@ -495,6 +517,8 @@ def _build(job: ImportJob, plan: ImportPlan) -> list[CacheSpec]:
             adopted = router.open(adopt=journal is not None)
             place = Place(0, 0, 0, 0, (0,) * len(adopted)) if journal is None else journal.find_place(adopted)
             units = _read(job, plan, router, journal, place)
+            if job.skipped and not router.rows.any():
+                raise DamagedImages(tuple(job.skipped))
             _refuse_empty_caches(rows, router.rows)
             finished = router.finish(units)
         return [
@@ -531,7 +555,7 @@ def _read_here(
     job.progress(rows, place.bytes, plan.source_bytes)
     block_bytes = BLOCK_BYTES * (_TIMES_SENT if elsewhere else 1)
     blocks = SourceBlocks(plan.sources, plan.states, block_bytes, (place.source, place.start))
-    with _all_missing_values_named(plan.sources), blocks:
+    with all_missing_values_named(plan.sources), blocks:
         for item in blocks:
             if limit is not None and kept >= limit:
                 break
@@ -546,21 +570,9 @@ def _read_here(
             quotas.check(bytes_done)
             if journal is not None:
                 journal.note(item.source, read.next_start, rows, bytes_done, router.rows)
+    # Some may be read twice, such as to measure texts.
+    job.skipped[:] = dict.fromkeys(problem for source in plan.sources for problem in skipped_of(source))
     return 1
-
-
-@contextlib.contextmanager
-def _all_missing_values_named(sources: Sequence[Source]) -> Iterator[None]:
-    """Name all columns of all sources that miss values where one does, for which all rows are read."""
-    try:
-        yield
-    except MissingValues as error:
-        found: dict[str, Problem] = {}
-        for source in sources:
-            if isinstance(source, ArrowSource):
-                for each in source.describe_missing_values():
-                    found.setdefault(each.column, each)
-        raise ColumnProblems(error.place, list(found.values()) or error.problems) from error
 
 
 def _read_on_nodes(
@@ -578,6 +590,7 @@ def _read_on_nodes(
     router.begin(place.source, place.counts)
     job.progress(place.rows, place.bytes, total)
     reading.read(place, journal, router.record_rows, count)
+    job.skipped[:] = reading.skipped
     job.progress(int(router.rows.sum()), total, total)
     return len(reading.units)
 
@@ -633,107 +646,6 @@ def _put_in_place(job: ImportJob, plan: ImportPlan, versions: Sequence[CacheSpec
     return shared
 
 
-# The sources of an import: files, or a table of another system, opened as the options say
-
-
-_MEANINGS = {
-    "column": ("npy", "names the values of .npy files; other files name their columns themselves"),
-    "features": ("tfrecord", "says which columns the features of TFRecord files make"),
-    "render": ("ndjson", "makes images of the drawings in JSON lines"),
-    **dict.fromkeys(CSV_OPTIONS, ("csv", "says how the text of CSV files is divided into fields")),
-}
-"""Options that files of one format take: (the format, what they mean)."""
-
-
-def open_sources_of(job: ImportJob, base: CacheSpec | None) -> tuple[Sequence[Source], tuple[FileState, ...]]:
-    """Return the opened sources, and the state of the file of each before. Raises InputError, SourceError."""
-    given, options, columns = job.options.sources, job.options, job.fields
-    reading = choose_reading(options, base)
-    connector = next(filter(None, map(find_connector, given)), None)
-    if connector is not None:
-        refuse_for_format(options, [(source, connector.scheme) for source in given])
-        if len(given) != 1:
-            raise InputError(
-                f"A table of another system is imported alone. Received: {len(given)} sources. Several "
-                f"servers are named in one address: {connector.scheme}://HOST,HOST/..."
-            )
-        table = connector.open(given[0], columns, reading)
-        return [table], (FileState(table.expected_bytes, 0, 0),)
-    stream = job.data or _find_table(options)
-    if stream is not None:
-        refuse_for_format(options, [(stream.path, stream.format)])
-        source = ArrowSource(stream)
-        arrange_tables([source], reading)
-        return [source], (FileState(stream.expected_bytes, 0, 0),)
-    if job.reader is not None:
-        opened = open_ray_sources(job.reader, given, options.read_on, reading)
-        return opened, tuple(FileState.of(source.path) for source in opened)
-    files = find_sources(given, options.format)
-    states = tuple(FileState.of(path) for path, _ in files)
-    refuse_for_format(options, files)
-    return open_sources(files, reading), states
-
-
-def _find_table(options: ImportOptions) -> BatchStream | None:
-    """Return the table of Delta, Iceberg or a database that is imported; None: the sources are others."""
-    found = [find_table(source, options.sql, options.table_version) for source in options.sources]
-    if any(found) and len(found) > 1:
-        raise InputError(
-            f"A table is imported alone. Received: {len(found)} sources. Import the others with --append"
-        )
-    return next(filter(None, found), None)
-
-
-def choose_reading(options: ImportOptions, base: CacheSpec | None) -> SourceOptions:
-    """Return what the user adds to what is in the sources, and what the version says that is appended to."""
-    given = {name: getattr(options, name) for name in ("column", "features", "render")}
-    given = {name: value for name, value in given.items() if value is not None}
-    reading = SourceOptions(
-        ragged_columns=frozenset(options.ragged),
-        fields=read_columns(options),
-        csv=CsvOptions(**{each.name: getattr(options, each.name) for each in fields(CsvOptions)}),
-        **given,
-    )
-    return reading if base is None else options_of_base(base, reading)
-
-
-def refuse_for_format(options: ImportOptions, files: Sequence[tuple[str | SourceFile, str]]) -> None:
-    """Raise InputError if the format of the files doesn't take one of the options that are given."""
-    for name, (format, meaning) in _MEANINGS.items():
-        value = getattr(options, name)
-        other = next((f"{path} of format {kind}" for path, kind in files if kind != format), None)
-        if value not in (None, ()) and other is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag} {meaning}. Received: {flag} {value} for {other}. Leave it out")
-    check_reading(options.features, options.render)
-
-
-def options_for_nodes(
-    opened: Sequence[Source], options: ImportOptions, base: CacheSpec | None
-) -> SourceOptions:
-    """Return how other hosts read one source each, so that all have the columns found in all of them."""
-    return replace(choose_reading(options, base), layout=getattr(opened[0], "layout", ()))
-
-
-def find_source_files(options: ImportOptions) -> list[str]:
-    """Return the files of this machine that an import reads, in its order; none if the sources are elsewhere.
-
-    They are opened, to see that they can be read. Raises InputError, SourceError.
-    """
-    if all(find_connector(source) is not None or is_url(source) for source in options.sources):
-        return []
-    if _find_table(options) is not None:
-        raise InputError(
-            f"Tables of Delta, Iceberg and databases are read on a host of the cluster. Received: "
-            f"{options.sources[0]} beside --cluster. Give the command there"
-        )
-    files = find_sources(options.sources, options.format)
-    refuse_for_format(options, files)
-    if not options.append:  # what the cache says of its columns isn't known here
-        open_sources(files, choose_reading(options, None))
-    return [str(file) for file, _ in files]
-
-
 def check_names(paths: Paths, options: ImportOptions) -> None:
     """Raise what `run_import` raises for the name of a cache, before it reads anything."""
     catalog = Catalog(paths, of_one_head=True)
@@ -742,28 +654,3 @@ def check_names(paths: Paths, options: ImportOptions) -> None:
         catalog.get(options.cache)
     else:
         _refuse_existing(catalog, names, options.overwrite)
-
-
-def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_cluster: bool) -> bool:
-    """Return whether nodes read the sources themselves. Raises InputError if they can't."""
-    if options.reader is not None:
-        return False  # nodes of Ray do, if `read_on` says so
-    if options.read_on == "nodes" and not in_cluster:
-        raise InputError(
-            "--read-on nodes has the nodes of a cluster read the sources. Received: a home without one. "
-            "Leave it out, or bring up agents with `insitu up --hosts FILE`"
-        )
-    if options.limit is not None:
-        if options.read_on == "nodes":
-            raise InputError(
-                "--limit counts rows in the order of the sources, which nodes read side by side. Received: "
-                "it "
-                "beside --read-on nodes. Leave one of them out; --sample keeps a part of the rows"
-            )
-        return False
-    if isinstance(opened[0].path, str) and options.read_on == "nodes":
-        raise InputError(
-            f"--read-on nodes is for files that nodes see. Received: it for {opened[0].path}. Leave it out"
-        )
-    wanted = options.read_on == "nodes" or (options.read_on is None and isinstance(opened[0].path, UrlFile))
-    return in_cluster and wanted

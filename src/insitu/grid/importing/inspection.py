@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from insitu.base.spec import Column
-from insitu.grid.importing.importer import choose_reading, refuse_for_format
-from insitu.grid.intake import has_exact_rows
+from insitu.grid.importing.import_sources import choose_reading, refuse_for_format
 from insitu.grid.sources import (
     ArrowSource,
     ColumnProblems,
     Source,
     TableColumn,
     arrange_tables,
+    counts_rows,
     describe_columns,
     find_sources,
     open_all,
@@ -113,7 +113,7 @@ def inspect_files(options: ImportOptions) -> Inspection:
         len(files),
         sum(file.stat().st_size for file, _ in files),
         sum(source.expected_rows for source in sources),
-        all(map(has_exact_rows, sources)),
+        all(map(counts_rows, sources)),
         columns,
         tuple(dict.fromkeys(note for source in sources for note in getattr(source, "notes", ()))),
         problems,

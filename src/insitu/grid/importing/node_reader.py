@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from insitu.base.errors import SourceError
+from insitu.base.errors import DamagedImages, SourceError
 from insitu.base.spec import NodeId
 from insitu.grid.importing.import_journal import ImportJournal, Place
-from insitu.grid.intake import FileState, ImportPlan, Unit, has_exact_rows
-from insitu.grid.sources import Source, SourceOptions, UrlFile
+from insitu.grid.intake import FileState, ImportPlan, Unit
+from insitu.grid.sources import Source, SourceOptions, address_of, counts_rows
 
 if TYPE_CHECKING:
     from insitu.grid.transfer import RemoteStores
@@ -31,7 +31,8 @@ _SLOTS = 2
 """Units that a node reads at the same time: one is read while the other one begins or ends."""
 _MOST_NAMED = 5
 """Problems of a host that a message names."""
-_FILES_AT_ONCE = 10_000
+_NAMES_AT_ONCE = 200
+"""Names of sources in one question: a group of files has a long one."""
 
 Counts = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 def name_of(source: Source) -> str:
     """Return what other hosts open a source by."""
-    return source.path.url if isinstance(source.path, UrlFile) else str(source.path)
+    return address_of(source.path)
 
 
 def check_seen(remote: RemoteStores, sources: Sequence[Source], states: Sequence[FileState]) -> None:
@@ -48,8 +49,8 @@ def check_seen(remote: RemoteStores, sources: Sequence[Source], states: Sequence
     shown = {name: str(source.path) for name, source in zip(names, sources, strict=True)}
     problems: dict[NodeId, list[str]] = {}
     for node in remote.all_nodes:
-        for first in range(0, len(names), _FILES_AT_ONCE):
-            some = names[first : first + _FILES_AT_ONCE]
+        for first in range(0, len(names), _NAMES_AT_ONCE):
+            some = names[first : first + _NAMES_AT_ONCE]
             answers = remote.imports.see_files(node, some)
             for name, answer, state in zip(some, answers, states[first:], strict=False):
                 if isinstance(answer, str):
@@ -77,7 +78,7 @@ def cut_units(sources: Sequence[Source], states: Sequence[FileState]) -> list[Un
     for source, state in zip(sources, states, strict=True):
         starts = _row_starts(source, state)
         for start, stop in zip(starts, [*starts[1:], None], strict=True):
-            whole = stop is None and not (source.format in ("npy", "parquet") and has_exact_rows(source))
+            whole = stop is None and not (source.format in ("npy", "parquet") and counts_rows(source))
             end = None if whole else (source.expected_rows if stop is None else stop)
             name = name_of(source)
             units.append(Unit(len(units), name, source.format, state, start, end, before + start))
@@ -88,7 +89,7 @@ def cut_units(sources: Sequence[Source], states: Sequence[FileState]) -> list[Un
 def _row_starts(source: Source, state: FileState) -> list[int]:
     """Return the first row of each unit of a source."""
     size = max(1, source.expected_rows * UNIT_BYTES // max(1, state.size))
-    if source.format == "npy" and has_exact_rows(source):
+    if source.format == "npy" and counts_rows(source):
         return list(range(0, source.expected_rows, size))
     if source.format != "parquet":
         return [0]
@@ -109,6 +110,8 @@ class NodeReading:
         self._plan = plan
         self._lock = threading.Lock()
         self._rows = {name_of(source): source.expected_rows for source in plan.sources}
+        #: What is wrong with each image that was passed over, in the order of the units.
+        self.skipped: list[str] = []
         #: Bytes of all sources.
         self.source_bytes = plan.source_bytes
         #: All units, in the order of their rows.
@@ -121,7 +124,7 @@ class NodeReading:
         SourceError, TransferError.
         """
         rows = [source.expected_rows for source in self._sources]
-        unsure = [i for i, source in enumerate(self._sources[:-1]) if not has_exact_rows(source)]
+        unsure = [i for i, source in enumerate(self._sources[:-1]) if not counts_rows(source)]
         plan = self._plan.rows
         decides = plan.key is None or plan.row_id is not None or plan.sample is not None
         if decides and not plan.primaries and unsure:
@@ -167,6 +170,7 @@ class NodeReading:
         owners = [node for node in self._nodes if rows.held_by(node)]
         pending: dict[int, Counts] = {}
         counts, done = np.array(place.counts, np.int64), place.source
+        skips: dict[int, list[str]] = {}
         bytes_done = list(itertools.accumulate(self._bytes_of(unit) for unit in self.units))
 
         def count(size: int) -> None:
@@ -175,9 +179,11 @@ class NodeReading:
 
         def read(node: NodeId, unit: Unit) -> None:
             nonlocal counts, done
-            found = self._imports.read_unit(node, rows, unit, self._options, owners, count)
+            found, skipped = self._imports.read_unit(node, rows, unit, self._options, owners, count)
             with self._lock:
                 note(found)
+                skips[unit.number] = skipped
+                self.skipped = [problem for number in sorted(skips) for problem in skips[number]]
                 pending[unit.number] = found
                 while done in pending:
                     counts = counts + pending.pop(done)
@@ -185,7 +191,27 @@ class NodeReading:
                     if journal is not None:
                         journal.note(done, 0, int(counts.sum()), bytes_done[done - 1], counts)
 
-        self._run(self.units[place.source :], read)
+        try:
+            self._run(self.units[place.source :], read)
+        except DamagedImages as error:
+            waiting = [unit for unit in self.units[done:] if unit.number not in pending]
+            raise self._find_damaged(waiting, error) from error
+
+    def _find_damaged(self, units: Sequence[Unit], found: DamagedImages) -> DamagedImages:
+        """Return the error for damaged images with those of all of `units`."""
+        problems = list(found.problems)
+        self._imports.stopped.clear()
+
+        def look(node: NodeId, unit: Unit) -> list[str]:
+            try:
+                self._imports.count_unit(node, unit, self._options, lambda size: None)
+            except DamagedImages as error:
+                return list(error.problems)
+            return []
+
+        for more in self._run(units, look):
+            problems += more
+        return DamagedImages(tuple(sorted(set(problems))))
 
 
 def run_in_turn(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         describe_origin,
         find_primaries,
         fits_into_memory,
-        has_exact_rows,
         measure_rows,
         most_readable,
         read_max_mappings,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     )
     from insitu.grid.intake.import_rows import LABEL, ImportRows, columns_of_rows, count_routed, label_of
     from insitu.grid.intake.partition_builder import Finished, PartitionBuilders, TextsTooLong
-    from insitu.grid.intake.row_plan import Destination, RowPlan
+    from insitu.grid.intake.row_plan import FILENAME, FOLDER, Destination, RowPlan
     from insitu.grid.intake.row_receiver import RowIntake, RowMessage
     from insitu.grid.intake.source_blocks import FileState, SourceBlocks
     from insitu.grid.intake.unit_reader import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from insitu.base.errors import InputError, SourceError, StorageFull
+from insitu.base.errors import DamagedImages, InputError, SourceError, StorageFull
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, Column, NodeId, Topology
 from insitu.grid.intake.partition_builder import BUFFER_BYTES
@@ -29,6 +29,7 @@ from insitu.grid.sources import (
     Source,
     SourceOptions,
     TableSource,
+    counts_rows,
     describe_columns,
     find_connector,
 )
@@ -127,7 +128,8 @@ def refuse_conflicts(options: ImportOptions, columns: ColumnOptions, request: Re
         return
     named = _list_flags(
         options,
-        *("append", "resume", "format", "column", "label_from_filename", "read_on", "reader"),
+        *("append", "resume", "format", "column", "label_from_filename", "label_from_folder", "read_on"),
+        *("reader", "images", "skip_damaged"),
         *("columns", "rename", "dtype", "drop_nulls", "where", "limit", "sample", "row_id", *CSV_OPTIONS),
     )
     if named:
@@ -146,15 +148,17 @@ def _list_flags(options: ImportOptions, *names: str) -> list[str]:
 
 def _refuse_beside_reader(options: ImportOptions, request: ReaderRequest) -> None:
     """Raise InputError for options that say how insitu reads files, which Ray reads now."""
-    named = _list_flags(options, "format", "column", "features", "render", *CSV_OPTIONS)
+    ours = ("format", "column", "features", "render", "images", "skip_damaged", *CSV_OPTIONS)
+    named = _list_flags(options, *ours)
     if named:
         raise InputError(
             f"--reader says how Ray Data reads the files. Received: {' and '.join(named)} beside it. Leave "
             f"{'it' if len(named) == 1 else 'them'} out, or read the files without --reader"
         )
-    if options.label_from_filename and request.reader.files_per_source > 1:
+    labelled = _list_flags(options, "label_from_filename", "label_from_folder")
+    if labelled and request.reader.files_per_source > 1:
         raise InputError(
-            f"--label-from-filename takes one file per class. Received: it beside --reader "
+            f"{labelled[0]} takes files of one class each. Received: it beside --reader "
             f"{request.name}, whose files have one row each. Keep the paths by --reader-option "
             f"include_paths=true: their folders name the classes"
         )
@@ -175,20 +179,20 @@ def measure_rows(
     text_bytes = 0.0
     if texts:
         largest = max(sources, key=lambda source: source.expected_rows)
-        with contextlib.closing(read_blocks(largest, _SAMPLE_BYTES)) as blocks:
+        block = None
+        # Damaged images are named when all sources are read, together with all others.
+        with (
+            contextlib.suppress(DamagedImages),
+            contextlib.closing(read_blocks(largest, _SAMPLE_BYTES)) as blocks,
+        ):
             block = next(blocks, None)  # of none if no row is kept
-        for name in texts:
-            if block is not None:
+        if block is not None:
+            for name in texts:
                 offsets, _ = text_buffers(block.columns[name])
                 text_bytes += float(offsets[-1] - offsets[0]) / max(1, block.rows)
     each = sum(row_bytes(column) for column in columns) + 8 * len(texts) + text_bytes
-    known = not texts and sample is None and all(map(has_exact_rows, sources))
+    known = not texts and sample is None and all(map(counts_rows, sources))
     return RowSizes(rows, text_bytes, int(rows * each * _HEADERS_BYTES), known)
-
-
-def has_exact_rows(source: Source) -> bool:
-    """Return whether a source has exactly as many rows as it says before it is read."""
-    return bool(getattr(source, "has_exact_rows", False))
 
 
 def choose_partitions(

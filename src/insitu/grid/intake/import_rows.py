@@ -16,27 +16,24 @@ import pyarrow as pa
 
 from insitu.base.errors import InputError, SourceError
 from insitu.base.spec import Column
-from insitu.grid.intake.row_plan import RowPlan
+from insitu.grid.intake.row_plan import FOLDER, RowPlan
 from insitu.grid.layout import hash_integers, hash_rows, hash_texts, partition_of_rows, split_of_rows
 from insitu.grid.partitions import is_variable, text_buffers
-from insitu.grid.sources import Block, Source, stem
+from insitu.grid.sources import LABEL, Block, Source, folder_name, stem
 
-LABEL = "label"
 _OF_SAMPLES = 0x5DEECE66D
 """Makes other numbers of rows, so that a sample is independent of rows' partitions."""
 
 Rows = npt.NDArray[np.int64]
 
 
-def columns_of_rows(
-    source: Source, label_from_filename: bool, row_id: str | None = None
-) -> tuple[Column, ...]:
-    """Return the columns that the caches get. Raises SourceError if one that is added is there already."""
+def columns_of_rows(source: Source, label_from: str, row_id: str | None = None) -> tuple[Column, ...]:
+    """Return the columns that the caches get, with `label` unless `label_from` is empty.
+
+    Raises SourceError if one that is added is there already.
+    """
     columns = source.columns
-    for name, flag in (
-        (LABEL if label_from_filename else None, "--label-from-filename"),
-        (row_id, "--row-id"),
-    ):
+    for name, flag in ((LABEL if label_from else None, f"--label-from-{label_from}"), (row_id, "--row-id")):
         if name is None:
             continue
         if not name.strip():
@@ -47,9 +44,10 @@ def columns_of_rows(
     return columns
 
 
-def label_of(source: Source) -> str:
-    """Return the label that a file's name makes."""
-    return stem(Path(source.path) if isinstance(source.path, str) else source.path)
+def label_of(source: Source, label_from: str) -> str:
+    """Return the label that the name of a source's file makes, or that of its folder. Raises SourceError."""
+    path = Path(source.path) if isinstance(source.path, str) else source.path
+    return folder_name(path) if label_from == FOLDER else stem(path)
 
 
 class ImportRows:
@@ -67,8 +65,9 @@ class ImportRows:
         `first_row` is the index of its first row. Raises SourceError.
         """
         plan = self._plan
-        if self._numbers:
-            label = np.full(block.rows, self._numbers[label_of(source)], dtype=np.int64)
+        if plan.label_from:
+            number = self._numbers[label_of(source, plan.label_from)]
+            label = np.full(block.rows, number, dtype=np.int64)
             block = replace(block, columns={**block.columns, LABEL: label})
         if self._may_be_nan:
             _refuse_nan_labels(source, block, first_row)

@@ -16,6 +16,10 @@ _MOST_NAMES = 64
 _MOST_BLOCK_ROWS = 1 << 40
 
 
+FILENAME, FOLDER = "filename", "folder"
+"""What names the classes of rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Destination:
     """A new partition of one of the caches that an import makes."""
@@ -40,10 +44,12 @@ class RowPlan:
     fractions: tuple[float, ...]
     #: New partitions of each cache.
     partitions: int
-    #: The columns of all caches, with `label` if file names make it.
+    #: The columns of all caches, with `label` if names make it.
     columns: tuple[Column, ...]
-    #: The classes of column `label`, if file names make it; else empty.
+    #: The names of the classes of column `label`, by number; empty if they have none.
     labels: tuple[str, ...]
+    #: The names that make column `label`: FILENAME or FOLDER; empty if none do.
+    label_from: str
     #: The column whose hash chooses a row's partition; None: the row's index.
     key: str | None
     #: Rows of each block of a partition but its last.
@@ -86,6 +92,8 @@ class RowPlan:
             raise InputError(f"An import makes 1 to {_MOST_NAMES} caches. Received: {len(plan.names)}")
         if not 1 <= plan.block_rows < _MOST_BLOCK_ROWS or plan.codec not in (None, *CODECS):
             raise InputError(f"Blocks have rows and a codec. Received: {plan.block_rows}, {plan.codec!r:.40}")
+        if plan.label_from not in ("", FILENAME, FOLDER):
+            raise InputError(f"Names of files or folders make labels. Received: {plan.label_from!r:.40}")
         if not plan.columns or len(plan.destinations) != len(plan.names) * plan.partitions:
             raise InputError("An import has columns, and a destination for each partition")
         return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from insitu.base.disk.durable import NO_ROOM
-from insitu.base.errors import SourceError
+from insitu.base.errors import DamagedImages, SourceError
 from insitu.grid.sources import Block, Source, SourceFile, malformed_as_error
 
 _BLOCKS_AHEAD = 2
@@ -117,9 +118,24 @@ class SourceBlocks:
         first_source, first_start = self._first
         for number in range(first_source, len(self._sources)):
             source, start = self._sources[number], first_start if number == first_source else 0
-            for block in read_blocks(source, self._block_bytes, start):
-                yield SourceBlock(number, block)
+            try:
+                for block in read_blocks(source, self._block_bytes, start):
+                    yield SourceBlock(number, block)
+            except DamagedImages as error:
+                raise self._find_damaged(number + 1, error) from error
             self._refuse_changed(number)
+
+    def _find_damaged(self, first: int, found: DamagedImages) -> DamagedImages:
+        """Return the error for damaged images with those of all sources from `first` on."""
+        problems = list(found.problems)
+        for source in self._sources[first:]:
+            with contextlib.closing(read_blocks(source, self._block_bytes)) as blocks:
+                try:
+                    while not self._closed and next(blocks, None) is not None:
+                        pass
+                except DamagedImages as error:
+                    problems += error.problems
+        return DamagedImages(tuple(problems))
 
     def _refuse_changed(self, number: int) -> None:
         path, before = self._sources[number].path, self._states[number]

@@ -15,7 +15,15 @@ from insitu.base.typed import Count, convert_exactly
 from insitu.grid.intake.import_rows import ImportRows, count_routed
 from insitu.grid.intake.row_plan import RowPlan
 from insitu.grid.intake.source_blocks import FileState, read_blocks, refuse_changed
-from insitu.grid.sources import Block, Source, SourceOptions, list_formats, open_sources, parse_source_file
+from insitu.grid.sources import (
+    Block,
+    Source,
+    SourceOptions,
+    list_formats,
+    open_sources,
+    parse_source_file,
+    skipped_of,
+)
 
 UNIT_BLOCK_BYTES = 8 << 20
 """Bytes of a source that are read at once."""
@@ -100,10 +108,11 @@ def count_rows(unit: Unit, options: SourceOptions, on_read: Callable[[int], None
 
 def read_unit(
     plan: RowPlan, unit: Unit, options: SourceOptions, append: Append, on_read: Callable[[int], None]
-) -> Counts:
+) -> tuple[Counts, list[str]]:
     """Give the rows of a unit to `append`, with their destinations. `on_read` gets the bytes of the file.
 
-    Returns the rows of each destination. Raises SourceError, and what `append` raises.
+    Returns (the rows of each destination, what is wrong with each image that was passed over). Raises
+    SourceError, and what `append` raises.
     """
     counts, import_rows = np.zeros(len(plan.destinations), np.int64), ImportRows(plan)
     file = parse_source_file(unit.path)
@@ -124,7 +133,7 @@ def read_unit(
     refuse_changed(file, before_reading)
     if unit.stop is not None and rows != unit.stop - unit.start:
         raise SourceError(f"{file} must have {unit.stop} rows at least. Received: {unit.start + rows}")
-    return counts
+    return counts, skipped_of(source)
 
 
 def cut_block(block: Block, rows: int) -> Block:

@@ -8,10 +8,9 @@ ends first. That they do is checked by the file that each row names.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, cast
 
@@ -24,7 +23,8 @@ from insitu.grid.ray_data.readers import ReaderRequest
 from insitu.grid.ray_data.session import RaySession, has_cluster
 from insitu.grid.sources import (
     ArrowSource,
-    SourceFile,
+    FileGroup,
+    Member,
     SourceOptions,
     TableBatch,
     UrlFile,
@@ -37,44 +37,11 @@ from insitu.grid.sources import (
 _SAMPLE_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class GroupState:
-    """What is known of several files together, under the names of `os.stat_result`."""
-
-    #: Bytes of all.
-    st_size: int
-    #: When one of them changed last, in nanoseconds since 1970.
-    st_mtime_ns: int
-    #: A number that follows from the state of each.
-    st_ino: int
-
-
-class FileGroup:
-    """Files that follow each other. It has the part of the interface of `pathlib.Path` that imports use."""
-
-    def __init__(self, files: Sequence[SourceFile]) -> None:
-        self.files = tuple(files)
-        self.name, self.suffix = files[0].name, files[0].suffix
-
-    def __str__(self) -> str:
-        more = (
-            f" and the {format_count(len(self.files) - 1, 'file')} behind it" if len(self.files) > 1 else ""
-        )
-        return f"{self.files[0]}{more}"
-
-    def stat(self) -> GroupState:
-        """Return the state of all files together. Raises OSError."""
-        found = [file.stat() for file in self.files]
-        each = str([(state.st_size, state.st_mtime_ns, state.st_ino) for state in found])
-        size, changed = sum(state.st_size for state in found), max(state.st_mtime_ns for state in found)
-        return GroupState(size, changed, zlib.crc32(each.encode()))
-
-
-def name_for_ray(file: SourceFile) -> str:
+def name_for_ray(file: Member) -> str:
     return file.url if isinstance(file, UrlFile) else str(file)
 
 
-def _names_by_ray(file: SourceFile) -> set[str]:
+def _names_by_ray(file: Member) -> set[str]:
     """Return how Ray may name a file that it has read: URLs lose their protocol."""
     name = name_for_ray(file)
     return {name, name.partition("://")[2] or name}
@@ -164,7 +131,7 @@ class RayTable:
         self.path = cast("Any", group.files[0] if len(group.files) == 1 else group)
         self.sample, self.schema = sample, sample.schema
         self._rows, self.expected_rows = rows, expected_rows if rows is None else rows
-        self.has_exact_rows = rows is not None
+        self.counts_rows = rows is not None
         self._without = without
 
     def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
@@ -215,9 +182,7 @@ class RayReader:
             stream.close()
         self._session.close()
 
-    def open(
-        self, files: Sequence[SourceFile], read_on: str | None, options: SourceOptions
-    ) -> list[ArrowSource]:
+    def open(self, files: Sequence[Member], read_on: str | None, options: SourceOptions) -> list[ArrowSource]:
         """Return the sources that the files make, whose columns are those of the first rows. `read_on` is as
         of `import_cache`. Raises InputError and SourceError."""
         behind_urls = isinstance(files[0], UrlFile)
@@ -252,7 +217,7 @@ class RayReader:
         arrange_tables(sources, replace(options, fields=replace(fields, without=frozenset())))
         return sources
 
-    def _look(self, file: SourceFile, without: Collection[str]) -> tuple[Any, float]:
+    def _look(self, file: Member, without: Collection[str]) -> tuple[Any, float]:
         """Return a file's first rows, and about the bytes of each in the file."""
         keeps_path = bool(self.request.options.get("include_paths"))
         tables = self._session.read_tables([name_for_ray(file)], include_paths=keeps_path, rows=_SAMPLE_ROWS)
@@ -285,7 +250,7 @@ class RayReader:
         return None
 
 
-def _count_parquet_rows(file: SourceFile) -> int:
+def _count_parquet_rows(file: Member) -> int:
     """Return what the footer of a file says."""
     import pyarrow.parquet as pq
 

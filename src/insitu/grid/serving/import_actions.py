@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.base.errors import GridError, InputError, SourceError, StorageFull, TransferError
+from insitu.base.errors import (
+    DamagedImages,
+    GridError,
+    InputError,
+    SourceError,
+    StorageFull,
+    TransferError,
+)
 from insitu.base.net.ports import list_host_addresses
 from insitu.base.paths import Paths
 from insitu.base.spec import NodeId, check_simple_name
@@ -226,10 +233,10 @@ class ImportActions:
         def read(task: Task) -> None:
             with _reading_explained(), _failures_noted(task), RowSender(plan, owners) as sender:
                 sender.begin_unit(unit.number)
-                counts = read_unit(plan, unit, options, sender.append, task.add)
+                counts, skipped = read_unit(plan, unit, options, sender.append, task.add)
                 sender.end_unit()
                 sender.flush()
-                task.results.append(counts.tolist())
+                task.results += [counts.tolist(), skipped]
 
         return self._start(unit.state.size, read)
 
@@ -304,7 +311,8 @@ def _failures_noted(task: Task) -> Iterator[None]:
     except TextsTooLong:
         task.results[:] = [TEXTS_TOO_LONG]
     except SourceError as error:
-        task.results[:] = [[SOURCE_FAILED, error.message]]
+        problems = list(error.problems) if isinstance(error, DamagedImages) else []
+        task.results[:] = [[SOURCE_FAILED, error.message, problems]]
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from insitu.base.errors import SourceError
 from insitu.base.spec import Column
 from insitu.grid.partitions import TEXT
 from insitu.grid.sources.column_options import DTYPES, MOST_ROW_VALUES, ColumnOptions
+from insitu.grid.sources.file_groups import FileGroup
 from insitu.grid.sources.urls import UrlFile
 
 _MALFORMED = (
@@ -27,7 +28,7 @@ _MALFORMED = (
 
 
 @contextlib.contextmanager
-def malformed_as_error(path: Path | UrlFile | str) -> Iterator[None]:
+def malformed_as_error(path: Path | UrlFile | FileGroup | str) -> Iterator[None]:
     """Raise SourceError, whatever a malformed file makes a library raise."""
     try:
         yield
@@ -94,6 +95,10 @@ class SourceOptions:
     layout: tuple[TableColumn, ...] = ()
     #: The columns of the cache to which rows are appended; empty: they make a cache of their own.
     base: tuple[Column, ...] = ()
+    #: Height, width and channels of the rows that images become; None: they can't be read.
+    images: tuple[int, int, int] | None = None
+    #: Whether images that can't be decoded are passed over.
+    skip_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,8 @@ class Source(Protocol):
     """
 
     columns: tuple[Column, ...]
-    #: How many rows there are, by the header, or else about so many.
+    #: How many rows there are, by the header, or else about so many. A source whose attribute `counts_rows`
+    #: is true knows it.
     expected_rows: int
 
     def __init__(self, path: Path, options: SourceOptions) -> None: ...
@@ -133,8 +139,8 @@ class Source(Protocol):
         ...
 
     @property
-    def path(self) -> Path | UrlFile | str:
-        """The file; of what is no file, its address."""
+    def path(self) -> Path | UrlFile | FileGroup | str:
+        """The file, or a group of them; of what is no file, its address."""
         ...
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
@@ -145,7 +151,7 @@ class Source(Protocol):
         ...
 
 
-def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
+def check_column(path: object, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
     """Return the column for NumPy values of `dtype`, with `shape` per row. Raises SourceError."""
     if not name:
         raise SourceError(f"{path} has a column without a name")
@@ -173,6 +179,11 @@ def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, 
     if 0 in shape:
         raise SourceError(f"{path}: column {name!r} has rows of shape {shape}, which hold no values")
     return Column(name, dtype.name, shape)
+
+
+def counts_rows(source: Source) -> bool:
+    """Return whether `expected_rows` of a source is exact."""
+    return bool(getattr(source, "counts_rows", False))
 
 
 def rows_per_block(row_bytes: float, block_bytes: int) -> int:

@@ -74,7 +74,7 @@ class _Dialect:
 class CsvTable:
     format: ClassVar[str] = "csv"
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz", ".csv.zst", ".csv.bz2", ".tsv", ".tsv.gz")
-    has_exact_rows = False
+    counts_rows = False
     missing: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, path: Path, options: SourceOptions) -> None:

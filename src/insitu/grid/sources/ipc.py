@@ -11,25 +11,30 @@ import pyarrow as pa
 
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import SourceOptions, rows_per_block
+from insitu.grid.sources.huggingface import find_classes
+from insitu.grid.sources.pictures import with_images
 from insitu.grid.sources.tables import TableBatch, arrow_errors
 from insitu.grid.sources.urls import lies_behind_url
 
 _FILE_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"
 _SAMPLE_ROWS = 1024
-"""Rows whose form the columns follow from."""
+"""Rows whose form the columns follow from, and whose images are looked at to suggest a size."""
+_FEW = 16
+"""Rows of the sample if images are decoded."""
 
 
 class IpcTable:
     format: ClassVar[str] = "arrow"
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc", ".arrows")
-    has_exact_rows = False
+    counts_rows = False
     missing: ClassVar[Mapping[str, int]] = {}
     notes = ()
     problems = ()
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
+        self._images = options.images
         with path.open("rb") as file:
             magic = file.read(len(_FILE_MAGIC))
         if magic.startswith(_FEATHER_1_MAGIC):
@@ -39,7 +44,13 @@ class IpcTable:
             first = next((batch for batch, *_ in self._batches() if batch.num_rows), None)
             if first is None:
                 raise SourceError(f"{path} has no rows. Leave it out")
-            self.sample, self.schema = first.slice(0, _SAMPLE_ROWS), first.schema
+            few = first.slice(0, _FEW if options.images else _SAMPLE_ROWS)
+            self.sample = with_images(few, options.images, path)
+            self.schema = self.sample.schema
+            self.labels = find_classes(first.schema, path)
+            self._row_bytes = max(
+                first.nbytes / max(1, first.num_rows), self.sample.nbytes / max(1, self.sample.num_rows)
+            )
             self.expected_rows = int(path.stat().st_size * first.num_rows / max(1, first.nbytes)) + 1
 
     def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
@@ -47,10 +58,10 @@ class IpcTable:
         roots = {each.name for each in self.schema}
         names = sorted({name if name in roots else name.partition(".")[0] for name in wanted})
         for batch, source_bytes, drop_pages in self._batches():
-            rows = rows_per_block(batch.nbytes / max(1, batch.num_rows), block_bytes)
+            rows = rows_per_block(max(batch.nbytes / max(1, batch.num_rows), self._row_bytes), block_bytes)
             kept = batch.select(names)
             for first in range(max(0, start - done), batch.num_rows, rows):
-                part = kept.slice(first, rows)
+                part = with_images(kept.slice(first, rows), self._images, self.path, done + first)
                 yield TableBatch(part, source_bytes, done + first + part.num_rows)
                 drop_pages()
             done += batch.num_rows

@@ -1,4 +1,4 @@
-"""JSON lines: an object on each line. `.gz` is unpacked on the way.
+"""JSON lines: an object on each line. Packed files are unpacked on the way.
 
 Types follow from the first 2 MiB of each file, as Arrow infers them; times in ISO's form are times. With
 `--render N` a key `drawing`, which
@@ -7,15 +7,11 @@ holds strokes as in the Quick, Draw! data set, becomes an image.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import gzip
 import re
-import zlib
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +22,13 @@ import pyarrow.json as pa_json
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.drawings import Strokes, fit_square, render
+from insitu.grid.sources.packing import Lines, add_packings, is_packed, read_lines
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.table_layout import ColumnProblems, Problem
 from insitu.grid.sources.tables import TableBatch, is_of_the_system
 
 DRAWING = "drawing"
 """The key of strokes, as the data set has it."""
-MOST_LINE_BYTES = 1 << 30
-"""Arrow parses less than 2 GiB at once."""
 _SAMPLE_BYTES = 2 << 20
 """Bytes from which types follow."""
 _CHUNK_BYTES = 4 << 20
@@ -50,8 +45,8 @@ _STROKES = pa.list_(pa.list_(pa.list_(pa.float64())))
 
 class NdjsonTable:
     format: ClassVar[str] = "ndjson"
-    suffixes: ClassVar[tuple[str, ...]] = (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")
-    has_exact_rows = False
+    suffixes: ClassVar[tuple[str, ...]] = add_packings(".ndjson", ".jsonl")
+    counts_rows = False
     missing: ClassVar[Mapping[str, int]] = {}
     notes = ()
     problems = ()
@@ -69,7 +64,7 @@ class NdjsonTable:
         if isinstance(batch, Exception):
             raise self._explain(batch, 0, sample) from batch
         self.sample, self.schema = batch, batch.schema
-        unpacked = sample.end / max(1, sample.source_bytes) if _is_packed(path) else 1.0
+        unpacked = sample.end / max(1, sample.source_bytes) if is_packed(path) else 1.0
         # Small drawings make large images.
         each = sample.end / max(1, batch.num_rows)
         fitting = _IMAGES_BYTES // self._side**2 * each if self._side else _CHUNK_BYTES
@@ -81,7 +76,7 @@ class NdjsonTable:
         rows_before: int | None = None if start else 0
         schema = pa.schema([_with_types(each, each.name, wanted) for each in self._schema])
 
-        def read(chunk: _Lines) -> tuple[_Lines, Any]:
+        def read(chunk: Lines) -> tuple[Lines, Any]:
             return chunk, self._parse(chunk, schema) if chunk.text.strip() else None
 
         with contextlib.ExitStack() as stack:
@@ -96,7 +91,7 @@ class NdjsonTable:
                     yield TableBatch(batch, chunk.source_bytes, chunk.end)
                     rows_before = None if rows_before is None else rows_before + batch.num_rows
 
-    def _parse(self, chunk: _Lines, schema: Any) -> Any:
+    def _parse(self, chunk: Lines, schema: Any) -> Any:
         """Return the objects of a chunk as a record batch, or what parsing raised."""
         read = pa_json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
         parse = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
@@ -111,7 +106,7 @@ class NdjsonTable:
         tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(images)
         return batch.set_column(batch.schema.get_field_index(DRAWING), DRAWING, tensors)
 
-    def _infer_schema(self, sample: _Lines) -> Any:
+    def _infer_schema(self, sample: Lines) -> Any:
         """Return the types that values of the first lines have. Raises SourceError."""
         _check_depth(sample.text, self.path)
         read = pa_json.ReadOptions(use_threads=False, block_size=len(sample.text) + 1)
@@ -177,35 +172,10 @@ class NdjsonTable:
         per_drawing = pc.list_value_length(values).to_numpy(zero_copy_only=False)
         return fit_square(Strokes(x, y, _bounds(lengths[firsts]), _bounds(per_drawing)))
 
-    def _lines(self, chunk_bytes: int, start: int) -> Generator[_Lines, None, None]:
-        """Yield the file from byte `start` of its text on, in chunks of whole lines."""
-        with _opened(self.path) as (stream, file):
-            _skip(stream, start, _is_packed(self.path))
-            buffer = bytearray()
-            if not start:
-                buffer += stream.read(len(codecs.BOM_UTF8))
-                if buffer == codecs.BOM_UTF8:
-                    start = len(buffer)
-                    buffer.clear()
-            while True:
-                piece = stream.read(min(chunk_bytes, _CHUNK_BYTES))
-                searched = max(0, len(buffer) - 1)
-                buffer += piece
-                end = buffer.rfind(b"\n", searched) + 1 if piece else len(buffer)
-                if end:
-                    yield _Lines(bytes(buffer[:end]), start, start + end, file.tell())
-                    del buffer[:end]
-                    start += end
-                elif len(buffer) > MOST_LINE_BYTES:
-                    raise SourceError(
-                        f"{self.path}: a line must have at most {MOST_LINE_BYTES} bytes. Received: one of "
-                        f"more "
-                        f"from byte {start} on. JSON lines have an object on each line"
-                    )
-                if not piece:
-                    return
+    def _lines(self, chunk_bytes: int, start: int) -> Generator[Lines, None, None]:
+        return read_lines(self.path, chunk_bytes, start, "JSON lines have an object on each line")
 
-    def _explain(self, error: Exception, rows_before: int | None, chunk: _Lines) -> Exception:
+    def _explain(self, error: Exception, rows_before: int | None, chunk: Lines) -> Exception:
         """Return what to raise for an error of parsing, with the row's number in the file, not the chunk."""
         if isinstance(error, OSError) and is_of_the_system(error):
             return error
@@ -237,51 +207,6 @@ def _with_types(field: Any, name: str, wanted: Mapping[str, Any]) -> Any:
         elif to is None and pa.types.is_null(kind):
             kind = pa.float64()
     return pa.field(field.name, kind)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """Whole lines of a file."""
-
-    #: The lines as they are in the file.
-    text: bytes
-    #: The byte of the unpacked file at which the text begins.
-    start: int
-    #: The byte of the unpacked file at which the text ends.
-    end: int
-    #: Bytes of the file that have been read.
-    source_bytes: int
-
-
-def _is_packed(path: Path) -> bool:
-    return path.suffix.lower() == ".gz"
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, IO[bytes]]]:
-    """Yield (stream of the text, the file below it, whose position shows how much has been read)."""
-    with path.open("rb", buffering=0) as file:
-        if not _is_packed(path):
-            yield file, file
-            return
-        try:
-            with gzip.GzipFile(fileobj=file, mode="rb") as stream:
-                yield stream, file
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise SourceError(
-                f"{path} can't be unpacked: {error}. It is truncated or damaged; fetch it again"
-            ) from error
-
-
-def _skip(stream: Any, size: int, packed: bool) -> None:
-    if not packed:
-        stream.seek(size)
-        return
-    while size:
-        part = len(stream.read(min(size, _CHUNK_BYTES)))
-        if not part:
-            return
-        size -= part
 
 
 def _check_text(text: bytes, path: Path) -> None:

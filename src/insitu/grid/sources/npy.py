@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import threading
@@ -105,10 +106,23 @@ def refuse_truncated(path: object, header: ArrayHeader, held: int) -> None:
         )
 
 
+def read_values(data: bytes, place: str) -> npt.NDArray[Any]:
+    """Return the numbers of a `.npy` that is in memory, in native byte order. Raises SourceError."""
+    header = read_header(io.BytesIO(data), place)
+    refuse_truncated(place, header, len(data) - header.start)
+    if header.dtype.kind == "U":
+        raise SourceError(f"{place} must hold numbers. Received: texts ({header.dtype}). Name them .txt")
+    check_column(place, "npy", header.dtype, header.shape)
+    count = math.prod(header.shape)
+    flat = np.frombuffer(data, header.dtype, count, header.start)
+    values: npt.NDArray[Any] = native(flat.reshape(header.shape, order="F" if header.fortran else "C"))
+    return values
+
+
 class NpySource:
     format: ClassVar[str] = "npy"
     suffixes: ClassVar[tuple[str, ...]] = (".npy",)
-    has_exact_rows: ClassVar[bool] = True
+    counts_rows: ClassVar[bool] = True
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path

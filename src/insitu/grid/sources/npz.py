@@ -32,7 +32,7 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Runtim
 class NpzSource:
     format: ClassVar[str] = "npz"
     suffixes: ClassVar[tuple[str, ...]] = (".npz",)
-    has_exact_rows: ClassVar[bool] = True
+    counts_rows: ClassVar[bool] = True
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path

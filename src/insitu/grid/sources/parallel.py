@@ -15,18 +15,20 @@ _MOST_THREADS = 8
 """Threads beyond which memory grows and the rest of an import doesn't keep pace."""
 
 
-def count_threads() -> int:
+def count_threads(most: int = _MOST_THREADS) -> int:
     """Return how many threads of an import may compute at once: what the system gives this process."""
-    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+    return max(1, min(most, len(os.sched_getaffinity(0))))
 
 
-def map_ordered(function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
+def map_ordered(
+    function: Callable[[Item], Result], items: Iterable[Item], most_threads: int = _MOST_THREADS
+) -> Generator[Result, None, None]:
     """Yield `function` of each item, in their order, while threads compute the next ones.
 
     Items are taken one more than there are threads ahead. Errors of `function` are raised in its turn.
     """
     waiting: deque[Future[Result]] = deque()
-    threads = count_threads()
+    threads = count_threads(most_threads)
     with ThreadPoolExecutor(threads, thread_name_prefix="insitu-decode") as executor:
         try:
             for item in items:

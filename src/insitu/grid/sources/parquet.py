@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import SourceOptions, rows_per_block
+from insitu.grid.sources.huggingface import find_classes
 from insitu.grid.sources.parallel import map_ordered
+from insitu.grid.sources.pictures import with_images
 from insitu.grid.sources.tables import TableBatch, arrow_errors
 from insitu.grid.sources.urls import arrow_input
 
@@ -21,6 +23,8 @@ _WHOLE_GROUP_BYTES = 16 << 20
 """Bytes of a row group up to which it is decoded as a whole, while others are."""
 _SAMPLE_ROWS, _SAMPLE_BYTES = 1024, 1 << 20
 """Rows, and about how many bytes of them, that are read to find out how large and of which form rows are."""
+_FEW = 16
+"""Rows of these if images are decoded."""
 _MOST_BUFFER_BYTES, _BUFFERS_BYTES = 1 << 20, 32 << 20
 """Bytes that are read at once from one column, and from all columns of a row group together."""
 
@@ -28,12 +32,13 @@ _MOST_BUFFER_BYTES, _BUFFERS_BYTES = 1 << 20, 32 << 20
 class ParquetTable:
     format: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
-    has_exact_rows = True
+    counts_rows: ClassVar[bool] = True
     notes = ()
     problems = ()
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
+        self._images = options.images
         with arrow_errors(path), pq.ParquetFile(arrow_input(path)) as file:
             self.expected_rows = file.metadata.num_rows
             if not self.expected_rows:
@@ -41,17 +46,20 @@ class ParquetTable:
             groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
             self._group_rows = [group.num_rows for group in groups]
             self._row_bytes = sum(group.total_byte_size for group in groups) / self.expected_rows
-            few = min(_SAMPLE_ROWS, rows_per_block(self._row_bytes, _SAMPLE_BYTES))
+            most = _FEW if options.images else _SAMPLE_ROWS
+            few = min(most, rows_per_block(self._row_bytes, _SAMPLE_BYTES))
             first = next(file.iter_batches(batch_size=few), None)
             if first is None or sum(self._group_rows) != self.expected_rows:
                 raise SourceError(
                     f"{path} is damaged: its footer counts {self.expected_rows} rows, and its row groups "
                     f"{sum(self._group_rows)}{'' if first else ', but they hold none'}. Fetch it again"
                 )
+            first = with_images(first, options.images, path)
             self.sample, self.schema = first, first.schema
-            # The unpacked content of a dictionary may be much larger than the file.
+            # The unpacked content of a dictionary may be much larger than the file, as may images.
             self._row_bytes = max(self._row_bytes, first.nbytes / max(1, first.num_rows))
             self.missing = _count_missing(groups)
+            self.labels = find_classes(file.schema_arrow, path)
 
     def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         size = self.path.stat().st_size
@@ -67,6 +75,7 @@ class ParquetTable:
                 if done <= start:
                     continue
                 part = batch.slice(max(0, start - before))
+                part = with_images(part, self._images, self.path, done - part.num_rows)
                 yield TableBatch(part, size * done // self.expected_rows, done)
         if done != self.expected_rows:
             raise SourceError(

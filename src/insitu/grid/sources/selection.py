@@ -57,7 +57,7 @@ class SelectedSource:
         known = {column.name: column for column in source.columns}
         self.columns: tuple[Column, ...] = tuple(replace(known[name], name=to) for name, to in kept.items())
         self.format, self.path, self.expected_rows = source.format, source.path, source.expected_rows
-        self.has_exact_rows = bool(getattr(source, "has_exact_rows", False))
+        self.counts_rows = bool(getattr(source, "counts_rows", False))
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
         for block in self._source.blocks(block_bytes, start):

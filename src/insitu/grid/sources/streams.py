@@ -19,7 +19,7 @@ import pyarrow as pa
 from insitu.base.errors import InputError, SourceError
 from insitu.base.wording import hide_password
 from insitu.grid.sources.base import rows_per_block
-from insitu.grid.sources.tables import TableBatch
+from insitu.grid.sources.tables import TableBatch, make_tensors
 
 _SAMPLE_ROWS = 1024
 _ROWS_AT_ONCE = 1024
@@ -47,7 +47,7 @@ class BatchStream:
         if first is None:
             raise SourceError(f"{name} has no rows. Leave it out")
         self.sample, self.schema = first.slice(0, _SAMPLE_ROWS), first.schema
-        self.has_exact_rows, self.expected_rows = rows is not None, rows or first.num_rows
+        self.counts_rows, self.expected_rows = rows is not None, rows or first.num_rows
         self._row_bytes = max(1.0, first.nbytes / first.num_rows)
 
     @property
@@ -153,7 +153,7 @@ def _array_of(values: Any) -> Any:
         )
     if array.ndim == 0:
         raise ValueError("one value")
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
+    return make_tensors(array)
 
 
 def _open_pandas(data: Any) -> BatchStream:

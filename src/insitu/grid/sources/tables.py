@@ -27,6 +27,7 @@ from insitu.grid.partitions import TEXT, is_ragged, value_dtype
 from insitu.grid.sources.base import Block, SourceOptions, TableColumn, native, raw_bytes
 from insitu.grid.sources.column_options import ALL_COLUMNS, ColumnOptions
 from insitu.grid.sources.conditions import Condition
+from insitu.grid.sources.huggingface import LABEL
 from insitu.grid.sources.table_layout import (
     ColumnProblems,
     Described,
@@ -73,7 +74,7 @@ class TableReader(Protocol):
     #: How many rows there are, or about so many.
     expected_rows: int
     #: Whether it is exactly so many.
-    has_exact_rows: bool
+    counts_rows: bool
 
     @property
     def format(self) -> str: ...
@@ -149,14 +150,27 @@ class ArrowSource:
         return 0 if place < 0 else int(self.sample.column(place).null_count)
 
     @property
-    def has_exact_rows(self) -> bool:
+    def counts_rows(self) -> bool:
         """Whether `expected_rows` are the rows of its blocks."""
-        return self._table.has_exact_rows and self._condition is None and not self._dropped
+        return self._table.counts_rows and self._condition is None and not self._dropped
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes of its column `label`; empty if the file names none."""
+        is_kept = any(
+            (to.source, to.column.name, to.column.dtype) == (LABEL, LABEL, "int64") for to in self._layout
+        )
+        return tuple(getattr(self._table, "labels", ())) if is_kept else ()
+
+    @property
+    def skipped(self) -> list[str]:
+        """What is wrong with each image that was passed over so far."""
+        return list(getattr(self._table, "skipped", ()))
 
     @property
     def row_starts(self) -> list[int]:
         """Rows at which reading can begin without decoding rows before them."""
-        return getattr(self._table, "row_starts", [0]) if self.has_exact_rows else [0]
+        return getattr(self._table, "row_starts", [0]) if self.counts_rows else [0]
 
     def arrange(self, layout: tuple[TableColumn, ...], options: ColumnOptions) -> None:
         """Give its blocks these columns. Raises InputError."""
@@ -309,6 +323,17 @@ def _read_folders(path: str) -> dict[str, str]:
 
 def _type_of_folder(value: str) -> Any:
     return pa.int64() if re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) else pa.large_utf8()
+
+
+def make_tensors(array: Any) -> Any:
+    """Return an array [rows, *shape] as an Arrow array: of tensors of one shape, if rows have axes."""
+    array = np.ascontiguousarray(array)
+    if array.ndim == 1:
+        return pa.array(array)
+    flat = pa.array(array.reshape(-1))
+    kind = pa.fixed_shape_tensor(flat.type, array.shape[1:])
+    lists = pa.FixedSizeListArray.from_arrays(flat, math.prod(array.shape[1:]))
+    return pa.ExtensionArray.from_storage(kind, lists.cast(kind.storage_type))
 
 
 def flatten_batch(batch: Any) -> Any:

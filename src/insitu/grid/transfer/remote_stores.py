@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from insitu.base.errors import SourceError, TransferError
+from insitu.base.errors import DamagedImages, SourceError, TransferError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, NodeId
 from insitu.grid.intake import RowPlan, TextsTooLong, Unit, encode_options
@@ -392,8 +392,11 @@ class RemoteImport:
         options: SourceOptions,
         owners: Collection[NodeId],
         on_read: Callable[[int], None],
-    ) -> Counts:
-        """Have a node read a unit and send its rows to their owners. Returns the rows of each destination."""
+    ) -> tuple[Counts, list[str]]:
+        """Have a node read a unit and send its rows to their owners.
+
+        Returns (the rows of each destination, what is wrong with each image that was passed over).
+        """
         fields = {
             "unit": unit.to_json(),
             "options": encode_options(options),
@@ -401,7 +404,8 @@ class RemoteImport:
             "owners": {owner: asdict(self._addresses[owner]) for owner in owners},
             "silence": max(1, round(self._silence)),
         }
-        return np.array(self._run(node, "read_rows", fields, on_read)[0], np.int64)
+        counts, skipped = self._run(node, "read_rows", fields, on_read)
+        return np.array(counts, np.int64), list(map(str, skipped))
 
     def list_addresses(self, nodes: Collection[NodeId]) -> dict[NodeId, frozenset[str]]:
         """Return the addresses and the name of each node's host, normalized."""
@@ -433,12 +437,15 @@ class RemoteImport:
 
 
 def read_results(node: NodeId, answer: Mapping[str, Any]) -> list[Any]:
-    """Return what a node has found. Raises TextsTooLong, SourceError."""
+    """Return what a node has found. Raises TextsTooLong, SourceError, DamagedImages."""
     results = list(answer["results"])
     if results == [TEXTS_TOO_LONG]:
         raise TextsTooLong
     if results and isinstance(results[0], list) and results[0][:1] == [SOURCE_FAILED]:
-        raise SourceError(f"{node}: {results[0][1]}")
+        _, message, problems = results[0]
+        if problems:
+            raise DamagedImages(tuple(map(str, problems)))
+        raise SourceError(f"{node}: {message}")
     return results
 
 

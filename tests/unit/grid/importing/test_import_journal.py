@@ -302,6 +302,7 @@ def test_a_plan_has_the_fingerprint_that_earlier_versions_gave_it() -> None:
         partitions=4,
         columns=columns,
         labels=("cat", "dog"),
+        label_from="filename",
         key="x",
         block_rows=7,
         codec=None,

@@ -45,6 +45,7 @@ PLAN = RowPlan(
     partitions=1,
     columns=(Column("x", "int64"),),
     labels=(),
+    label_from="",
     key=None,
     block_rows=10,
     codec=None,

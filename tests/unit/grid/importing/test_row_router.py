@@ -26,6 +26,7 @@ PLAN = RowPlan(
     partitions=3,
     columns=(Column("x", "int64"),),
     labels=(),
+    label_from="",
     key=None,
     block_rows=10,
     codec=None,

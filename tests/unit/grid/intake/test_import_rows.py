@@ -29,6 +29,7 @@ def make_plan(columns: tuple[Column, ...], labels: tuple[str, ...] = (), partiti
         partitions=partitions,
         columns=columns,
         labels=labels,
+        label_from="filename" if labels else "",
         key=None,
         block_rows=10,
         codec=None,
@@ -43,8 +44,8 @@ def make_block(rows: int, name: str = "x") -> Block:
 
 
 def test_the_name_of_a_file_makes_a_column() -> None:
-    columns = columns_of_rows(SOURCE, True)
-    assert columns == (X, Column("label", "int64")) and columns_of_rows(SOURCE, False) == (X,)
+    columns = columns_of_rows(SOURCE, "filename")
+    assert columns == (X, Column("label", "int64")) and columns_of_rows(SOURCE, "") == (X,)
     rows = ImportRows(make_plan(columns, ("cat", "dog")))
     prepared = rows.prepare(SOURCE, make_block(4), 0)
     assert prepared.columns["label"].tolist() == [1] * 4 and prepared.columns["x"].tolist() == [0, 1, 2, 3]

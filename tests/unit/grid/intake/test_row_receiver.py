@@ -32,6 +32,7 @@ PLAN = RowPlan(
     partitions=3,
     columns=COLUMNS,
     labels=(),
+    label_from="",
     key=None,
     block_rows=10,
     codec=None,

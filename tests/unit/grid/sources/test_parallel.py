@@ -12,7 +12,7 @@ from insitu.grid.sources.parallel import map_ordered
 
 
 def test_results_come_in_order_though_the_first_is_made_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "count_threads", lambda: 2)
+    monkeypatch.setattr(parallel, "count_threads", lambda most: 2)
     second = threading.Event()
 
     def double(item: int) -> int:
@@ -25,7 +25,7 @@ def test_results_come_in_order_though_the_first_is_made_last(monkeypatch: pytest
 
 
 def test_items_are_taken_one_more_than_threads_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "count_threads", lambda: 2)
+    monkeypatch.setattr(parallel, "count_threads", lambda most: 2)
     taken: list[int] = []
 
     def items() -> Iterator[int]:

@@ -27,7 +27,7 @@ def read(data: Any, folder: Path) -> tuple[tuple[Column, ...], dict[str, list[An
         for name, each in block.columns.items():
             values[name] += each.to_pylist() if hasattr(each, "to_pylist") else each.tolist()
     rows = len(next(iter(values.values())))
-    assert (starts[-1] == rows and source.expected_rows == rows) or not source.has_exact_rows
+    assert (starts[-1] == rows and source.expected_rows == rows) or not source.counts_rows
     rest = [row for block in source.blocks(64, starts[-2]) for row in range(block.rows)]
     assert len(rest) == rows - starts[-2]
     return source.columns, values

@@ -39,7 +39,7 @@ def test_a_url_is_read_in_pieces_from_any_place(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_globs_and_folders_are_expanded_without_hidden_files() -> None:
-    for name in ("b.npy", "a.npy", "_c.npy", "sub/d.npy", ".git/e.npy", "notes.txt"):
+    for name in ("b.npy", "a.npy", "_c.npy", "sub/d.npy", ".git/e.npy", "notes.md"):
         put("/expanded", name, np.arange(3))
     names = [str(path) for path, _ in find_sources(["memory://expanded"], None)]
     assert [name.partition("expanded/")[2] for name in names] == ["a.npy", "b.npy", "sub/d.npy"]
@@ -48,8 +48,8 @@ def test_globs_and_folders_are_expanded_without_hidden_files() -> None:
         find_sources(["memory://expanded/x*"], None)
     with pytest.raises(SourceError, match="doesn't exist"):
         find_sources(["memory://expanded/x.npy"], None)
-    with pytest.raises(SourceError, match=r"The format of .*notes.txt is unknown"):
-        find_sources(["memory://expanded/notes.txt"], None)
+    with pytest.raises(SourceError, match=r"The format of .*notes.md is unknown"):
+        find_sources(["memory://expanded/notes.md"], None)
 
 
 def test_paths_and_urls_are_imported_one_at_a_time(tmp_path: Path) -> None:
