@@ -18,6 +18,25 @@ if TYPE_CHECKING:
         summarize_cache,
     )
     from insitu.service.column_statistics import describe_columns
+    from insitu.service.doctor import (
+        BackendFacts,
+        Finding,
+        can_train,
+        find_allowed,
+        judge_backend,
+        judge_clock,
+        judge_cluster,
+        judge_compiled,
+        judge_gpus,
+        judge_home,
+        judge_late,
+        judge_libraries,
+        judge_limits,
+        judge_ports,
+        judge_python,
+        judge_shared_memory,
+        report_findings,
+    )
     from insitu.service.examples import IMPORT_OPTIONS, find_example, list_examples
     from insitu.service.formats import (
         format_duration,
