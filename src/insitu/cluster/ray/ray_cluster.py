@@ -327,7 +327,8 @@ class RayCluster:
         if found is None:
             self.end_reservation(name)
             raise ClusterError(
-                f"Ray gave nothing within {seconds:.0f} s, although it had enough free: the node is busy, or other "
+                f"Ray gave nothing within {seconds:.0f} s, although it had enough free: the node is busy, "
+                f"or other "
                 f"work came first"
             )
         return found

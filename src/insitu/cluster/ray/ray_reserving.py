@@ -25,7 +25,8 @@ from insitu.cluster.ray.ray_cluster import RayCluster, Share, connect_to_ray, ma
 
 _ANSWER_SECONDS = 20.0
 _GRANT_SECONDS = 45.0
-"""Seconds in which Ray gives what is free, on all nodes: it starts a process on each, which takes long on a busy
+"""Seconds in which Ray gives what is free, on all nodes: it starts a process on each, which takes long on a
+busy
 one."""
 _LEAST = 0.01
 """Of a processor: less is what holders take."""
