@@ -61,12 +61,13 @@ def build_app() -> object:
 
 def _list_modules() -> dict[str, tuple[Any, ...]]:
     """Return the modules that have commands, in the order of the help, by its headings."""
-    from insitu.cli import chaos, data, delete, describe, devices, drain, export, jobs, logs, nodes, repair
-    from insitu.cli import doctor, examples, fetch, files, prune, rebalance, scrub, serve, storage, top, ui  # isort: skip
+    from insitu.cli import chaos, data, delete, describe, devices, doctor, drain, export, init, jobs, logs
+    from insitu.cli import examples, fetch, files, nodes, prune, rebalance, repair, scrub, serve  # isort: skip
+    from insitu.cli import storage, top, ui  # isort: skip
 
     return {
         "Data": (data, delete, export, fetch, rebalance, scrub, repair, storage, files),
-        "Jobs": (jobs, logs, describe, top, prune),
+        "Jobs": (init, jobs, logs, describe, top, prune),
         "Nodes": (nodes, drain, devices, doctor),
         "More": (ui, serve, examples, chaos),
     }

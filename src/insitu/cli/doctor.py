@@ -63,7 +63,6 @@ def doctor(as_json: JsonOption = False) -> None:
 
         insitu doctor
         insitu doctor --json
-        KERAS_BACKEND=jax insitu doctor
     """
     findings = []
     for finding in examine(Paths.default()):

@@ -46,6 +46,14 @@ if TYPE_CHECKING:
         format_staleness,
         format_time,
     )
+    from insitu.service.job_template import (
+        MOST_CLASSES,
+        FeatureFacts,
+        LabelFacts,
+        choose_label,
+        make_template,
+        render_script,
+    )
     from insitu.service.jobs import (
         JobIndex,
         audit_epochs,
