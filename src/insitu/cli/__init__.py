@@ -63,11 +63,11 @@ def _list_modules() -> dict[str, tuple[Any, ...]]:
     """Return the modules that have commands, in the order of the help, by its headings."""
     from insitu.cli import chaos, data, delete, describe, devices, doctor, drain, export, init, jobs, logs
     from insitu.cli import examples, fetch, files, nodes, prune, rebalance, repair, scrub, serve  # isort: skip
-    from insitu.cli import storage, top, ui  # isort: skip
+    from insitu.cli import storage, top, track, ui  # isort: skip
 
     return {
         "Data": (data, delete, export, fetch, rebalance, scrub, repair, storage, files),
-        "Jobs": (init, jobs, logs, describe, top, prune),
+        "Jobs": (init, jobs, logs, describe, top, track, prune),
         "Nodes": (nodes, drain, devices, doctor),
         "More": (ui, serve, examples, chaos),
     }
