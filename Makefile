@@ -139,10 +139,10 @@ test-stores: ready-stores ## Test imports from stores of objects: S3, GCS, HDFS,
 TRACK := build/track
 ready-track: kernels
 	@test $(TRACK)/.ready -nt pyproject.toml || { $(PYTHON) -m venv $(TRACK) && \
-	  $(TRACK)/bin/python -m pip install --quiet --editable ".[dev,jax,mlflow,trackio,wandb]" && touch $(TRACK)/.ready; }
+	  $(TRACK)/bin/python -m pip install --quiet --editable ".[dev,jax,mlflow,trackio,wandb]" "optuna>=4,<6" && touch $(TRACK)/.ready; }
 
-test-track: ready-track ## Test experiment tracking with a server of MLflow and with Trackio (installs them)
-	timeout 1200 $(TRACK)/bin/python -m pytest --timeout 600 tests/process/test_tracking.py
+test-track: ready-track ## Test experiment trackers, with a server of MLflow and with Trackio, and a search by Optuna (installs them)
+	timeout 1200 $(TRACK)/bin/python -m pytest --timeout 600 tests/process/test_tracking.py tests/process/test_search.py
 
 # In an environment of its own: its libraries aren't those of the lock.
 SCHEMATHESIS := build/schemathesis

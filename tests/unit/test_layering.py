@@ -324,9 +324,9 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
 
 
 CORE = [path for path in MODULES if room_of(path) != "extensions"]
-LINES, FILES = 119_627, 663
+LINES, FILES = 119_629, 663
 """Of Python in the core, at most: what is added replaces something, or its commit says why not."""
-ALL_LINES = 133_003
+ALL_LINES = 133_005
 """With the extensions."""
 
 
