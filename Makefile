@@ -16,7 +16,7 @@ PARALLEL ?= --numprocesses $(PROCESSES) --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-launchers ready-etcd ready-agreement ready-smoke smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-track ready-launchers ready-etcd ready-agreement ready-smoke smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-track test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -136,6 +136,15 @@ test-stores: ready-stores ## Test stores of objects (S3, GCS, HDFS, Hugging Face
 	timeout 1200 $(STORES)/bin/python -m pytest --timeout 300 tests/process/test_object_stores.py \
 	  tests/process/test_web_sources.py tests/process/test_export_postgresql.py tests/process/test_table_libraries.py \
 	  tests/unit/grid/caches/test_cache_export.py
+
+# In an environment of its own: trackers bring many libraries along.
+TRACK := build/track
+ready-track: kernels
+	@test $(TRACK)/.ready -nt pyproject.toml || { $(PYTHON) -m venv $(TRACK) && \
+	  $(TRACK)/bin/python -m pip install --quiet --editable ".[dev,jax,mlflow,trackio,wandb]" "optuna>=4,<6" && touch $(TRACK)/.ready; }
+
+test-track: ready-track ## Test experiment trackers, with a server of MLflow and with Trackio, and a search by Optuna (installs them)
+	timeout 1200 $(TRACK)/bin/python -m pytest --timeout 600 tests/process/test_tracking.py tests/process/test_search.py
 
 # In an environment of its own: its libraries aren't those of the lock.
 SCHEMATHESIS := build/schemathesis

@@ -38,6 +38,7 @@ SUITES = {
     "test-api": "make ready-api && make test-api",
     "test-formats": "make ready-formats && make test-formats",
     "test-stores": "make ready-stores && make test-stores",
+    "test-track": "make ready-track && make test-track",
     "test-ignite": "make ready-ignite && make test-ignite",
     "smoke": "make ready-smoke && make smoke",
     "test-lowest": "make test-lowest",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from insitu.extensions import estimator
     from insitu.extensions.features import feature_column
     from insitu.extensions.features.adaptation import adapt
+    from insitu.extensions.tracking import track
     from insitu.grid import Dataset, dataset
     from insitu.parameters import ParameterServer
     from insitu.service import import_data, start
@@ -118,6 +119,7 @@ __all__ = [
     "parameters",
     "predict_into",
     "start",
+    "track",
 ]
 
 

@@ -262,6 +262,10 @@ class Paths:
         return self.home / "unpublished" / self.job(job_id).root.name / f"{task.role}-{task.index}"
 
     @property
+    def tracked_runs(self) -> Path:
+        return self.home / "runs"
+
+    @property
     def job_copies(self) -> Path:
         return self.home / "job-copies"
 
@@ -489,6 +493,10 @@ class JobPaths:
 
     def callbacks(self, task: TaskId) -> Path:
         return self.task(task) / "callbacks"
+
+    @property
+    def tracking(self) -> Path:
+        return self.root / "tracking"
 
     @property
     def loop_epochs(self) -> Path:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 SOURCES, CONNECTORS, ENGINES, EXPORTERS = "sources", "connectors", "engines", "exporters"
+TRACKERS = "trackers"
 EXTENSIONS = "extensions"
 
 

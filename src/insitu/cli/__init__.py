@@ -61,13 +61,14 @@ def build_app() -> object:
 
 def _list_modules() -> dict[str, tuple[Any, ...]]:
     """Return the modules that have commands, in the order of the help, by its headings."""
-    from insitu.cli import chaos, data, delete, describe, devices, drain, export, jobs, logs, nodes, repair
-    from insitu.cli import examples, fetch, files, prune, rebalance, rows, scrub, serve, storage, top, ui  # isort: skip
+    from insitu.cli import chaos, data, delete, describe, devices, doctor, drain, export, init, jobs, logs
+    from insitu.cli import examples, fetch, files, nodes, prune, rebalance, repair, rows, scrub, serve  # isort: skip
+    from insitu.cli import storage, top, track, ui  # isort: skip
 
     return {
         "Data": (data, rows, delete, export, fetch, rebalance, scrub, repair, storage, files),
-        "Jobs": (jobs, logs, describe, top, prune),
-        "Nodes": (nodes, drain, devices),
+        "Jobs": (init, jobs, logs, describe, top, track, prune),
+        "Nodes": (nodes, drain, devices, doctor),
         "More": (ui, serve, examples, chaos),
     }
 

@@ -262,6 +262,7 @@ def _print_job(job: dict[str, Any]) -> None:
         "Recovery": f"{job['on_loss']} a lost worker, {_format_standby(job['standby'])}, "
         f"generation {job['generation']}",
         "Checkpoints": ", ".join(job["checkpoints"]) or "none",
+        "Tracked": ", ".join(map(_format_tracked, job["tracking"])),
         "Folder": job["folder"],
     }
     for name, fact in facts.items():
@@ -284,6 +285,12 @@ def _print_job(job: dict[str, Any]) -> None:
         behind = f", {straggler['steps']} steps behind" if straggler["steps"] else ""
         late = f"last in {straggler['share']:.0%} of the steps, by {1000 * straggler['seconds']:.1f} ms"
         typer.echo(f"\n{straggler['task']} is {late}{behind}: the others wait for it")
+
+
+def _format_tracked(run: dict[str, Any]) -> str:
+    waiting = f"; {format_count(run['waiting'], 'record')} not sent" if run["waiting"] else ""
+    problem = f" ({run['problem']})" if run["problem"] else ""
+    return f"{run['tracker']} {run['link'] or run['run']}{waiting}{problem}"
 
 
 def _format_cache(job: dict[str, Any]) -> str:

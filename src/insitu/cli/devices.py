@@ -43,7 +43,7 @@ def devices(
     print_table(header, (_row(device) for device in found))
 
 
-def ask(backend: str) -> list[dict[str, Any]]:
+def ask(backend: str, seconds: float = DEADLINE) -> list[dict[str, Any]]:
     """Return the devices of `backend`, found by a process of its own: backends print a lot, and keep memory.
 
     Raises InputError for a backend that isn't there, TrainingError where it doesn't start.
@@ -52,9 +52,9 @@ def ask(backend: str) -> list[dict[str, Any]]:
         raise InputError(f"--backend is one of {', '.join(BACKENDS)}. Received: {backend!r}")
     command = [sys.executable, "-m", "insitu.train.devices", backend]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as error:
-        raise TrainingError(f"{backend} did not start within {DEADLINE:g} s.") from error
+        raise TrainingError(f"{backend} did not start within {seconds:g} s.") from error
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise TrainingError(f"{backend} does not start: {last}")

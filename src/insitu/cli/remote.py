@@ -32,7 +32,7 @@ CLUSTER_OPTION: dict[str, Any] = {
     "help": "Have the head at this address run the command; the token is in $INSITU_TOKEN_FILE.",
     "show_default": "$INSITU_CLUSTER",
 }
-_OF_THIS_MACHINE = ("agent", "devices", "examples")
+_OF_THIS_MACHINE = ("agent", "devices", "doctor", "examples")
 """What is about this machine alone, wherever the variable points to."""
 _OF_THE_HEAD = (
     *("describe", "ps", "top", "logs", "attach", "stop", "scale", "resume", "prune"),

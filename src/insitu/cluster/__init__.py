@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Rates,
         Shell,
         begin_lost_store,
+        check_file_size_limit,
         check_job,
         copy_export,
         delete_job,
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
         change_head,
         choose_copy_rate,
         find_head_of_agents,
+        list_gpus,
         list_jobs_elsewhere,
         make_request,
         parse_hosts,
@@ -129,6 +131,7 @@ if TYPE_CHECKING:
         read_replacement,
         read_token,
         read_token_file,
+        read_versions,
         release_pins,
         run_at_head,
     )

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from insitu.base.config import DeviceSettings, parse_virtual_devices
 from insitu.base.errors import InputError, JobSpecError
 from insitu.base.plugins import ENGINES
+from insitu.base.tracking import check_tracking
 from insitu.options.declaring import Declared, Door, command_line_only, format_options, option
 
 _MOST = 100_000
@@ -97,6 +98,10 @@ class JobOptions(Declared):
         least=0, most=_MOST
     )
     memory_checkpoint: bool = option(False, "Keep checkpoints in the memory of the other workers, too.")
+    track: str | None = option(
+        None, "Log the training for mlflow, trackio, wandb, or a plug-in.", parse=check_tracking,
+        metavar="TRACKER[:ADDRESS][#EXPERIMENT]", default_text="none", label="Experiment tracker"
+    )
     env: tuple[str, ...] = option(
         (), "A variable that is no secret, though it is named like one.", metavar="NAME",
         label="Variables of the page that are no secrets, though they are named like some"

@@ -22,6 +22,25 @@ if TYPE_CHECKING:
     )
     from insitu.service.client import Job, find_agents, import_data, start
     from insitu.service.column_statistics import describe_columns, measure_columns
+    from insitu.service.doctor import (
+        BackendFacts,
+        Finding,
+        can_train,
+        find_allowed,
+        judge_backend,
+        judge_clock,
+        judge_cluster,
+        judge_compiled,
+        judge_gpus,
+        judge_home,
+        judge_late,
+        judge_libraries,
+        judge_limits,
+        judge_ports,
+        judge_python,
+        judge_shared_memory,
+        report_findings,
+    )
     from insitu.service.examples import IMPORT_OPTIONS, find_example, list_examples
     from insitu.service.formats import (
         format_duration,
@@ -30,6 +49,14 @@ if TYPE_CHECKING:
         format_split,
         format_staleness,
         format_time,
+    )
+    from insitu.service.job_template import (
+        MOST_CLASSES,
+        FeatureFacts,
+        LabelFacts,
+        choose_label,
+        make_template,
+        render_script,
     )
     from insitu.service.jobs import (
         JobIndex,

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from insitu.base.evaluations import read_evaluations
+from insitu.base.tracking import read_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +100,7 @@ def build_job_report(
             e.name for e in os.scandir(job.checkpoints) if e.is_dir() and not e.name.startswith(".")
         ),
         "outputs": _describe_outputs(job),
+        "tracking": read_runs(job.tracking),
     }
     if ledger:
         report["ledger"] = audit_epochs(job)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         read_rates,
         summarize_metrics,
     )
+    from insitu.cluster.client.start_conditions import check_file_size_limit
     from insitu.cluster.client.status import (
         BrokenJob,
         JobStatus,

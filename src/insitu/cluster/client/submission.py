@@ -28,9 +28,10 @@ from insitu.base.disk.durable import sync_folder, sync_tree
 from insitu.base.errors import ClusterError, InputError, InsituError, JobSpecError, StorageFull
 from insitu.base.net.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
 from insitu.base.paths import HOME_ENV, JobPaths, Paths
-from insitu.base.plugins import CONNECTORS, list_plugins, load_plugin
+from insitu.base.plugins import CONNECTORS, EXTENSIONS, list_plugins, load_plugin
 from insitu.base.process.processes import read_available_bytes, read_host
 from insitu.base.spec import NO_CACHE, CacheSpec, JobSpec, NodeId, Placement, Topology, check_simple_name
+from insitu.base.tracking import TRACK_ENV, parse_tracking
 from insitu.base.wording import format_count, inflect
 from insitu.cluster.client.host_nodes import (
     HostNodes,
@@ -136,6 +137,8 @@ def find_problems(paths: Paths, options: JobOptions) -> list[str]:
 
 def _lay_out(paths: Paths, options: JobOptions) -> _LaidOut:
     """Return the specification of a job by what was asked for, with the cache and the nodes that it uses."""
+    if options.track:
+        load_plugin(EXTENSIONS, "tracking").check_tracker(parse_tracking(options.track))
     cache = Catalog(paths).get_named(options.cache) if options.cache != NO_CACHE else None
     hosts = find_host_nodes(paths, options.engine, cache)
     topology = hosts.topology if hosts else load_topology(paths)
@@ -296,7 +299,9 @@ def _list_settings(options: JobOptions) -> dict[str, str]:
         ALLOW_UNAUTHENTICATED_ENV: options.allow_unauthenticated,
         ALLOW_MIXED_ENV: options.allow_mixed_processors,
     }
-    return options.settings.to_environment() | {name: "1" for name, given in allowed.items() if given}
+    tracked = {TRACK_ENV: options.track} if options.track else {}
+    given = {name: "1" for name, given in allowed.items() if given}
+    return options.settings.to_environment() | tracked | given
 
 
 def find_inherited_settings(given: DeviceSettings) -> dict[str, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
 
 from insitu.base.errors import TrainingError
+from insitu.base.plugins import EXTENSIONS, load_plugin
+from insitu.base.tracking import TRACK_ENV
 from insitu.train.fit.callback_list import CallListener, ResumableCallbacks, own_callbacks
 from insitu.train.fit.entry import (
     BEHIND_ALL,
@@ -47,6 +50,14 @@ def check_callbacks(callbacks: list[Any]) -> None:
             "keras.callbacks.BackupAndRestore in one fit, of which the second would overwrite what the first "
             "has restored. Leave keras.callbacks.BackupAndRestore out."
         )
+
+
+def add_tracker(given: list[Any]) -> list[Any]:
+    """Return the callbacks of a fit with the one that `insitu start --track` asks for, unless it is there."""
+    if not os.environ.get(TRACK_ENV):
+        return given
+    made = load_plugin(EXTENSIONS, "tracking").make_callback_of_job(given)
+    return given if made is None else [*given, made]
 
 
 _BATCH_EVENTS = ("on_train_batch_begin", "on_train_batch_end", *ResumableCallbacks.batch_events)

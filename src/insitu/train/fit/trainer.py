@@ -38,7 +38,7 @@ from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.call_callbacks import make_callbacks
 from insitu.train.fit.callback_list import ResumableCallbacks, flatten_callbacks
 from insitu.train.fit.callback_memory import CallbackMemory
-from insitu.train.fit.callbacks import EpochCallbacks, check_callbacks
+from insitu.train.fit.callbacks import EpochCallbacks, add_tracker, check_callbacks
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.gap import find_drawn, load_random_states, read_random_states
@@ -191,7 +191,7 @@ class KerasTrainer:
         self._train_executor = self._prepare_for(feed)
         self._executors.check_trained()
         self.fit_index = membership.count_fit()
-        given = self.strategy.adapt_callbacks(flatten_callbacks(arguments["callbacks"]))
+        given = self.strategy.adapt_callbacks(add_tracker(flatten_callbacks(arguments["callbacks"])))
         check_callbacks(given)
         point = membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
