@@ -324,9 +324,9 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
 
 
 CORE = [path for path in MODULES if room_of(path) != "extensions"]
-LINES, FILES = 119_863, 665
+LINES, FILES = 123_521, 676
 """Of Python in the core, at most: what is added replaces something, or its commit says why not."""
-ALL_LINES = 132_252
+ALL_LINES = 135_512
 """With the extensions."""
 
 
