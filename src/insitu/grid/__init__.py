@@ -75,14 +75,16 @@ if TYPE_CHECKING:
         repair_catalog,
         restore_copies,
     )
-    from insitu.grid.partitions import count_shared
     from insitu.grid.reading import (
+        Arrays,
         Batch,
         BlockRows,
+        Counts,
         DataPosition,
         Dataset,
         EpochAudit,
         PartitionAudit,
+        PartitionStatistics,
         PositionedData,
         RowSample,
         ShardLedger,

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.base.errors import InputError
+from insitu.base.fingerprint import CROSS_KEY, fingerprints, join_fingerprints
 from insitu.extensions.features.checks import check_count, check_dtype, check_unknown, refuse_duplicates
-from insitu.extensions.features.fingerprint import CROSS_KEY, fingerprints, join_fingerprints
 from insitu.extensions.features.numeric import NumericColumn
 from insitu.extensions.features.raw_values import Entries, Features, get_feature, read_entries, read_numbers
 from insitu.train.replica import record_vocabulary_file

@@ -14,7 +14,7 @@ from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, split_version
 from insitu.grid.caches.refreshing import EpochVersions
 from insitu.grid.catalog import check_here
-from insitu.grid.reading import READS, ROW, CacheReader, Dataset, resolve
+from insitu.grid.reading import READS, ROW, CacheReader, Dataset, resolve, suggest_name
 
 
 def dataset(
@@ -62,7 +62,10 @@ def dataset(
     named = [column.name for column in cache.columns]
     if label is not None and label not in named:
         if label != "label":
-            raise InputError(f"Cache {name} has no column {label!r} for a label. It has {', '.join(named)}")
+            raise InputError(
+                f"Cache {name} has no column {label!r} for a label. It has {', '.join(named)}"
+                f"{suggest_name(label, named)}"
+            )
         label = None
     wanted = [features] if isinstance(features, str) else features
     chosen = tuple(column for column in named if column != label) if wanted is None else tuple(wanted)
@@ -70,7 +73,7 @@ def dataset(
     if unknown or not chosen:
         raise InputError(
             f"features of cache {name} must be columns out of {', '.join(named)}, or {ROW}, the number of "
-            f"the row. Received: {features!r}"
+            f"the row. Received: {features!r}{suggest_name(unknown[0], named) if unknown else ''}"
         )
     held = tuple(context.shards if shards is None else shards)
     if any(not 0 <= shard < len(shard_map.shards) for shard in held):

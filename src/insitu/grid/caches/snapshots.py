@@ -109,11 +109,14 @@ def _check_options(name: str, given: Mapping[str, object], *, is_table: bool) ->
     """Raise TypeError and InputError for options that a call with this name can't have."""
     unknown = given.keys() - set(COLUMN_OPTIONS)
     if unknown:
-        raise TypeError(f"dataset() got an unexpected keyword argument {min(unknown)!r}")
+        raise TypeError(
+            f"dataset() got an unexpected keyword argument {min(unknown)!r}; features= names the columns "
+            f"that are read"
+        )
     if given and not is_table:
         raise InputError(
             f"{' and '.join(given)} are said of the columns of a table of another system. Received: cache "
-            f"{name}. Leave them out"
+            f"{name}. Leave them out; features= names the columns that are read, such as features=['a', 'b']"
         )
 
 

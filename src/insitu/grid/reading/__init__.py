@@ -11,6 +11,7 @@ from insitu.base.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from insitu.grid.reading.block_rows import BlockRows, read_blocks, read_drawn, read_numbered, to_block
     from insitu.grid.reading.cache_reader import ROW, CacheReader, numbers_rows
+    from insitu.grid.reading.column_maps import suggest_name
     from insitu.grid.reading.data_position import DataPosition, PositionedData
     from insitu.grid.reading.datasets import Batch, Dataset, register_converter
     from insitu.grid.reading.ledger import (
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
         list_epochs,
         read_ledgers,
     )
+    from insitu.grid.reading.partition_statistics import Arrays, PartitionStatistics
     from insitu.grid.reading.reads import READS
     from insitu.grid.reading.row_hashes import hash_values
     from insitu.grid.reading.row_samples import RowSample, sample_rows
     from insitu.grid.reading.shards import agree_on_shards, read_shard_map, resolve
     from insitu.grid.reading.structure import map_leaves
+    from insitu.grid.reading.value_counts import Counts
 
 __getattr__, __dir__ = export_lazily(__name__)

@@ -103,7 +103,8 @@ class CacheReader:
         self._first_rows = np.cumsum([0, *(partition.rows for partition in cache.partitions)])
         self._paths = paths
         self._node = node
-        self._features = features
+        #: The columns that are features.
+        self.features = features
         self.label = label
         columns = {column.name: column for column in cache.columns}
         self._columns = [columns[name] for name in self.names]
@@ -134,7 +135,7 @@ class CacheReader:
     def for_shards(self, shards: Sequence[int]) -> CacheReader:
         """Return a reader of the same columns for a task that has these shards."""
         place = (self._paths, self.cache, self.shard_map, tuple(shards), self._node)
-        return CacheReader(*place, self._features, self.label, self._version_at)
+        return CacheReader(*place, self.features, self.label, self._version_at)
 
     @property
     def is_refreshed(self) -> bool:
@@ -152,7 +153,7 @@ class CacheReader:
         if self._later is None or self._later.cache.version != cache.version:
             shard_map = replace(self.shard_map, version=cache.version)
             place = (self._paths, cache, shard_map, self.shards, self._node)
-            self._later = CacheReader(*place, self._features, self.label)
+            self._later = CacheReader(*place, self.features, self.label)
         return self._later
 
     def starts(self, shard: int) -> list[int]:
@@ -427,8 +428,8 @@ class CacheReader:
         label = None if self.label is None else found[self.label]
         if self._gives_numbers:
             found[ROW] = self.number_rows(origins)
-        named = {name: found[name] for name in self._features}
-        features = found[self._features[0]] if len(self._features) == 1 else named
+        named = {name: found[name] for name in self.features}
+        features = found[self.features[0]] if len(self.features) == 1 else named
         return features if self.label is None else (features, label)
 
 

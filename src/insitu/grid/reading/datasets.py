@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
@@ -27,6 +27,16 @@ from insitu.grid.layout import (
 )
 from insitu.grid.partitions import TEXT
 from insitu.grid.reading.cache_reader import CacheReader
+from insitu.grid.reading.column_maps import (
+    LABEL,
+    ColumnMap,
+    Hash,
+    Lookup,
+    find_place,
+    is_of_texts,
+    make_lookup,
+    make_time_parts,
+)
 from insitu.grid.reading.data_position import PositionedData
 from insitu.grid.reading.read_ahead import WindowedColumns
 from insitu.grid.reading.reads import READS
@@ -35,11 +45,14 @@ from insitu.grid.reading.structure import (
     Pad,
     Structure,
     apply_maps,
+    check_parameters,
     concatenate,
     has_lists,
     map_leaves,
+    name_leaves,
     spec_of,
 )
+from insitu.grid.reading.vocabularies import find_vocabularies
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +179,118 @@ class Dataset(PositionedData):
         """Apply `fn` to each shard's batches: `fn(features, label)` to a tuple, `fn(batch)` to others.
 
         It gets NumPy arrays of whole batches, never single rows, and returns any structure of arrays with
-        as many rows. Several maps compose in their order.
+        as many rows. Several maps compose in their order. An error in `fn` has a note that says what it got.
+        Raises InputError for a function that takes another number of arguments.
         """
         if not callable(fn):
             raise InputError(f"Dataset.map takes a function of a batch. Received: {fn!r}")
+        if not self._chain.maps:  # what a map returns is known when it is called
+            check_parameters(fn, *(("features", "label") if self.label is not None else ("features",)))
         return self._chained(replace(self._chain, maps=(*self._chain.maps, fn)))
+
+    def lookup(
+        self, *columns: str, vocabulary: Sequence[Any] | None = None, max_tokens: int | None = None
+    ) -> Dataset:
+        """Replace texts or whole numbers in columns by their ids in a vocabulary, int64, on every backend.
+
+        Ids of features are those of keras.layers.StringLookup and IntegerLookup: 0 for values that aren't in
+        the vocabulary, then the most frequent value first, and equally frequent ones in falling order. Labels
+        count from 0, and one that isn't in the vocabulary is an error.
+
+        Without `vocabulary`, which is for one column, it is that of all rows of the cache. All tasks of a job
+        find it together, in one pass over the partitions, so call it in all of them; a task that is started
+        again finds the same. `max_tokens` is its length at most. Other data needs the same ids: pass it
+        `vocabulary=train.vocabulary(column)`. Raises InputError.
+
+            train = insitu.dataset("people", label="income").lookup("city")
+            test = insitu.dataset("test", label="income").lookup("city", vocabulary=train.vocabulary("city"))
+        """
+        if not columns or (vocabulary is not None and len(columns) > 1):
+            raise InputError(
+                f"lookup takes columns, or one column and its vocabulary. Received: {columns!r}"
+                f"{' and a vocabulary' if vocabulary is not None else ''}. Call it for each column"
+            )
+        if max_tokens is not None and (vocabulary is not None or max_tokens < 2):
+            raise InputError(
+                f"max_tokens is 2 or more, and cuts a vocabulary that lookup finds. Received: {max_tokens!r}"
+                f"{' and a vocabulary' if vocabulary is not None else ''}"
+            )
+        places = {column: self._find_place(column, "lookup") for column in columns}
+        found = {columns[0]: vocabulary} if vocabulary is not None else self._find_vocabularies(places)
+        data = self
+        for column, place in places.items():
+            convert = make_lookup(column, found[column], is_label=place is LABEL, most=max_tokens)
+            data = data._mapped(ColumnMap(column, place, convert, f"lookup({column!r})"))
+        return data
+
+    def _find_vocabularies(self, places: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
+        columns = list(places)
+        if self.is_selected:
+            raise InputError(
+                f"A vocabulary is of all rows of a cache. Received: lookup of {', '.join(columns)} behind "
+                f"filter or take, in {self!r}. Call lookup before them, or pass it a vocabulary"
+            )
+        labels = [column for column, place in places.items() if place is LABEL]
+        maps, named = self._chain.maps, {column.name for column in self.cache.columns}
+        if not named.issuperset(columns) or any(
+            not isinstance(fn, ColumnMap) or fn.column in columns for fn in maps
+        ):
+            return find_vocabularies(self, places, labels)
+        # No map has changed these columns, so the others needn't be read.
+        alone = Dataset(self._reader.read_others(columns), self._context)
+        here = dict.fromkeys(columns) if len(columns) == 1 else {column: column for column in columns}
+        return find_vocabularies(alone, here, labels)
+
+    def vocabulary(self, column: str) -> list[Any]:
+        """Return the vocabulary of a column: the value of each id. It is what `lookup` has used; before a
+        `lookup` it is found as there, so call it in all tasks. Raises InputError."""
+        used = [fn.convert for fn in self._chain.maps if isinstance(fn, ColumnMap) and fn.column == column]
+        found = next((convert for convert in used if isinstance(convert, Lookup)), None)
+        return list(found.vocabulary) if found is not None else self.lookup(column).vocabulary(column)
+
+    def hash(self, *columns: str, bins: int) -> Dataset:
+        """Replace texts or whole numbers in columns by their hashes in [0, bins), int64, on every backend.
+
+        They are those of keras.layers.Hashing(bins): different values may have the same, and no vocabulary is
+        needed. Raises InputError.
+        """
+        if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or bins < 1 or not columns:
+            raise InputError(
+                f"hash takes columns, and bins of 1 or more. Received: {columns!r}, bins={bins!r}"
+            )
+        data = self
+        for column in columns:
+            place, call = self._find_place(column, "hash"), f"hash({column!r}, bins={bins})"
+            data = data._mapped(ColumnMap(column, place, Hash(column, int(bins)), call))
+        return data
+
+    def times(self, column: str, *parts: str) -> Dataset:
+        """Replace a column of times by parts of them, int32: features such as `since_hour` of `since`.
+
+        Parts are "year", "month" (1 to 12), "day", "weekday" (0 is Monday), "hour", "minute" and "second", in
+        the time zone of the column. Call it before `map`. Raises InputError.
+
+            insitu.dataset("people", label="income").times("since", "month", "weekday")
+        """
+        place = self._find_place(column, "times")
+        if any(not isinstance(fn, ColumnMap) or fn.column == column for fn in self._chain.maps):
+            raise InputError(
+                f"times takes a column as it was imported. Received: {column!r} of {self!r}. Call times "
+                f"before map, lookup and hash"
+            )
+        found = next((c for c in self.cache.columns if c.name == column), None)
+        if found is None or place is LABEL:
+            raise InputError(f"times takes a feature that is a column. Received: {column!r} of {self!r}")
+        call = f"times({', '.join(map(repr, [column, *parts]))})"
+        return self._mapped(ColumnMap(column, place, make_time_parts(found, parts), call))
+
+    def _find_place(self, column: str, call: str) -> Any:
+        return find_place(self.element_spec, self.feature_name, self.label, column, call)
+
+    def _mapped(self, fn: ColumnMap) -> Dataset:
+        found = self._chained(replace(self._chain, maps=(*self._chain.maps, fn)))
+        _ = found.element_spec  # what it can't take is an error at the script's line
+        return found
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Leave the rows for which `predicate` returns True, before they are shuffled and batched.
@@ -316,6 +436,11 @@ class Dataset(PositionedData):
         """The column of labels; None without one."""
         return self._reader.label
 
+    @property
+    def feature_name(self) -> str | None:
+        """The column that is the only feature; None if there are several."""
+        return self._reader.features[0] if len(self._reader.features) == 1 else None
+
     def rows_of_shard(self, shard: int) -> int:
         return self._selection.count(shard)
 
@@ -368,6 +493,22 @@ class Dataset(PositionedData):
             self._has_lists = has_lists(found)
             self._element_spec = spec_of(found)
         return self._element_spec
+
+    def refuse_texts(self) -> None:
+        """Raise InputError if arrays are texts, which tensors of JAX and PyTorch can't be."""
+        spec = self.element_spec
+        if self._has_lists:
+            return
+        parts = spec if isinstance(spec, tuple) else (spec,)
+        names = [self.feature_name or "features", self.label or "label", "sample_weight"]
+        named = name_leaves(dict(zip(names, parts, strict=False)))
+        texts = [name for name, array in named if is_of_texts(array)]
+        if texts:
+            raise InputError(
+                f"Models of JAX and PyTorch take numbers. Received: {self!r}, with text in "
+                f"{', '.join(map(repr, texts))}. Make ids of it, by dataset.lookup({texts[0]!r}) or "
+                f"dataset.hash({texts[0]!r}, bins=100), or leave the column out: features= of insitu.dataset"
+            )
 
     def refuse_lists(self) -> None:
         """Raise InputError if rows are lists of different lengths, of which no tensor can be made."""
@@ -538,7 +679,10 @@ def describe_chain(steps: Sequence[Step], chain: Chain) -> str:
     text += "" if chain.seed is None else f".shuffle({chain.seed}{exact})"
     text += "" if chain.batch_size is None else f".batch({chain.batch_size})"
     text += "" if chain.passes == 1 else f".repeat({chain.passes or ''})"
-    return text + "".join(f".map({getattr(fn, '__name__', fn)})" for fn in chain.maps)
+    return text + "".join(
+        f".{fn.call}" if isinstance(fn, ColumnMap) else f".map({getattr(fn, '__name__', fn)})"
+        for fn in chain.maps
+    )
 
 
 def describe_columns_of(cache: CacheSpec, names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from insitu.base.errors import InputError
 from insitu.grid.layout import Rows, ShuffledPlan
 from insitu.grid.reading.cache_reader import CacheReader
-from insitu.grid.reading.structure import apply_maps
+from insitu.grid.reading.structure import apply_maps, call_of_batch
 
 _CHUNK_ROWS = 4096
 """Rows that a function given to `filter` gets at once, at most."""
@@ -108,7 +108,7 @@ class Selection:
             selection = plan.rows_of_batch(chunk)
             data, rows, _ = self._reader.read_rows(shard, None, plan, chunk)
             data = apply_maps(step.maps, data, rows)
-            mask = np.asarray(step.fn(*data) if isinstance(data, tuple) else step.fn(data))
+            mask = np.asarray(call_of_batch(step.fn, data))
             if mask.shape != (rows,) or mask.dtype != np.bool_:
                 name = getattr(step.fn, "__qualname__", repr(step.fn))
                 raise InputError(

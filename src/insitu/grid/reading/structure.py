@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from insitu.base.errors import InputError
+from insitu.base.errors import InputError, InsituError
+from insitu.base.wording import format_count
 
+PARTS = ("features", "label", "sample_weight")
+"""The parts of a batch that is a tuple, in their order."""
 Structure = Any
 """An array, or a tuple, list or dict (with text keys) of structures."""
 
@@ -102,6 +106,31 @@ def leaves(structure: Structure) -> Iterator[Any]:
         yield structure
 
 
+def name_leaves(structure: Structure, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a structure, each with the key of the innermost dict that it is in."""
+    if isinstance(structure, dict):
+        for key, value in structure.items():
+            yield from name_leaves(value, str(key))
+    elif isinstance(structure, (tuple, list)):
+        for value in structure:
+            yield from name_leaves(value, name)
+    else:
+        yield name, structure
+
+
+def describe(structure: Structure) -> str:
+    """Return a structure with the dtype and shape of each array, such as `{age: float32[64]}`."""
+    if isinstance(structure, dict):
+        return f"{{{', '.join(f'{key}: {describe(value)}' for key, value in structure.items())}}}"
+    if isinstance(structure, (tuple, list)):
+        return f"({', '.join(map(describe, structure))})"
+    dtype = getattr(structure, "dtype", None)
+    if dtype is None:
+        return type(structure).__name__
+    name = "text or lists" if dtype.hasobject else "text" if dtype.kind in "SU" else str(dtype)
+    return f"{name}{list(np.shape(structure))}"
+
+
 def concatenate(structures: Sequence[Structure]) -> Structure:
     """Join structures of the same form, row by row."""
     first = structures[0]
@@ -121,13 +150,48 @@ def spec_of(structure: Structure) -> Structure:
     return map_leaves(lambda array: ArraySpec((None, *array.shape[1:]), array.dtype), structure)
 
 
+def check_parameters(fn: Callable[..., Any], *names: str) -> None:
+    """Raise InputError if a function can't be called with these parts of a batch, one argument each."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of NumPy's own functions nothing is known
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        shown = f"{getattr(fn, '__qualname__', repr(fn))}{signature}"
+        raise InputError(
+            f"A function given to Dataset.map or filter takes {format_count(len(names), 'argument')} here: "
+            f"{', '.join(names)}. Received: {shown} ({error}). Write it as `lambda {', '.join(names)}: ...`"
+        ) from None
+
+
+def call_of_batch(fn: Callable[..., Any], data: Structure) -> Any:
+    """Return `fn(*data)` if data is a tuple, else `fn(data)`. Errors get a note that says what came.
+
+    Raises InputError if it takes another number of arguments.
+    """
+    parts = data if isinstance(data, tuple) else (data,)
+    try:
+        return fn(*parts)
+    except InsituError:  # its own text says what came
+        raise
+    except Exception as error:
+        names = [PARTS[n] if n < len(PARTS) else f"part_{n}" for n in range(len(parts))]
+        if isinstance(error, TypeError):
+            check_parameters(fn, *names)
+        shown = ", ".join(f"{name} {describe(part)}" for name, part in zip(names, parts, strict=True))
+        error.add_note(f"{getattr(fn, '__qualname__', repr(fn))}, given to map or filter, got {shown}")
+        raise
+
+
 def apply_maps(maps: Sequence[Callable[..., Any]], data: Structure, rows: int) -> Structure:
     """Pass `data` through each of `maps`: `fn(*data)` if data is a tuple, else `fn(data)`.
 
     Raises InputError if the outcome doesn't have as many rows: each row must be trained on once.
     """
     for fn in maps:
-        data = fn(*data) if isinstance(data, tuple) else fn(data)
+        data = call_of_batch(fn, data)
         for leaf in leaves(data):
             shape = np.shape(leaf)
             if not shape or shape[0] != rows:

@@ -275,6 +275,7 @@ class DatasetAdapter(_UnevenBatches):
                 f"none. Build and compile it in strategy.scope()"
             )
         check_all_shards(dataset)
+        refuse_texts(dataset)
         self._dataset = dataset
         self._class_weight = class_weight
 
@@ -361,6 +362,12 @@ def refuse_beside_dataset(**arguments: Any) -> None:
                 f"An insitu.Dataset holds its own labels, weights and batch size: leave {name} out. "
                 f"Received: {name} of type {type(value).__name__}."
             )
+
+
+def refuse_texts(dataset: Dataset) -> None:
+    """Raise InputError for text that the backend's tensors can't hold."""
+    if keras.backend.backend() != "tensorflow":
+        dataset.refuse_texts()
 
 
 def take_whole(x: Any) -> Any:

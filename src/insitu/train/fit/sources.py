@@ -23,7 +23,7 @@ from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchData
 
 from insitu.base.errors import InputError
 from insitu.grid import Dataset
-from insitu.train.fit.adapter import refuse_beside_dataset, take_whole
+from insitu.train.fit.adapter import refuse_beside_dataset, refuse_texts, take_whole
 from insitu.train.fit.arrays import (
     ArraySource,
     DrawnOrder,
@@ -114,6 +114,7 @@ def make_feed(
                 f"repeat() without a count has no end. Received: {x!r} without a number of steps. Pass "
                 "steps_per_epoch to fit, steps to evaluate and predict, or a count to repeat."
             )
+        refuse_texts(x)
         dataset = x.map(lambda *xy: weigh_classes(xy, class_weight)) if class_weight else x
         return DatasetFeed(dataset, shards, num_shards, launched_shards, replicas_per_shard)
     if len(shards) < num_shards and is_never_sharded(x):

@@ -18,8 +18,8 @@ import insitu
 from insitu.base.context import context
 from insitu.base.errors import InputError
 from insitu.base.paths import Paths
-from insitu.extensions.features import adaptation
 from insitu.grid import import_cache
+from insitu.grid.reading import partition_statistics
 
 # Keras, as it makes arrays
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -111,11 +111,11 @@ def test_all_tasks_of_a_job_get_the_bits_of_one_process(cache: str, monkeypatch:
     alone = layers()
     insitu.adapt(alone, cache)
     here = replace(context(), job_id="job-1")
-    monkeypatch.setattr(adaptation, "read_context", lambda: here)
-    monkeypatch.setattr(adaptation, "_calls", iter([0, 0, 1]))
+    monkeypatch.setattr(partition_statistics, "read_context", lambda: here)
+    monkeypatch.setattr(partition_statistics, "_calls", iter([0, 0, 1]))
     names = list(alone)
     first = insitu.dataset(cache, features=names, label=None)
-    monkeypatch.setattr(adaptation, "_TAKE_OVER_SECONDS", 0.2)
+    monkeypatch.setattr(partition_statistics, "_TAKE_OVER_SECONDS", 0.2)
     one, two, three = layers(), layers(), layers()
     # This task reads half of the partitions; nobody reads the others, so that it does after a while.
     held = first.shard_map.shards[0]
@@ -126,7 +126,9 @@ def test_all_tasks_of_a_job_get_the_bits_of_one_process(cache: str, monkeypatch:
     thread.join(60)
     assert not thread.is_alive()
     # Another finds all that was left.
-    monkeypatch.setattr(adaptation._Partitions, "_read", lambda self, index: pytest.fail("it reads again"))
+    monkeypatch.setattr(
+        partition_statistics.PartitionStatistics, "_read", lambda self, index: pytest.fail("it reads again")
+    )
     insitu.adapt(two, insitu.dataset(cache, features=names, label=None))
     assert numbers(one) == numbers(two) == numbers(alone)
     with pytest.raises(pytest.fail.Exception, match="reads again"):  # another call has its own
@@ -158,8 +160,10 @@ def test_what_cannot_be_adapted_is_refused(cache: str) -> None:
             insitu.adapt(layer, data)
 
 
-def test_missing_numbers_are_told_with_their_feature_and_a_map_that_fills_them(
-    home: Path, tmp_path: Path
+@pytest.mark.parametrize("features", ["age", ["age", "size"], None])
+@pytest.mark.parametrize("label", ["label", None])
+def test_advice_about_missing_numbers_runs_as_it_is_written(
+    home: Path, tmp_path: Path, features: Any, label: str | None
 ) -> None:
     columns = {
         "age": np.array([1, np.nan, 3, 4], "float32"),
@@ -168,11 +172,13 @@ def test_missing_numbers_are_told_with_their_feature_and_a_map_that_fills_them(
     }
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     import_cache(Paths.default(), "gaps", [str(tmp_path / "rows.parquet")], partitions=1)
-    dataset = insitu.dataset("gaps", label="label")
-    with pytest.raises(InputError, match=r"the feature 'age' in partition 0 of gaps") as refused:
-        insitu.adapt({"age": keras.layers.Normalization(axis=None)}, dataset)
-    call = str(refused.value).partition("such as ")[2]
-    filled = eval(call, {"dataset": dataset, "numpy": np})
+    dataset: Any = insitu.dataset("gaps", features=features, label=label) if features else "gaps"
     layer = keras.layers.Normalization(axis=None)
-    insitu.adapt({"age": layer}, filled)
+    layers = layer if features == "age" else {"age": layer}
+    with pytest.raises(InputError, match=r"the feature 'age' in partition 0 of gaps") as refused:
+        insitu.adapt(layers, dataset)
+    filled = eval(
+        str(refused.value).partition("such as ")[2], {"dataset": dataset, "numpy": np, "insitu": insitu}
+    )
+    insitu.adapt(layers, filled)
     assert float(np.asarray(layer.mean).reshape(-1)[0]) == 2.0

@@ -9,8 +9,8 @@ import pytest
 
 from insitu import feature_column as fc
 from insitu.base.errors import InputError
+from insitu.base.fingerprint import fingerprints
 from insitu.extensions.features.categorical import CategoricalColumn
-from insitu.extensions.features.fingerprint import fingerprints
 
 
 def ids(column: CategoricalColumn, **features: Any) -> list[list[int]]:

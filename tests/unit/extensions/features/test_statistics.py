@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.base.errors import InputError
-from insitu.extensions.features.statistics import Counts, MeanAndVariance, Quantiles
+from insitu.extensions.features.statistics import MeanAndVariance, Quantiles
+from insitu.grid import Counts
 
 NUMBERS = st.lists(st.lists(st.integers(-1000, 1000), max_size=30), min_size=1, max_size=6)
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.extensions.features.fingerprint import CROSS_KEY, fingerprints, join_fingerprints
+from insitu.base.fingerprint import CROSS_KEY, fingerprints, join_fingerprints
 
 MOST = 2**63 - 1
 
