@@ -158,7 +158,7 @@ def test_import_reads_files_by_a_plug_in_and_names_one_that_is_broken(
     assert refused.returncode == 2
     assert "'broken' of insitu.sources, mine_broken:Source of " + BROKEN in " ".join(refused.stderr.split())
     unknown = run(installed, home, "import", "c", str(tmp_path / "a.numbers"), "--format", "nothing")
-    assert "ndjson, broken or numbers. Received: nothing" in " ".join(unknown.stderr.split())
+    assert "text, broken or numbers. Received: nothing" in " ".join(unknown.stderr.split())
 
 
 def test_tables_of_another_system_are_read_by_a_plug_in(installed: Path, home: Path) -> None:

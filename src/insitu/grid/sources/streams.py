@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from glob import escape, glob
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -269,9 +271,9 @@ def find_table(source: str, sql: str | None, version: str | None) -> BatchStream
     if sql is not None:
         return _open_sql(source, sql)
     path = Path(rest if scheme in ("delta", "iceberg") and separator else source)
-    if scheme == "delta" or (not separator and (path / "_delta_log").is_dir()):
+    if scheme == "delta" or (not separator and os.path.isdir(path / "_delta_log")):
         return _open_delta(str(path), version)
-    is_iceberg = not separator and bool(list((path / "metadata").glob("*.metadata.json")))
+    is_iceberg = not separator and bool(glob(f"{escape(str(path))}/metadata/*.metadata.json"))
     if scheme == "iceberg" or is_iceberg:
         return _open_iceberg(
             rest if separator else source, path if is_iceberg or path.exists() else None, version

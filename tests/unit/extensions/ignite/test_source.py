@@ -453,7 +453,7 @@ def test_options_of_files_are_refused(paths: Paths, options: dict[str, Any], mes
 
 def test_options_of_ignite_are_refused_for_files(paths: Paths, tmp_path: Path):
     np.save(tmp_path / "a.npy", np.zeros(3))
-    with pytest.raises(InputError, match=r"--tensor is said of the columns of a table of another system"):
+    with pytest.raises(InputError, match=r"--tensor is for tables"):
         import_cache(paths, "a", [str(tmp_path / "a.npy")], tensor=TENSOR)
 
 
