@@ -144,6 +144,11 @@ def _parse_dtypes(given: Sequence[str]) -> dict[str, str]:
     pairs = _parse_pairs("--dtype", rule, given)
     known = (*DTYPES, *TEXT_WORDS, *TIME_WORDS)
     for name, dtype in pairs.items():
+        if "%Z" in dtype:
+            raise InputError(
+                f"The form of times can't have names of zones, which have several meanings. Received: "
+                f"{name}={dtype}. Leave such times as text: {name}=str; %z reads zones such as +0200"
+            )
         if dtype not in known and "%" not in dtype:
             raise InputError(
                 f"--dtype must be one of {', '.join(known)}, or the form of times, such as %d.%m.%Y. "

@@ -77,7 +77,8 @@ class Condition:
     def _build(self, node: ast.AST, schema: Any) -> Any:
         build = functools.partial(self._build, schema=schema)
         if (name := _name_of(node)) is not None:
-            return pc.field(name)
+            is_encoded = pa.types.is_dictionary(schema.field(name).type)
+            return pc.field(name).cast(_type_of(node, schema)) if is_encoded else pc.field(name)
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None):
                 return pc.scalar(node.value)
@@ -111,7 +112,10 @@ class Condition:
             if not isinstance(right, ast.List | ast.Tuple | ast.Set):
                 raise InputError(f"{_EXAMPLE}. Received: {self._text!r}; `in` takes a list, such as [1, 2]")
             values = pa.array([_value_of(each, self._text) for each in right.elts])
-            among = self._build(left, schema).isin(values if kind is None else values.cast(kind))
+            among = (side := self._build(left, schema)).isin(values if kind is None else values.cast(kind))
+            if not values.null_count:  # of a missing value it isn't known
+                unknown: Any = pa.scalar(None, pa.bool_())
+                among = pc.if_else(side.is_null(), unknown, among)
             return among if isinstance(op, ast.In) else ~among
         return _COMPARISONS[type(op)](self._side(left, kind, schema), self._side(right, kind, schema))
 
@@ -146,8 +150,10 @@ def _name_of(node: ast.AST) -> str | None:
 
 
 def _type_of(node: ast.AST, schema: Any) -> Any:
+    """Return the type of a column's values; None for what is no column."""
     name = _name_of(node)
-    return None if name is None else schema.field(name).type
+    kind = None if name is None else schema.field(name).type
+    return kind.value_type if kind is not None and pa.types.is_dictionary(kind) else kind
 
 
 def _value_of(node: ast.AST, text: str) -> Any:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from insitu.base.errors import InputError, SourceError
 from insitu.base.wording import hide_password
 from insitu.grid.sources.base import rows_per_block
-from insitu.grid.sources.tables import TableBatch, make_tensors
+from insitu.grid.sources.tables import TableBatch, make_tensors, roots_of
 
 _SAMPLE_ROWS = 1024
 _ROWS_AT_ONCE = 1024
@@ -56,8 +56,7 @@ class BatchStream:
         return int(self._row_bytes * self.expected_rows)
 
     def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
-        roots = {each.name for each in self.schema}
-        names = sorted({name if name in roots else name.partition(".")[0] for name in wanted})
+        names = roots_of(wanted, self.schema)
         done = 0
         with contextlib.closing(self._batches(names)) as batches:
             for batch in batches:

@@ -18,6 +18,7 @@ TABLE = pa.table(
         "Kunde Nr.": [1, 2, 3],
         "at": [datetime.datetime(2020, 1, day) for day in (1, 2, 3)],
         "user.x": [1.0, 2.0, float("nan")],
+        "kind": pa.array(["a", "b", None]).dictionary_encode(),
     }
 )
 
@@ -33,6 +34,12 @@ TABLE = pa.table(
         ("user.x < 2", [1]),
         ('city in ["a", "b"]', [1, 3]),
         ('city not in ["a", "b"]', [2]),
+        ("age not in [1]", [2]),  # of a missing age nothing is known
+        ("not (age in [1])", [2]),
+        ("age in [1, None]", [1, 3]),
+        ('kind in ["a"]', [1]),
+        ('kind not in ["a"]', [2]),
+        ('kind != "b"', [1]),
         ('col("Kunde Nr.") >= 2 and city != "b"', [2]),
         ("1 < n < 3 or n == 3", [2, 3]),
         ('at > "2020-01-01 12:00:00"', [2, 3]),
