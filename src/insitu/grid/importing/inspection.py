@@ -121,7 +121,7 @@ def inspect_files(options: ImportOptions) -> Inspection:
 
 def _show(column: Column) -> str:
     kind = describe_columns((column,)).removeprefix(f"{column.name} ")
-    return f"{column.name}: {kind}" + (f" ({column.logical})" if column.logical else "")
+    return f"{column.name}: {kind}"
 
 
 def _describe(name: str, tables: Sequence[ArrowSource], layout: Sequence[TableColumn]) -> InspectedColumn:

@@ -80,10 +80,12 @@ class Condition:
             is_encoded = pa.types.is_dictionary(schema.field(name).type)
             return pc.field(name).cast(_type_of(node, schema)) if is_encoded else pc.field(name)
         match node:
-            case ast.Constant(value=bool() | int() | float() | str() | None):
+            case ast.Constant(value=float() as value):
+                return _scalar(value)
+            case ast.Constant(value=bool() | int() | str() | None):
                 return pc.scalar(node.value)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-                return pc.scalar(-value)
+                return _scalar(-value) if isinstance(value, float) else pc.scalar(-value)
             case ast.UnaryOp(op=ast.Not()):
                 return ~build(node.operand)
             case ast.BoolOp():
@@ -92,7 +94,12 @@ class Condition:
                     (lambda a, b: a & b) if isinstance(node.op, ast.And) else (lambda a, b: a | b), parts
                 )
             case ast.BinOp() if type(node.op) in _SUMS:
-                return _SUMS[type(node.op)](build(node.left), build(node.right))
+                wholes = [_whole_of(side) for side in (node.left, node.right)]
+                sides = [
+                    build(side) if whole is None else _scalar(whole)
+                    for side, whole in zip((node.left, node.right), wholes, strict=True)
+                ]
+                return _SUMS[type(node.op)](*sides)
             case ast.Compare():
                 sides = [node.left, *node.comparators]
                 pairs = zip(sides, node.ops, sides[1:], strict=False)
@@ -120,11 +127,25 @@ class Condition:
         return _COMPARISONS[type(op)](self._side(left, kind, schema), self._side(right, kind, schema))
 
     def _side(self, node: ast.AST, kind: Any, schema: Any) -> Any:
-        """Return a side of a comparison: a text beside a time is one, too."""
+        """Return a side of a comparison: a text beside a time is one, too, and a number beside uint64."""
+        whole = _whole_of(node)
+        if kind == pa.uint64() and whole is not None and whole >= 0:
+            return pc.scalar(pa.scalar(whole, kind))  # of another type it would make int64 of the other
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if is_text and kind is not None and pa.types.is_temporal(kind):
             return pc.scalar(pa.scalar(node.value).cast(kind))  # type: ignore[attr-defined]
         return self._build(node, schema)
+
+
+def _whole_of(node: ast.AST) -> int | None:
+    """Return a whole number; None for what is none."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _scalar(value: Any) -> Any:
+    """Return a number that is calculated with in 64 bits: Arrow takes the narrowest type for others."""
+    return pc.scalar(value).cast(pa.float64() if isinstance(value, float) else pa.int64())
 
 
 def _list_columns(node: ast.AST) -> Iterator[str]:

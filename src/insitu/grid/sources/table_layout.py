@@ -420,6 +420,8 @@ def _find_shape(name: str, found: _Found, is_ragged: bool) -> tuple[int, ...]:
 def _list_shapes(values: Any) -> set[tuple[int, ...]]:
     """Return the shapes of the rows of an array of lists, at most a few."""
     kind = values.type
+    if pa.types.is_null(kind):  # of a file without values
+        return set()
     if isinstance(kind, pa.FixedShapeTensorType):
         return {tuple(kind.shape)}
     if pa.types.is_dictionary(kind):

@@ -18,6 +18,9 @@ TABLE = pa.table(
         "Kunde Nr.": [1, 2, 3],
         "at": [datetime.datetime(2020, 1, day) for day in (1, 2, 3)],
         "user.x": [1.0, 2.0, float("nan")],
+        "large": [2**53, 2**24 + 1, None],
+        "byte": pa.array([100, -100, 0], pa.int8()),
+        "unsigned": pa.array([2**64 - 1, 0, 1], pa.uint64()),
         "kind": pa.array(["a", "b", None]).dictionary_encode(),
     }
 )
@@ -47,6 +50,10 @@ TABLE = pa.table(
         ("n * 2 - 1 > -1 + n", [1, 2, 3]),
         ("n / 2 == 1", [2, 3]),  # whole numbers are divided as Arrow divides them
         ("-1 < n", [1, 2, 3]),
+        ("large > 0.5", [1, 2]),
+        ("large * 1.5 == 25165825.5", [2]),  # no float32 holds it
+        ("byte * 2 > 150", [1]),  # no int8 holds it
+        ("unsigned > 5", [1]),
     ],
 )
 def test_rows_that_fulfil_it_are_kept(text: str, kept: list[int]) -> None:

@@ -231,3 +231,12 @@ def test_whole_numbers_that_floats_do_not_hold_are_refused(tmp_path: Path) -> No
         list(first.blocks(1 << 20))
     write(path, [{"id": 1e300}, {"id": 2.0**60}])
     assert read(path) == {"id": [1e300, 2.0**60]}
+
+
+def test_a_column_of_lists_may_have_no_values_in_one_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"x": None, "n": 1}])
+    write(tmp_path / "b.jsonl", [{"x": [1, 2], "n": 2}])
+    options = SourceOptions(fields=ColumnOptions(drop_nulls=("x",)))
+    files = [(tmp_path / f"{name}.jsonl", "ndjson") for name in "ab"]
+    found = [block for source in open_sources(files, options) for block in source.blocks(1 << 20)]
+    assert [block.columns["x"].tolist() for block in found] == [[[1, 2]]]
