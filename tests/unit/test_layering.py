@@ -324,9 +324,9 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
 
 
 CORE = [path for path in MODULES if room_of(path) != "extensions"]
-LINES, FILES = 125_590, 685
+LINES, FILES = 125_923, 686
 """Of Python in the core, at most: what is added replaces something, or its commit says why not."""
-ALL_LINES = 138_966
+ALL_LINES = 139_299
 """With the extensions."""
 
 

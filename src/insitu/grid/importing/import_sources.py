@@ -6,7 +6,9 @@ Here an error gets the command that helps: `command_advised` for images, `remedi
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -181,11 +183,17 @@ def write_command(options: ImportOptions, *more: str) -> str:
     """Return the command of a shell that imports with these options, and `more`. URLs lose their secrets."""
     sources = [str(UrlFile(source)) if is_url(source) else source for source in options.sources]
     # What is added takes the place of what was said of the same column.
-    pairs = zip(more[::2], more[1::2], strict=False)
-    named = {(flag, value.rpartition("=")[0]) for flag, value in pairs if flag == "--dtype"}
-    kept = tuple(each for each in options.dtype if ("--dtype", each.rpartition("=")[0]) not in named)
+    named = {value.rpartition("=")[0] for flag, value in itertools.pairwise(more) if flag == "--dtype"}
+    kept = tuple(each for each in options.dtype if each.rpartition("=")[0] not in named)
     options = replace(options, dtype=kept)
-    names, given = [options.cache, *map(hide_password, sources)], [*format_options(options), *more]
+    # A value that begins as an option does isn't one.
+    added: list[str] = []
+    for part in more:
+        if added and re.match("-[^-]", part):
+            added[-1] += f"={part}"
+        else:
+            added.append(part)
+    names, given = [options.cache, *map(hide_password, sources)], [*format_options(options), *added]
     if any(name.startswith("-") for name in names):
         return shlex.join(["insitu", "import", *given, "--", *names])
     return shlex.join(["insitu", "import", *names, *given])

@@ -129,8 +129,10 @@ def _parse_tensor(text: str) -> tuple[str, tuple[str, tuple[int, ...]]]:
 def _parse_pairs(flag: str, rule: str, given: Sequence[str], *, empty: bool = False) -> dict[str, str]:
     pairs = {}
     for text in given:
-        # A column's name may have a sign of equality; what stands for it has none.
-        name, equals, value = text.rpartition("=") if flag != "--fill" else text.partition("=")
+        # A column's name may have a sign of equality; what stands for it has none, but values to fill with.
+        name, equals, value = text.rpartition("=")
+        if flag == "--fill" and value not in FILL_WORDS:
+            name, equals, value = text.partition("=")
         if not equals or not name.strip() or (not value and not empty):
             raise InputError(f"{flag} names {rule}. Received: {text!r}")
         if name.strip() in pairs:

@@ -120,6 +120,8 @@ def _table_of(columns: Mapping[Any, Any]) -> Any:
     """Return arrays and lists as a table. Raises InputError."""
     arrays = {}
     for name, values in columns.items():
+        if str(name) in arrays:
+            raise InputError(f"Each column needs a name of its own. Received: {str(name)!r} twice")
         try:
             arrays[str(name)] = _array_of(values)
         except (pa.ArrowException, ValueError, TypeError) as error:
@@ -152,6 +154,8 @@ def _array_of(values: Any) -> Any:
         )
     if array.ndim == 0:
         raise ValueError("one value")
+    if np.ma.is_masked(array):
+        raise ValueError("masked values in arrays of several axes")
     return make_tensors(array)
 
 
