@@ -6,7 +6,9 @@ Here an error gets the command that helps: `command_advised` for images, `remedi
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -167,20 +169,31 @@ def command_advised(options: ImportOptions, files: Sequence[tuple[SourceFile | s
         if in_folders and not (options.label_from_filename or options.append):
             changed = replace(changed, label_from_folder=True)
         raise SourceError(
-            f"{error.message}. Give that or a smaller one: `{_write_command(changed)}`"
+            f"{error.message}. Give that or a smaller one: `{write_command(changed)}`"
         ) from error
     except DamagedImages as error:
         error.message += ". Fetch them again"
         if not options.skip_damaged and files[0][1] in _MEANINGS["skip_damaged"][0]:
-            command = _write_command(replace(options, skip_damaged=True))
+            command = write_command(replace(options, skip_damaged=True))
             error.message += f", or leave them out: `{command}`"
         raise
 
 
-def _write_command(options: ImportOptions, *more: str) -> str:
+def write_command(options: ImportOptions, *more: str) -> str:
     """Return the command of a shell that imports with these options, and `more`. URLs lose their secrets."""
     sources = [str(UrlFile(source)) if is_url(source) else source for source in options.sources]
-    names, given = [options.cache, *map(hide_password, sources)], [*format_options(options), *more]
+    # What is added takes the place of what was said of the same column.
+    named = {value.rpartition("=")[0] for flag, value in itertools.pairwise(more) if flag == "--dtype"}
+    kept = tuple(each for each in options.dtype if each.rpartition("=")[0] not in named)
+    options = replace(options, dtype=kept)
+    # A value that begins as an option does isn't one.
+    added: list[str] = []
+    for part in more:
+        if added and re.match("-[^-]", part):
+            added[-1] += f"={part}"
+        else:
+            added.append(part)
+    names, given = [options.cache, *map(hide_password, sources)], [*format_options(options), *added]
     if any(name.startswith("-") for name in names):
         return shlex.join(["insitu", "import", *given, "--", *names])
     return shlex.join(["insitu", "import", *names, *given])
@@ -227,7 +240,7 @@ def remedies_shown(options: ImportOptions, *, in_python: bool) -> Iterator[None]
                 )
             shown = ", ".join(f"{name}={value}" for name, value in given.items())
             raise SourceError(f"{error}, which in Python is {shown}") from error
-        raise SourceError(f"{error}, as in: {_write_command(options, *error.remedy)}") from error
+        raise SourceError(f"{error}, as in: {write_command(options, *error.remedy)}") from error
 
 
 @contextlib.contextmanager

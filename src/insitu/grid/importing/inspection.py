@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from insitu.base.spec import Column
-from insitu.grid.importing.import_sources import choose_reading, refuse_for_format
+from insitu.grid.importing.import_sources import choose_reading, refuse_for_format, write_command
 from insitu.grid.sources import (
     ArrowSource,
     ColumnProblems,
@@ -25,7 +24,7 @@ from insitu.grid.sources import (
     open_all,
     open_sources,
 )
-from insitu.options import ImportOptions, format_options
+from insitu.options import ImportOptions
 
 _EXAMPLES = 3
 _MOST_SHOWN = 40
@@ -107,7 +106,6 @@ def inspect_files(options: ImportOptions) -> Inspection:
             )
             for each in sources[0].columns
         )
-    words = ["insitu", "import", options.cache, *options.sources, *format_options(options), *remedy]
     return Inspection(
         sources[0].format,
         len(files),
@@ -117,13 +115,13 @@ def inspect_files(options: ImportOptions) -> Inspection:
         columns,
         tuple(dict.fromkeys(note for source in sources for note in getattr(source, "notes", ()))),
         problems,
-        shlex.join(words),
+        write_command(options, *remedy),
     )
 
 
 def _show(column: Column) -> str:
     kind = describe_columns((column,)).removeprefix(f"{column.name} ")
-    return f"{column.name}: {kind}" + (f" ({column.logical})" if column.logical else "")
+    return f"{column.name}: {kind}"
 
 
 def _describe(name: str, tables: Sequence[ArrowSource], layout: Sequence[TableColumn]) -> InspectedColumn:

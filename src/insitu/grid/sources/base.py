@@ -203,8 +203,9 @@ def raw_bytes(values: npt.NDArray[Any]) -> memoryview:
 
 
 def describe_columns(columns: tuple[Column, ...]) -> str:
-    """Return such as `x uint8[28,28], label int64`, for messages."""
+    """Return such as `x uint8[28,28], label int64`, for messages; of times the type, too."""
     return ", ".join(
         f"{c.name} {'text' if c.dtype == TEXT else c.dtype}{list(c.shape) if c.shape else ''}"
+        f"{f' ({c.logical})' if c.logical else ''}"
         for c in columns
     )

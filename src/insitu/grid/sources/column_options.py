@@ -129,8 +129,10 @@ def _parse_tensor(text: str) -> tuple[str, tuple[str, tuple[int, ...]]]:
 def _parse_pairs(flag: str, rule: str, given: Sequence[str], *, empty: bool = False) -> dict[str, str]:
     pairs = {}
     for text in given:
-        # A column's name may have a sign of equality; what stands for it has none.
-        name, equals, value = text.rpartition("=") if flag != "--fill" else text.partition("=")
+        # A column's name may have a sign of equality; what stands for it has none, but values to fill with.
+        name, equals, value = text.rpartition("=")
+        if flag == "--fill" and value not in FILL_WORDS:
+            name, equals, value = text.partition("=")
         if not equals or not name.strip() or (not value and not empty):
             raise InputError(f"{flag} names {rule}. Received: {text!r}")
         if name.strip() in pairs:
@@ -144,6 +146,11 @@ def _parse_dtypes(given: Sequence[str]) -> dict[str, str]:
     pairs = _parse_pairs("--dtype", rule, given)
     known = (*DTYPES, *TEXT_WORDS, *TIME_WORDS)
     for name, dtype in pairs.items():
+        if "%Z" in dtype:
+            raise InputError(
+                f"The form of times can't have names of zones, which have several meanings. Received: "
+                f"{name}={dtype}. Leave such times as text: {name}=str; %z reads zones such as +0200"
+            )
         if dtype not in known and "%" not in dtype:
             raise InputError(
                 f"--dtype must be one of {', '.join(known)}, or the form of times, such as %d.%m.%Y. "

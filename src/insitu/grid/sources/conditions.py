@@ -77,12 +77,15 @@ class Condition:
     def _build(self, node: ast.AST, schema: Any) -> Any:
         build = functools.partial(self._build, schema=schema)
         if (name := _name_of(node)) is not None:
-            return pc.field(name)
+            is_encoded = pa.types.is_dictionary(schema.field(name).type)
+            return pc.field(name).cast(_type_of(node, schema)) if is_encoded else pc.field(name)
         match node:
-            case ast.Constant(value=bool() | int() | float() | str() | None):
+            case ast.Constant(value=float() as value):
+                return _scalar(value)
+            case ast.Constant(value=bool() | int() | str() | None):
                 return pc.scalar(node.value)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-                return pc.scalar(-value)
+                return _scalar(-value) if isinstance(value, float) else pc.scalar(-value)
             case ast.UnaryOp(op=ast.Not()):
                 return ~build(node.operand)
             case ast.BoolOp():
@@ -91,7 +94,12 @@ class Condition:
                     (lambda a, b: a & b) if isinstance(node.op, ast.And) else (lambda a, b: a | b), parts
                 )
             case ast.BinOp() if type(node.op) in _SUMS:
-                return _SUMS[type(node.op)](build(node.left), build(node.right))
+                wholes = [_whole_of(side) for side in (node.left, node.right)]
+                sides = [
+                    build(side) if whole is None else _scalar(whole)
+                    for side, whole in zip((node.left, node.right), wholes, strict=True)
+                ]
+                return _SUMS[type(node.op)](*sides)
             case ast.Compare():
                 sides = [node.left, *node.comparators]
                 pairs = zip(sides, node.ops, sides[1:], strict=False)
@@ -111,16 +119,33 @@ class Condition:
             if not isinstance(right, ast.List | ast.Tuple | ast.Set):
                 raise InputError(f"{_EXAMPLE}. Received: {self._text!r}; `in` takes a list, such as [1, 2]")
             values = pa.array([_value_of(each, self._text) for each in right.elts])
-            among = self._build(left, schema).isin(values if kind is None else values.cast(kind))
+            among = (side := self._build(left, schema)).isin(values if kind is None else values.cast(kind))
+            if not values.null_count:  # of a missing value it isn't known
+                unknown: Any = pa.scalar(None, pa.bool_())
+                among = pc.if_else(side.is_null(), unknown, among)
             return among if isinstance(op, ast.In) else ~among
         return _COMPARISONS[type(op)](self._side(left, kind, schema), self._side(right, kind, schema))
 
     def _side(self, node: ast.AST, kind: Any, schema: Any) -> Any:
-        """Return a side of a comparison: a text beside a time is one, too."""
+        """Return a side of a comparison: a text beside a time is one, too, and a number beside uint64."""
+        whole = _whole_of(node)
+        if kind == pa.uint64() and whole is not None and whole >= 0:
+            return pc.scalar(pa.scalar(whole, kind))  # of another type it would make int64 of the other
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if is_text and kind is not None and pa.types.is_temporal(kind):
             return pc.scalar(pa.scalar(node.value).cast(kind))  # type: ignore[attr-defined]
         return self._build(node, schema)
+
+
+def _whole_of(node: ast.AST) -> int | None:
+    """Return a whole number; None for what is none."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _scalar(value: Any) -> Any:
+    """Return a number that is calculated with in 64 bits: Arrow takes the narrowest type for others."""
+    return pc.scalar(value).cast(pa.float64() if isinstance(value, float) else pa.int64())
 
 
 def _list_columns(node: ast.AST) -> Iterator[str]:
@@ -146,8 +171,10 @@ def _name_of(node: ast.AST) -> str | None:
 
 
 def _type_of(node: ast.AST, schema: Any) -> Any:
+    """Return the type of a column's values; None for what is no column."""
     name = _name_of(node)
-    return None if name is None else schema.field(name).type
+    kind = None if name is None else schema.field(name).type
+    return kind.value_type if kind is not None and pa.types.is_dictionary(kind) else kind
 
 
 def _value_of(node: ast.AST, text: str) -> Any:

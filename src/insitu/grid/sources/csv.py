@@ -5,7 +5,8 @@ A file is cut into chunks of whole rows, which threads parse. Quoted fields may 
 
 Types follow from the first 2 MiB of each file, as Arrow infers them: whole numbers are int64, other
 numbers float64, `true` and `false` bool, times in ISO's form are times, all else text. Whole numbers with
-leading zeros, such as 01234, are text. An empty field is a missing value, but the empty text in a column of
+leading zeros, such as 01234, are text, and so are hexadecimal ones. Whole numbers that only float64 would
+hold, and not exactly, are refused. An empty field is a missing value, but the empty text in a column of
 text. A value further on that doesn't fit its column's type is an error.
 """
 
@@ -28,6 +29,7 @@ import pyarrow.csv as pa_csv
 
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import CsvOptions, SourceOptions
+from insitu.grid.sources.lossy import find_lossy, list_large
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.table_layout import ColumnProblems, Problem, is_text
 from insitu.grid.sources.tables import TableBatch, arrow_errors, is_of_the_system
@@ -47,8 +49,10 @@ _BEGINNING = 64 << 10
 """Bytes of a file that are looked at before Arrow reads it."""
 _NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?")
 _DECIMAL_COMMA = r"^\s*[-+]?\d*,\d+\s*$"
+_THOUSANDS = r"^\s*[-+]?[1-9]\d{0,2},\d{3}\s*$"
 _WHOLE = r"^\s*[-+]?\d*\s*$"
-_LEADING_ZERO = r"^[-+]?0\d"
+_LEADING_ZERO = r"^\s*[-+]?0[\dxX]"
+"""Arrow takes 007 for 7, and 0x1F, of which some are larger than int64, for 31."""
 _CONVERSION = re.compile(
     r"In CSV column #(\d+): (?:Row #\d+: )?CSV conversion error to (.+?): invalid value '(.*)'"
 )
@@ -81,6 +85,8 @@ class CsvTable:
         self.path = path
         self._notes: list[str] = []
         self.problems: list[Problem] = []
+        #: Columns whose type the user has given: what it loses is meant.
+        self._given = frozenset(options.fields.dtypes)
         self._dialect = self._find_dialect(options.csv)
         #: The names of columns, and those in the file, if it has some.
         self._names: list[str] = []
@@ -94,6 +100,8 @@ class CsvTable:
                 self._names, self._in_file = [], []
                 sample = self._name_columns(self._read(text, None, False))
             self._keep_leading_zeros(sample, text)
+            self._keep_nanoseconds(sample)
+            self.problems += self._list_lossy(text, sample, False)
             if any(_is_changed(each.type, self._types[each.name]) for each in sample.schema):
                 sample = self._read(text, self._types, False)
             else:
@@ -122,9 +130,13 @@ class CsvTable:
     def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         rows_before: int | None = None if start else 0
         types = {name: wanted.get(name) or kind for name, kind in self._types.items() if name in wanted}
+        if not types:  # of rows that have columns of folders alone
+            types = {self._names[0]: pa.large_utf8()}
         # A number's leading zeros would be lost, unless the user wants numbers.
         guarded = [
-            name for name, kind in types.items() if pa.types.is_int64(kind) and self._types[name] == kind
+            name
+            for name, kind in types.items()
+            if name in self._whole - self._given and not is_text(kind) and not is_text(self._types[name])
         ]
         with contextlib.ExitStack() as stack:
             chunks = self._chunks(min(block_bytes, _CHUNK_BYTES), start)
@@ -146,8 +158,10 @@ class CsvTable:
             return chunk, []
         try:
             table = self._read(chunk.text, types, chunk.start > 0)
-            if guarded and _may_have_leading_zeros(chunk.text, self._dialect.delimiter):
-                self._refuse_leading_zeros(chunk, guarded)
+            problems = self._list_leading_zeros(chunk, guarded)
+            problems += self._list_lossy(chunk.text, table, chunk.start > 0)
+            if problems:
+                raise ColumnProblems(self.path, problems)
         except (pa.ArrowException, OSError, SourceError) as error:
             return chunk, error
         return chunk, [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
@@ -301,13 +315,19 @@ class CsvTable:
         found = {name: _kept_type(each.type) for name, each in zip(names, table.schema, strict=True)}
         #: The type of each column.
         self._types: dict[str, Any] = found
+        #: Columns in which no number has decimals so far.
+        self._whole = {
+            name
+            for name, each in zip(names, table.schema, strict=True)
+            if pa.types.is_int64(each.type) or pa.types.is_null(each.type)
+        }
         return table.rename_columns(names)
 
     def _has_decimal_commas(self, sample: Any) -> bool:
         """Return whether numbers have a comma before their decimals, and no others a point."""
         if self._dialect.delimiter == ",":
             return False
-        with_commas = []
+        with_commas, are_decimals = [], False
         for name in sample.schema.names:
             values = sample.column(name)
             if is_text(values.type) and len(filled := values.filter(pc.not_equal(values, ""))):
@@ -315,17 +335,23 @@ class CsvTable:
                 numbers = pc.or_(commas, pc.match_substring_regex(filled, _WHOLE))
                 if pc.all(numbers).as_py() and pc.any(commas).as_py():
                     with_commas.append(name)
+                    grouped = pc.match_substring_regex(filled.filter(commas), _THOUSANDS)
+                    are_decimals |= not pc.all(grouped).as_py()
         points = [each.name for each in sample.schema if pa.types.is_floating(each.type)]
         if with_commas and points:
             text = f"has numbers with a comma before decimals, and {points[0]} has some with a point"
-            self.problems.append(Problem(with_commas[0], text, ("--decimal", ".")))
+            self.problems += [Problem(name, text, ("--decimal", ".")) for name in with_commas]
+            return False
+        if with_commas and not are_decimals:
+            text = "has numbers as 1,234: --decimal , reads decimals, --decimal . leaves thousands as text"
+            self.problems += [Problem(name, text, ("--decimal", ",")) for name in with_commas]
             return False
         return bool(with_commas)
 
     def _keep_leading_zeros(self, sample: Any, text: bytes) -> None:
         """Make columns text whose whole numbers have leading zeros."""
         whole = [each.name for each in sample.schema if pa.types.is_int64(each.type)]
-        if not whole or not _may_have_leading_zeros(text, self._dialect.delimiter):
+        if not whole or not _may_have_leading_zeros(text, self._dialect):
             return
         texts = self._read(text, dict.fromkeys(whole, pa.large_utf8()), False)
         kept = [name for name in whole if _has_leading_zeros(texts.column(name))]
@@ -334,15 +360,32 @@ class CsvTable:
         if kept:
             self._notes.append(f"{', '.join(kept)} as text, since numbers have leading zeros")
 
-    def _refuse_leading_zeros(self, chunk: _Chunk, guarded: list[str]) -> None:
+    def _keep_nanoseconds(self, sample: Any) -> None:
+        """Give times of more than microseconds a type that holds them."""
+        for each in sample.schema:
+            if pa.types.is_timestamp(each.type) and each.type.unit == "ns":
+                values = sample.column(each.name)
+                micro = values.cast(self._types[each.name], safe=False)
+                if not pc.all(pc.equal(micro.cast(each.type), values)).as_py():
+                    self._types[each.name] = each.type
+
+    def _list_lossy(self, text: bytes, table: Any, is_behind_header: bool) -> list[Problem]:
+        """Return the columns of float64 with whole numbers that it doesn't hold, such as long ids."""
+        large = [name for name in list_large(table) if name not in self._given]
+        if not large:
+            return []
+        texts = self._read(text, dict.fromkeys(large, pa.large_utf8()), is_behind_header)
+        return find_lossy({name: (texts.column(name), False) for name in large})
+
+    def _list_leading_zeros(self, chunk: _Chunk, guarded: list[str]) -> list[Problem]:
+        if not guarded or not _may_have_leading_zeros(chunk.text, self._dialect):
+            return []
         texts = self._read(chunk.text, dict.fromkeys(guarded, pa.large_utf8()), chunk.start > 0)
-        problems = [
+        return [
             Problem(name, "has numbers with leading zeros, which would be lost", ("--dtype", f"{name}=str"))
             for name in guarded
             if _has_leading_zeros(texts.column(name))
         ]
-        if problems:
-            raise ColumnProblems(self.path, problems)
 
     def _chunks(self, chunk_bytes: int, start: int) -> Generator[_Chunk, None, None]:
         """Yield the file from byte `start` of its text on, in chunks of whole rows."""
@@ -354,7 +397,8 @@ class CsvTable:
                 more = stream.read(min(max(chunk_bytes, len(rest)), MOST_ROW_BYTES - len(rest) + 1))
                 text = rest + more
                 end = _end_of_rows(text, dialect.delimiter, dialect.quote) if more else len(text)
-                kept = _without_comments(text[:end], dialect.comment)
+                kept = text[:end] if start else text[:end].removeprefix(codecs.BOM_UTF8)
+                kept = _without_comments(kept, dialect)
                 if more and not start and not kept.strip():
                     end = 0  # the header is still to come
                 if end:
@@ -384,7 +428,9 @@ class CsvTable:
         if found is not None and int(found[1]) < len(self._names):
             name, value = self._names[int(found[1])], found[3]
             row = re.search(r"Row #\d+", text)
-            fitting = "float64" if _NUMBER.fullmatch(value) else "str"
+            fitting = "float64" if _NUMBER.fullmatch(value) and "," not in value else "str"
+            if value.strip().isdecimal():  # which int64 doesn't hold
+                fitting = "uint64" if len(value) <= 20 and int(value) < 1 << 64 else "str"
             return ColumnProblems(
                 self.path,
                 [
@@ -421,19 +467,19 @@ class _Transcoded:
         self._stream, self._encoding, self._path = stream, encoding, path
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._has_ended = False
+        self._rest = b""
 
     def read(self, size: int) -> bytes:
-        """Return about `size` bytes; none at the end. Raises SourceError."""
-        while not self._has_ended:
+        """Return at most `size` bytes; none at the end. Raises SourceError."""
+        while not self._rest and not self._has_ended:
             part = self._stream.read(size)
             self._has_ended = not part
             try:
-                text = self._decoder.decode(part, final=not part)
+                self._rest = self._decoder.decode(part, final=not part).encode()
             except UnicodeDecodeError as error:
                 raise _undecodable(self._path, self._encoding, error.reason) from error
-            if text:
-                return text.encode()
-        return b""
+        text, self._rest = self._rest[:size], self._rest[size:]
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,13 +501,18 @@ def _packing(path: Path) -> str | None:
     return _PACKED.get(path.suffix.lower())
 
 
-@functools.cache
-def _whole_rows(delimiter: str, quote: str) -> re.Pattern[bytes]:
-    """Return the pattern of rows to their line ends, which quoted fields may hold, too. A quote within an
+def _row(delimiter: str, quote: str) -> bytes:
+    """Return the pattern of a row to its line end, which quoted fields may hold, too. A quote within an
     unquoted field is text."""
     by, mark = re.escape(delimiter.encode()), re.escape(quote.encode())
     field = rb"(?>Q(?>[^Q]++|QQ)*+Q[^,\r\n]*+|[^Q,\r\n][^,\r\n]*+|)".replace(b",", by).replace(b"Q", mark)
-    return re.compile(rb"(?>(?>" + field + by + rb")*+" + field + rb"(?>\r\n?|\n))*+")
+    return rb"(?>(?>" + field + by + rb")*+" + field + rb"(?>\r\n?|\n))"
+
+
+@functools.cache
+def _whole_rows(delimiter: str, quote: str) -> re.Pattern[bytes]:
+    """Return the pattern of rows."""
+    return re.compile(_row(delimiter, quote) + rb"*+")
 
 
 def _end_of_rows(text: bytes, delimiter: str, quote: str | bool) -> int:
@@ -495,34 +546,51 @@ def _plain_quotes(text: npt.NDArray[np.uint8], delimiter: str, quote: str) -> np
     return quotes if beside[before].all() and beside[after].all() else None
 
 
-def _without_comments(text: bytes, comment: str) -> bytes:
+def _without_comments(text: bytes, dialect: _Dialect) -> bytes:
     """Return whole rows without the lines that begin with a sign, outside of quotes."""
-    sign = comment.encode()
+    sign = dialect.comment.encode()
     if not sign or sign not in text:
         return text
-    lines, is_open = [], False
-    for line in text.splitlines(keepends=True):
-        if is_open or not line.startswith(sign):
-            lines.append(line)
-            is_open ^= line.count(b'"') % 2 == 1
-    return b"".join(lines)
+    if not dialect.quote:
+        return b"".join(line for line in text.splitlines(keepends=True) if not line.startswith(sign))
+    line = re.compile(re.escape(sign) + rb"[^\r\n]*+(?>\r\n?|\n|\Z)")
+    rows = re.compile(
+        rb"(?>(?!" + re.escape(sign) + rb")" + _row(dialect.delimiter, str(dialect.quote)) + rb")*+"
+    )
+    kept, place = [], 0
+    while place < len(text):
+        found = rows.match(text, place)
+        end = found.end() if found else place
+        comment = line.match(text, end)
+        if comment is None:  # of rows without a line end, or whose quotes aren't closed
+            kept.append(text[place:])
+            break
+        kept.append(text[place:end])
+        place = comment.end()
+    return b"".join(kept)
 
 
-def _may_have_leading_zeros(text: bytes, delimiter: str) -> bool:
-    """Return whether a field may begin with 0 and another digit."""
+def _may_have_leading_zeros(text: bytes, dialect: _Dialect) -> bool:
+    """Return whether a field may begin with 0 and another digit, or the mark of hexadecimal numbers."""
     data = np.frombuffer(text, np.uint8)
-    if (data[:1] == ord("0")).all() and (data[1:2] - ord("0") < 10).any():
+    if (data[:1] == ord("0")).all() and _FOLLOWING[data[1:2]].any():
         return True
+    beginnings = {*f"{dialect.delimiter}{dialect.quote or ''}\r\n+- ".encode()}
     # Two bytes are compared at once, at even and at odd places: faster than looking at each zero.
     for first in (0, 1):
         pairs = (
             np.frombuffer(text, "<u2", (len(text) - first) // 2, first) if len(text) > first + 1 else data[:0]
         )
-        for before in f'{delimiter}"\r\n+-'.encode():
+        for before in beginnings:
             ends = np.flatnonzero(pairs == (ord("0") << 8 | before)) * 2 + first + 2
-            if (data[ends[ends < len(data)]] - ord("0") < 10).any():
+            if _FOLLOWING[data[ends[ends < len(data)]]].any():
                 return True
     return False
+
+
+_FOLLOWING = np.zeros(256, bool)
+"""What follows a leading 0."""
+_FOLLOWING[list(b"0123456789xX")] = True
 
 
 def _has_leading_zeros(texts: Any) -> bool:
@@ -546,14 +614,14 @@ _NAMES_OF_DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": 
 
 def _first_lines(beginning: str, quote: str | bool, comment: str | None) -> list[str]:
     """Return the first rows that are whole and have something."""
-    text = beginning
+    # Quotes in comments open nothing.
+    text = re.sub(rf"(?m)^{re.escape(comment)}.*$", "", beginning) if comment else beginning
     if quote:
         # Line ends within quotes don't end rows.
         text = re.sub(
             f"{quote}(?:[^{quote}]|{quote}{quote})*{quote}", lambda m: re.sub("[\r\n]", " ", m[0]), text
         )
     lines = [each for each in re.split(r"\r\n|\n|\r", text) if each.strip()]
-    lines = [each for each in lines if not (comment and each.startswith(comment))]
     is_cut = len(beginning) >= _BEGINNING // 4 and len(lines) > 1
     return (lines[:-1] if is_cut else lines)[:_LINES]
 

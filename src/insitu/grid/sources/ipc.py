@@ -13,7 +13,7 @@ from insitu.base.errors import SourceError
 from insitu.grid.sources.base import SourceOptions, rows_per_block
 from insitu.grid.sources.huggingface import find_classes
 from insitu.grid.sources.pictures import with_images
-from insitu.grid.sources.tables import TableBatch, arrow_errors
+from insitu.grid.sources.tables import TableBatch, arrow_errors, roots_of
 from insitu.grid.sources.urls import lies_behind_url
 
 _FILE_MAGIC = b"ARROW1"
@@ -55,8 +55,7 @@ class IpcTable:
 
     def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         done = 0
-        roots = {each.name for each in self.schema}
-        names = sorted({name if name in roots else name.partition(".")[0] for name in wanted})
+        names = roots_of(wanted, self.schema)
         for batch, source_bytes, drop_pages in self._batches():
             rows = rows_per_block(max(batch.nbytes / max(1, batch.num_rows), self._row_bytes), block_bytes)
             kept = batch.select(names)

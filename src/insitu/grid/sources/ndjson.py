@@ -22,10 +22,11 @@ import pyarrow.json as pa_json
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.drawings import Strokes, fit_square, render
+from insitu.grid.sources.lossy import find_lossy, list_large, list_long, texts_of_json
 from insitu.grid.sources.packing import Lines, add_packings, is_packed, read_lines
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.table_layout import ColumnProblems, Problem
-from insitu.grid.sources.tables import TableBatch, is_of_the_system
+from insitu.grid.sources.tables import TableBatch, flatten_batch, is_of_the_system
 
 DRAWING = "drawing"
 """The key of strokes, as the data set has it."""
@@ -49,7 +50,6 @@ class NdjsonTable:
     counts_rows = False
     missing: ClassVar[Mapping[str, int]] = {}
     notes = ()
-    problems = ()
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
@@ -59,11 +59,16 @@ class NdjsonTable:
         if sample is None:
             raise SourceError(f"{path} has no lines. Leave it out")
         _check_text(sample.text, path)
+        #: Columns that the user wants as floats: what these lose is meant.
+        self._floats = {name for name, dtype in options.fields.dtypes.items() if dtype.startswith("float")}
         self._schema = self._infer_schema(sample)
         batch = self._parse(sample, self._schema)
         if isinstance(batch, Exception):
             raise self._explain(batch, 0, sample) from batch
         self.sample, self.schema = batch, batch.schema
+        self.problems = self._list_lossy(sample, batch)
+        #: Columns of whole numbers that int64 doesn't hold.
+        self._long = list_long(self._texts_of_large(sample, batch))
         unpacked = sample.end / max(1, sample.source_bytes) if is_packed(path) else 1.0
         # Small drawings make large images.
         each = sample.end / max(1, batch.num_rows)
@@ -74,10 +79,18 @@ class NdjsonTable:
 
     def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         rows_before: int | None = None if start else 0
-        schema = pa.schema([_with_types(each, each.name, wanted) for each in self._schema])
+        # Numbers that only a decimal holds are text exactly as such.
+        types = dict(wanted)
+        for name in self._long:
+            if wanted.get(name) == pa.large_utf8():
+                types[name] = pa.decimal128(38)
+        schema = pa.schema([_with_types(each, each.name, types) for each in self._schema])
 
         def read(chunk: Lines) -> tuple[Lines, Any]:
-            return chunk, self._parse(chunk, schema) if chunk.text.strip() else None
+            batch = self._parse(chunk, schema) if chunk.text.strip() else None
+            if isinstance(batch, pa.RecordBatch) and (problems := self._list_lossy(chunk, batch)):
+                return chunk, ColumnProblems(self.path, problems)
+            return chunk, batch
 
         with contextlib.ExitStack() as stack:
             chunks = stack.enter_context(
@@ -105,6 +118,17 @@ class NdjsonTable:
         images = render(self._strokes(batch.column(DRAWING)), self._side)
         tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(images)
         return batch.set_column(batch.schema.get_field_index(DRAWING), DRAWING, tensors)
+
+    def _list_lossy(self, chunk: Lines, batch: Any) -> list[Problem]:
+        """Return the columns of float64 with whole numbers that it doesn't hold, such as long ids."""
+        return find_lossy(self._texts_of_large(chunk, batch))
+
+    def _texts_of_large(self, chunk: Lines, batch: Any) -> dict[str, tuple[Any, bool]]:
+        """Return (the numbers as they are written, whether they are in lists) of columns with large ones."""
+        found = list_large(flatten_batch(batch))
+        large = {name: in_list for name, in_list in found.items() if name not in self._floats}
+        text = chunk.text.decode(errors="replace") if large else ""
+        return {name: (texts_of_json(text, name), in_list) for name, in_list in large.items()}
 
     def _infer_schema(self, sample: Lines) -> Any:
         """Return the types that values of the first lines have. Raises SourceError."""
@@ -177,7 +201,7 @@ class NdjsonTable:
 
     def _explain(self, error: Exception, rows_before: int | None, chunk: Lines) -> Exception:
         """Return what to raise for an error of parsing, with the row's number in the file, not the chunk."""
-        if isinstance(error, OSError) and is_of_the_system(error):
+        if isinstance(error, ColumnProblems) or (isinstance(error, OSError) and is_of_the_system(error)):
             return error
 
         def number(found: re.Match[str]) -> str:
@@ -206,6 +230,9 @@ def _with_types(field: Any, name: str, wanted: Mapping[str, Any]) -> Any:
             kind = to
         elif to is None and pa.types.is_null(kind):
             kind = pa.float64()
+    if pa.types.is_int64(kind) or pa.types.is_float64(kind):
+        to = wanted.get(name)
+        kind = to if to is not None and (to == pa.uint64() or pa.types.is_decimal(to)) else kind
     return pa.field(field.name, kind)
 
 

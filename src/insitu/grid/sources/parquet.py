@@ -16,7 +16,7 @@ from insitu.grid.sources.base import SourceOptions, rows_per_block
 from insitu.grid.sources.huggingface import find_classes
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.pictures import with_images
-from insitu.grid.sources.tables import TableBatch, arrow_errors
+from insitu.grid.sources.tables import TableBatch, arrow_errors, roots_of
 from insitu.grid.sources.urls import arrow_input
 
 _WHOLE_GROUP_BYTES = 16 << 20
@@ -63,8 +63,7 @@ class ParquetTable:
 
     def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
         size = self.path.stat().st_size
-        roots = {each.name for each in self.schema}
-        names = sorted({name if name in roots else name.partition(".")[0] for name in wanted})
+        names = roots_of(wanted, self.schema)
         rows = rows_per_block(self._row_bytes, block_bytes)
         whole = len(self._group_rows) > 1 and max(self._group_rows) * self._row_bytes <= _WHOLE_GROUP_BYTES
         groups, done = self._groups_from(start)

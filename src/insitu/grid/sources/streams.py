@@ -21,7 +21,7 @@ import pyarrow as pa
 from insitu.base.errors import InputError, SourceError
 from insitu.base.wording import hide_password
 from insitu.grid.sources.base import rows_per_block
-from insitu.grid.sources.tables import TableBatch, make_tensors
+from insitu.grid.sources.tables import TableBatch, make_tensors, roots_of
 
 _SAMPLE_ROWS = 1024
 _ROWS_AT_ONCE = 1024
@@ -58,8 +58,7 @@ class BatchStream:
         return int(self._row_bytes * self.expected_rows)
 
     def batches(self, block_bytes: int, start: int, wanted: Mapping[str, Any]) -> Generator[TableBatch]:
-        roots = {each.name for each in self.schema}
-        names = sorted({name if name in roots else name.partition(".")[0] for name in wanted})
+        names = roots_of(wanted, self.schema)
         done = 0
         with contextlib.closing(self._batches(names)) as batches:
             for batch in batches:
@@ -123,6 +122,8 @@ def _table_of(columns: Mapping[Any, Any]) -> Any:
     """Return arrays and lists as a table. Raises InputError."""
     arrays = {}
     for name, values in columns.items():
+        if str(name) in arrays:
+            raise InputError(f"Each column needs a name of its own. Received: {str(name)!r} twice")
         try:
             arrays[str(name)] = _array_of(values)
         except (pa.ArrowException, ValueError, TypeError) as error:
@@ -155,6 +156,8 @@ def _array_of(values: Any) -> Any:
         )
     if array.ndim == 0:
         raise ValueError("one value")
+    if np.ma.is_masked(array):
+        raise ValueError("masked values in arrays of several axes")
     return make_tensors(array)
 
 

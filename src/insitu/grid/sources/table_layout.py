@@ -126,7 +126,7 @@ def plan_layout(
     found = _match_columns(tables)
     chosen = _choose(found, options)
     _check_names(found, options, ragged)
-    problems = [problem for table in tables for problem in table.problems]
+    problems = []
     layout: list[TableColumn] = []
     kept = {column.name: column for column in base}
     for name in chosen:
@@ -134,6 +134,15 @@ def plan_layout(
             layout += _plan_column(name, found[name], tables, options, ragged, kept)
         except _Refused as refused:
             problems.append(refused.problem)
+    # Floats are none to columns that aren't made of floats, nor a comma to those that are left out.
+    floats = {each.source for each in layout if each.column.dtype.startswith("float")}
+    commas = set(chosen) - options.dtypes.keys()
+    problems[:0] = [
+        problem
+        for table in tables
+        for problem in table.problems
+        if not problem.column or problem.column in (floats if problem.remedy[0] == "--dtype" else commas)
+    ]
     if problems:
         raise ColumnProblems(tables[0].path, problems, layout)
     names = [each.column.name for each in layout]
@@ -297,7 +306,7 @@ def _plan_column(
         if missing:
             raise _Refused(name, describe_missing(missing), *fill_remedy(name, column))
     if fill == "null":
-        zero = "" if column.dtype == TEXT else "0"
+        zero = "" if column.dtype == TEXT or column.dtype.endswith(RAGGED) else "0"
         yield TableColumn(name, column, zero, form)
         yield TableColumn(name, Column(f"{renamed}{_ENDING_OF_MASK}", "bool"), None, form, is_mask=True)
         return
@@ -411,6 +420,8 @@ def _find_shape(name: str, found: _Found, is_ragged: bool) -> tuple[int, ...]:
 def _list_shapes(values: Any) -> set[tuple[int, ...]]:
     """Return the shapes of the rows of an array of lists, at most a few."""
     kind = values.type
+    if pa.types.is_null(kind):  # of a file without values
+        return set()
     if isinstance(kind, pa.FixedShapeTensorType):
         return {tuple(kind.shape)}
     if pa.types.is_dictionary(kind):

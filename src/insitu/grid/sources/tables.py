@@ -13,7 +13,7 @@ import math
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -47,6 +47,8 @@ _BOOLS = {"true": True, "false": False, "1": True, "0": False}
 _COMPUTED = ("mean", "most")
 _PASS_BYTES = 4 << 20
 """Bytes of a table that are read at once for what follows from all rows."""
+_MOST_EXACT = float(1 << 53)
+"""Below it float64 holds each whole number."""
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -203,7 +205,8 @@ class ArrowSource:
         wanted = {name: kind for name, kind in wanted.items() if name not in self._folders}
         with contextlib.closing(self._table.batches(block_bytes, start, wanted)) as batches:
             for each in batches:
-                yield TableBatch(self._complete(each.rows), each.source_bytes, each.next_start)
+                rows = _without_empty_times(self._complete(each.rows), self._layout)
+                yield TableBatch(rows, each.source_bytes, each.next_start)
 
     def count_missing(self) -> Mapping[str, tuple[int, int]]:
         """Read all rows. Returns (missing values, the first row without one) by column that may have none."""
@@ -290,7 +293,7 @@ def _compute_fills(tables: Sequence[ArrowSource], layout: tuple[TableColumn, ...
                     texts = pc.value_counts(values.cast(pa.large_utf8()))
                     counts[to.source].update({each["values"]: each["counts"] for each in texts.to_pylist()})
                 elif len(values):
-                    numbers = values.cast(pa.float64())
+                    numbers = values.cast(pa.float64(), safe=False)  # their mean is rounded anyway
                     numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
                     total, count = sums[to.source]
                     sums[to.source] = (total + (pc.sum(numbers).as_py() or 0.0), count + len(numbers))
@@ -325,6 +328,19 @@ def _type_of_folder(value: str) -> Any:
     return pa.int64() if re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) else pa.large_utf8()
 
 
+def _without_empty_times(batch: Any, layout: Sequence[TableColumn]) -> Any:
+    """Return a batch in which empty texts that times are made of are missing values."""
+    for to in layout:
+        place = batch.schema.get_field_index(to.source)
+        if to.form not in ("", "json") and place >= 0 and is_text(batch.column(place).type):
+            values = _make_texts(batch.column(place), replace(to, fill=None))
+            missing = pc.equal(pc.utf8_trim_whitespace(values), "")
+            if pc.any(missing).as_py():
+                values = pc.if_else(missing, pa.scalar(None, values.type), values)
+                batch = batch.set_column(place, to.source, values)
+    return batch
+
+
 def make_tensors(array: Any) -> Any:
     """Return an array [rows, *shape] as an Arrow array: of tensors of one shape, if rows have axes."""
     array = np.ascontiguousarray(array)
@@ -338,7 +354,7 @@ def make_tensors(array: Any) -> Any:
 
 def flatten_batch(batch: Any) -> Any:
     """Return a batch in which fields of structs are columns, named as in user.age."""
-    if not any(pa.types.is_struct(each.type) for each in batch.schema):
+    if not any(pa.types.is_struct(each.type) or pa.types.is_dictionary(each.type) for each in batch.schema):
         return batch
     names: list[str] = []
     arrays: list[Any] = []
@@ -349,12 +365,25 @@ def flatten_batch(batch: Any) -> Any:
             for number, inner in enumerate(values.flatten()):
                 add(f"{name}.{values.type.field(number).name}", inner)
         else:
+            if pa.types.is_dictionary(values.type) and values.dictionary.null_count:
+                values = _decode(values)  # no value counts as missing of those that point to a missing one
             names.append(name)
             arrays.append(values)
 
     for each, values in zip(batch.schema, batch.columns, strict=True):
         add(each.name, values)
     return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def roots_of(names: Iterable[str], schema: Any) -> list[str]:
+    """Return which columns of a schema hold those named as in user.age. Their own names may have dots."""
+    roots, found = set(schema.names), set()
+    for name in names:
+        root = name
+        while root and root not in roots:
+            root = root.rpartition(".")[0]
+        found |= {root} & roots  # none of a column that this table lacks
+    return sorted(found)
 
 
 def is_of_the_system(error: Exception) -> bool:
@@ -425,6 +454,8 @@ def reading_type(to: TableColumn) -> Any:
         return None
     if to.column.dtype == "bool":
         return pa.bool_()
+    if to.column.dtype == "uint64":
+        return pa.uint64()
     return pa.float64() if to.column.dtype.startswith("float") else pa.int64()
 
 
@@ -461,7 +492,12 @@ def make_values(values: Any, to: TableColumn, path: object, row: int | None) -> 
     try:
         if to.form == "json":
             return pa.array(
-                [json.dumps(each, default=str, ensure_ascii=False) for each in values.to_pylist()],
+                [
+                    json.dumps(each, default=str, ensure_ascii=False)
+                    if each is not None or to.fill is None
+                    else to.fill
+                    for each in values.to_pylist()
+                ],
                 pa.large_utf8(),
             )
         if to.column.dtype == TEXT:
@@ -496,6 +532,12 @@ def _missing(values: Any, to: TableColumn, path: object, row: int | None) -> Col
     return MissingValues(path, [Problem(to.source, text, fill_remedy(to.source, to.column))])
 
 
+def _missing_in_lists(to: TableColumn, path: object, dtype: str = "float64") -> ColumnProblems:
+    """Return the error for what is missing within the lists of a column, whose floats may be NaN."""
+    text = "has lists in which values are missing"
+    return ColumnProblems(path, [Problem(to.source, text, ("--dtype", f"{to.source}={dtype}"))])
+
+
 class MissingValues(ColumnProblems):
     """Values are missing that can't be."""
 
@@ -503,7 +545,12 @@ class MissingValues(ColumnProblems):
 def check_fill(to: TableColumn) -> None:
     """Raise InputError if what takes the place of missing values can't."""
     if to.fill is None or to.fill in _COMPUTED:
-        if to.fill == "mean" and (to.column.dtype in (TEXT, "bool") or to.column.logical or to.column.shape):
+        has_lists = to.column.shape or is_ragged(to.column)
+        if to.fill and (has_lists or to.form == "json"):
+            raise InputError(
+                f"--fill {to.source}={to.fill} needs one value a row. Received: a column of {to.column.dtype}"
+            )
+        if to.fill == "mean" and (to.column.dtype in (TEXT, "bool") or to.column.logical):
             raise InputError(
                 f"--fill {to.source}=mean is for numbers. Received: a column of {to.column.dtype}"
             )
@@ -512,6 +559,11 @@ def check_fill(to: TableColumn) -> None:
         raise InputError(
             f"--fill takes a column of one value a row. Received: {to.source} with rows of shape "
             f"{list(to.column.shape)}. Drop rows without one by --drop-nulls {to.source}"
+        )
+    if is_ragged(to.column) and to.fill:
+        raise InputError(
+            f"--fill makes empty lists of missing ones. Received: {to.source}={to.fill} for "
+            f"{to.column.dtype}. Give --fill {to.source}=null"
         )
     if to.column.dtype == TEXT or is_ragged(to.column):
         return
@@ -529,6 +581,9 @@ def _parse_fill(to: TableColumn) -> Any:
     text = to.fill or ""
     if to.column.logical:
         kind = logical_type(to.column)
+        if to.form and text != "0":
+            with contextlib.suppress(pa.ArrowException):
+                return _parse_times(pa.scalar(text), to.form, kind)
         if not re.fullmatch(r"-?\d+", text):
             return pa.scalar(text).cast(kind)
         return pa.scalar(int(text), pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
@@ -540,6 +595,10 @@ def _parse_fill(to: TableColumn) -> Any:
     if dtype.kind == "f":
         return pa.scalar(dtype.type(float(text)), pa.from_numpy_dtype(dtype))
     return pa.scalar(int(text), pa.from_numpy_dtype(dtype))
+
+
+def _parse_times(values: Any, form: str, kind: Any) -> Any:
+    return pc.strptime(values, format=form, unit=kind.unit, error_is_null=False).cast(kind)
 
 
 def _filled(values: Any, fill: Any) -> Any:
@@ -571,7 +630,7 @@ def _make_numbers(values: Any, to: TableColumn, path: object) -> Any:
         kind = logical_type(column)
         if to.form:  # such as of 20240131, which is a number
             values = values if is_text(values.type) else values.cast(pa.large_utf8())
-            values = pc.strptime(values, format=to.form, unit=kind.unit, error_is_null=False)
+            values = _parse_times(values, to.form, kind)
         values = values.cast(kind)
         values = values if to.fill is None else _filled(values, _parse_fill(to))
         narrow = pa.int32() if kind.bit_width == 32 else pa.int64()
@@ -631,7 +690,11 @@ def _tensor(values: Any, leaf: Any, to: TableColumn, path: object) -> Any:
     if is_list(kind):
         return _equal_lists(values, leaf, to, path)
     if kind != leaf:
-        values = values.cast(leaf)
+        wide, values = values, values.cast(leaf)
+        if pa.types.is_floating(kind) and pa.types.is_floating(leaf) and leaf.bit_width < kind.bit_width:
+            _refuse_infinite(wide, values)
+        elif pa.types.is_decimal(kind) and kind.scale <= 0 and pa.types.is_floating(leaf):
+            _refuse_inexact(wide, values)
     if to.column.shape or to.fill is None:
         fill = pa.scalar(float("nan"), leaf) if pa.types.is_floating(leaf) else None
     else:
@@ -641,13 +704,30 @@ def _tensor(values: Any, leaf: Any, to: TableColumn, path: object) -> Any:
     if values.null_count and fill is not None:
         values = pc.fill_null(values, fill)
     if values.null_count:
-        raise _missing(values, to, path, None)
+        raise _missing(values, to, path, None) if not to.column.shape else _missing_in_lists(to, path)
     return values.to_numpy(zero_copy_only=False)
+
+
+def _refuse_infinite(values: Any, narrow: Any) -> None:
+    """Raise ArrowInvalid for a number that is too large for a narrower type of floats."""
+    wrong = values.filter(pc.and_(pc.is_finite(values), pc.invert(pc.is_finite(narrow))))
+    if len(wrong):
+        raise pa.ArrowInvalid(f"{wrong[0]} is too large for {narrow.type}")
+
+
+def _refuse_inexact(decimals: Any, floats: Any) -> None:
+    """Raise ArrowInvalid for a whole number, such as an id, that floats don't hold."""
+    is_large = pc.greater_equal(pc.abs(floats), _MOST_EXACT)
+    if pc.any(is_large).as_py():
+        pairs = zip(decimals.filter(is_large).to_pylist(), floats.filter(is_large).to_pylist(), strict=True)
+        for decimal, number in pairs:
+            if not math.isfinite(number) or int(decimal) != int(number):
+                raise pa.ArrowInvalid(f"{decimal} is no number that {floats.type} holds")
 
 
 def _equal_lists(values: Any, leaf: Any, to: TableColumn, path: object) -> Any:
     if values.null_count:
-        raise _missing(values, to, path, None)
+        raise _missing_in_lists(to, path, "json")
     if pa.types.is_fixed_size_list(values.type):
         length = values.type.list_size
     else:

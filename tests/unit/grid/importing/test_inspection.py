@@ -53,3 +53,19 @@ def test_what_can_not_be_read_at_all_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(SourceError, match="can't be read"):
         inspect_files(ImportOptions("CACHE", (str(tmp_path),)))
+
+
+def test_commands_name_columns_whose_names_look_like_options(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"-x": [1, None], "a=b": [None, 1]}), tmp_path / "a.parquet")
+    source = str(tmp_path / "a.parquet")
+    found = inspect_files(ImportOptions("CACHE", (source,)))
+    assert found.command == f"insitu import CACHE {source} --fill=-x=null --fill a=b=null"
+    assert inspect_files(ImportOptions("CACHE", (source,), fill=("-x=null", "a=b=null"))).problems == ()
+
+
+def test_what_is_advised_takes_the_place_of_what_was_given(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [["a"], []]}), tmp_path / "a.parquet")
+    source = str(tmp_path / "a.parquet")
+    found = inspect_files(ImportOptions("CACHE", (source,), dtype=("x=str",)))
+    assert found.command == f"insitu import CACHE {source} --dtype x=json"
+    assert inspect_files(ImportOptions("CACHE", (source,), dtype=("x=json",))).problems == ()

@@ -276,3 +276,113 @@ def test_any_dialect_gives_the_rows_that_were_written(tmp_path: Path, data: st.D
 def _is_number_like(rows: list[tuple[int, str]]) -> bool:
     """Return whether all texts are empty, which is a column without values."""
     return all(not text.strip() for _, text in rows)
+
+
+LONG = 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "remedy", "values"),
+    [
+        ([str(2**64 - 1), "3"], ("--dtype", "id=uint64"), [2**64 - 1, 3]),
+        ([str(2**64 + 1), "3"], ("--dtype", "id=str"), [str(2**64 + 1), "3"]),
+        (["9" * 5000, "3"], ("--dtype", "id=str"), ["9" * 5000, "3"]),
+        ([str(2**63 + 1), "-3"], ("--dtype", "id=str"), [str(2**63 + 1), "-3"]),
+        ([str(LONG), "0.5"], ("--dtype", "id=str"), [str(LONG), "0.5"]),
+    ],
+)
+def test_whole_numbers_that_floats_do_not_hold_are_refused(
+    tmp_path: Path, texts: list[str], remedy: tuple[str, ...], values: list[Any]
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,x\n" + "".join(f"{text},1\n" for text in texts))
+    with pytest.raises(ColumnProblems, match="float64 doesn't hold") as caught:
+        read_with(path)
+    assert caught.value.remedy == remedy
+    dtype = remedy[1].partition("=")[2]
+    assert read_with(path, dtypes={"id": dtype})["id"] == values
+    assert read_with(path, dtypes={"id": "float64"})["id"] == list(map(float, texts))
+    (source,) = open_sources([(path, "csv")], SourceOptions(fields=ColumnOptions(without=frozenset({"id"}))))
+    assert [column.name for column in source.columns] == ["x"]
+
+
+def test_floats_in_another_file_change_no_whole_numbers(tmp_path: Path) -> None:
+    for name, value in (("a", LONG), ("b", 0.5)):
+        (tmp_path / f"{name}.csv").write_text(f"id\n{value}\n")
+    files = [(tmp_path / f"{name}.csv", "csv") for name in "ab"]
+    first, _ = open_sources(files, SourceOptions())
+    with pytest.raises(ColumnProblems, match=r"such as 9007199254740993. Add --dtype id=str"):
+        list(first.blocks(1 << 20))
+
+
+@pytest.mark.parametrize("text", ["0x1F", "0XFFFFFFFFFFFFFFFF", " 007", "'007'", "+0X1"])
+def test_what_only_looks_like_whole_numbers_is_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    path, options = tmp_path / "a.csv", {"quote": "'"}
+    path.write_text(f"id,x\n{text},1\n{text},2\n")
+    assert read_with(path, **options)["id"] == [text.strip("'")] * 2
+    monkeypatch.setattr("insitu.grid.sources.csv._BLOCK_BYTES", 8)
+    path.write_text("id,x\n" + "1,1\n" * 9 + f"{text},1\n")
+    with pytest.raises(ColumnProblems, match="--dtype id=str"):
+        read_with(path, **options)
+    path.write_text("id,x\n" + ",1\n" * 9 + "007,1\n")
+    with pytest.raises(ColumnProblems, match=r"leading zeros.*--dtype id=str"):
+        read_with(path, **options)
+    path.write_text("id,x\n" + "1,1\n" * 9 + "007,1\n")
+    assert read_with(path, dtypes={"id": "int64"})["id"] == [*[1] * 9, 7]
+
+
+def test_thousands_are_no_decimals(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a;b\n1,234;x\n12,500;y\n")
+    with pytest.raises(ColumnProblems, match="Add --decimal ,"):
+        read_with(tmp_path / "a.csv")
+    assert read_with(tmp_path / "a.csv", decimal=",")["a"] == [1.234, 12.5]
+    assert read_with(tmp_path / "a.csv", decimal=".")["a"] == ["1,234", "12,500"]
+    (tmp_path / "a.csv").write_text("a;b\n1,234;x\n0,5;y\n")
+    assert read_with(tmp_path / "a.csv")["a"] == [1.234, 0.5]
+
+
+def test_times_keep_nanoseconds(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("t\n1969-12-31 23:59:59.123456789\n")
+    assert read_with(tmp_path / "a.csv")["t"] == [-876543211]
+
+
+@pytest.mark.parametrize(
+    ("text", "quote", "values"),
+    [
+        ('a,b\n5" x,1\n# c,2\ny,2\n', None, ['5" x', "y"]),
+        ("a,b\n'x\n# c',1\n# it's\ny,2\n", "'", ["x\n# c", "y"]),
+        ('\ufeff# "c\na,b\n"#x",1\ny,2\n# end', None, ["#x", "y"]),
+        ('a,b\n"x,1\n# c\ny,2\n', "", ['"x', "y"]),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 12, 1 << 20])
+def test_comments_are_left_out(
+    tmp_path: Path, text: str, quote: str | None, values: list[str], chunk: int
+) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    source = open_table(tmp_path / "a.csv", SourceOptions(csv=CsvOptions(comment="#", quote=quote)))
+    assert [each for block in source.blocks(chunk) for each in block.columns["a"].to_pylist()] == values
+
+
+def test_reading_begins_again_in_other_encodings(tmp_path: Path) -> None:
+    for encoding in ("cp1252", "utf-16"):
+        path = tmp_path / f"{encoding}.csv"
+        path.write_bytes(("n,t\n" + "".join(f"{n},{'é' * 9}\n" for n in range(200))).encode(encoding))
+        source = open_table(path, SourceOptions(csv=CsvOptions(encoding=encoding)))
+        rows = 0
+        for block in source.blocks(100):
+            rows += block.rows
+            following = [each for more in source.blocks(300, block.next_start) for each in more.columns["n"]]
+            assert following == list(range(rows, 200))
+        assert rows == 200
+
+
+def test_columns_of_folders_need_no_others(tmp_path: Path) -> None:
+    (tmp_path / "year=2024").mkdir()
+    (tmp_path / "year=2024" / "a.csv").write_text("x\n1\n2\n")
+    source = open_table(
+        tmp_path / "year=2024" / "a.csv", SourceOptions(fields=ColumnOptions(columns=("year",)))
+    )
+    assert [block.columns["year"].tolist() for block in source.blocks(1 << 20)] == [[2024, 2024]]

@@ -14,7 +14,7 @@ from insitu.base.errors import InputError, SourceError
 from insitu.base.paths import Paths
 from insitu.base.spec import Column
 from insitu.grid import import_cache
-from insitu.grid.sources import ColumnOptions, open_sources
+from insitu.grid.sources import ColumnOptions, ColumnProblems, open_sources
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.drawings import Strokes, render
 
@@ -211,3 +211,32 @@ def test_a_byte_order_mark_is_passed_over(name: str, tmp_path: Path) -> None:
     source = open_table(tmp_path / name, SourceOptions())
     first = next(source.blocks(50))
     assert read(tmp_path / name, 50, first.next_start)["i"] == list(range(first.rows, 100))
+
+
+def test_whole_numbers_that_floats_do_not_hold_are_refused(tmp_path: Path) -> None:
+    path, long = tmp_path / "a.jsonl", 2**53 + 1
+    write(path, [{"id": 2**64 - 1, "user": {"ids": [long, 0.5]}}, {"id": 3, "user": {"ids": [1, 2]}}])
+    with pytest.raises(ColumnProblems) as caught:
+        read(path)
+    assert caught.value.remedy == ("--dtype", "id=uint64", "--dtype", "user.ids=float64")
+    dtypes = {"id": "uint64", "user.ids": "float64"}
+    found = read(path, fields=ColumnOptions(dtypes=dtypes))
+    assert found == {"id": [2**64 - 1, 3], "user.ids": [[float(long), 0.5], [1, 2]]}
+    write(path, [{"id": 2**64}, {"id": -3}])
+    assert read(path, fields=ColumnOptions(dtypes={"id": "str"})) == {"id": [str(2**64), "-3"]}
+    write(path, [{"id": long}])
+    write(tmp_path / "b.jsonl", [{"id": 0.5}])
+    first, _ = open_sources([(path, "ndjson"), (tmp_path / "b.jsonl", "ndjson")], SourceOptions())
+    with pytest.raises(ColumnProblems, match=r"such as 9007199254740993. Add --dtype id=str"):
+        list(first.blocks(1 << 20))
+    write(path, [{"id": 1e300}, {"id": 2.0**60}])
+    assert read(path) == {"id": [1e300, 2.0**60]}
+
+
+def test_a_column_of_lists_may_have_no_values_in_one_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"x": None, "n": 1}])
+    write(tmp_path / "b.jsonl", [{"x": [1, 2], "n": 2}])
+    options = SourceOptions(fields=ColumnOptions(drop_nulls=("x",)))
+    files = [(tmp_path / f"{name}.jsonl", "ndjson") for name in "ab"]
+    found = [block for source in open_sources(files, options) for block in source.blocks(1 << 20)]
+    assert [block.columns["x"].tolist() for block in found] == [[[1, 2]]]

@@ -127,3 +127,10 @@ def test_what_a_missing_library_needs_is_named(tmp_path: Path, monkeypatch: pyte
 
 def _refuse(name: str) -> Any:
     raise ImportError(f"No module named {name!r}")
+
+
+def test_arrays_lose_neither_masks_nor_columns(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="masked values in arrays of several axes"):
+        open_object({"x": np.ma.array([[1, 2]], mask=[[False, True]])}, tmp_path)
+    with pytest.raises(InputError, match="a name of its own"):
+        open_object({"1": [1], 1: [2]}, tmp_path)

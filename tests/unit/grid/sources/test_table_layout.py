@@ -171,6 +171,77 @@ def test_times_are_filled_and_read_by_a_form(tmp_path: Path) -> None:
         read(tmp_path, [texts], dtype=["x=%Y"])
 
 
+def test_what_fills_times_is_read_by_their_form(tmp_path: Path) -> None:
+    texts, days = pa.table({"x": ["20200102", None, ""]}), [1577923200000000] * 3
+    for fill in ("20200102", "most", "2020-01-02"):
+        assert read(tmp_path, [texts], dtype=["x=%Y%m%d"], fill=[f"x={fill}"])[1]["x"] == days
+    found = read(tmp_path, [texts], dtype=["x=%Y%m%d"], fill=["x=null"])[1]
+    assert found == {"x": [days[0], 0, 0], "x_is_null": [False, True, True]}
+    assert read(tmp_path, [texts], dtype=["x=%Y%m%d"], drop_nulls=["x"])[1] == {"x": days[:1]}
+
+
+def test_dictionaries_may_have_missing_values_themselves(tmp_path: Path) -> None:
+    for values, filled in ((["a", None], ["a", "", ""]), ([5, None], [5, 0, 0])):
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array(values))
+        with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file:
+            table = pa.table({"x": column})
+            with pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+        files = [(tmp_path / "a.arrow", "arrow")]
+        with pytest.raises(ColumnProblems, match="misses 2 values"):
+            open_sources(files, SourceOptions())
+        (source,) = open_sources(files, SourceOptions(fields=parse_column_options({"fill": ["x=null"]})))
+        (block,) = source.blocks(1 << 20)
+        assert list(map(str, block.columns["x"])) == list(map(str, filled))
+        assert block.columns["x_is_null"].tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_names_of_structs_may_have_dots(tmp_path: Path, format: str) -> None:
+    table = pa.table({"x.y": [{"z": 1.5}], "x": [1], "a": [2]})
+    if format == "parquet":
+        pq.write_table(table, tmp_path / "a.parquet")
+    else:
+        with (
+            pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+            pa.ipc.new_file(file, table.schema) as writer,
+        ):
+            writer.write_table(table)
+    (source,) = open_sources([(tmp_path / f"a.{format}", format)], SourceOptions())
+    (block,) = source.blocks(1 << 20)
+    found = {name: values.tolist() for name, values in block.columns.items()}
+    assert found == {"x.y.z": [1.5], "x": [1], "a": [2]}
+
+
+def test_values_within_lists_may_be_missing_if_they_are_floats(tmp_path: Path) -> None:
+    table = pa.table({"x": [[1, None], [2, 3]]})
+    with pytest.raises(ColumnProblems, match="Add --dtype x=float64"):
+        read(tmp_path, [table], drop_nulls=["x"])
+    found = read(tmp_path, [table], dtype=["x=float64"])[1]["x"]
+    np.testing.assert_array_equal(found, [[1.0, np.nan], [2.0, 3.0]])
+
+
+def test_what_is_said_of_missing_values_is_done_or_refused(tmp_path: Path) -> None:
+    table = pa.table({"x": [[1], None, [2, 3]]})
+    assert read(tmp_path, [table], dtype=["x=json"], fill=["x=[]"])[1]["x"] == ["[1]", "[]", "[2, 3]"]
+    assert read(tmp_path, [table], dtype=["x=json"])[1]["x"] == ["[1]", "null", "[2, 3]"]
+    with pytest.raises(InputError, match="--fill makes empty lists"):
+        read(tmp_path, [table], ("x",), fill=["x=7"])
+    with pytest.raises(InputError, match="--fill x=most needs one value a row"):
+        read(tmp_path, [table], ("x",), fill=["x=most"])
+    large = pa.table({"x": [2**62 + 1, None]})
+    assert read(tmp_path, [large], fill=["x=mean"])[1]["x"] == [2**62 + 1, 2**62]
+
+
+def test_numbers_that_narrower_ones_do_not_hold_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="is too large for halffloat"):
+        read(tmp_path, [pa.table({"x": [70000.0, np.inf]})], dtype=["x=float16"])
+    ids = pa.table({"x": pa.array([Decimal(2**53 + 1), None], pa.decimal128(38, 0))})
+    with pytest.raises(SourceError, match="9007199254740993 is no number that double holds"):
+        read(tmp_path, [ids])
+    assert read(tmp_path, [ids], dtype=["x=str"], fill=["x=-"])[1]["x"] == ["9007199254740993", "-"]
+
+
 def test_dtypes_are_cast_exactly(tmp_path: Path) -> None:
     table = pa.table({"a": [1, 200], "b": ["1.5", "2"], "c": [0, 1], "d": [1.0, 2.0]})
     columns, found = read(
@@ -187,6 +258,7 @@ def test_dtypes_are_cast_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"dtype": ["ab=%H %Z"]}, "can't have names of zones"),
         ({"columns": ["abc"]}, r"the sources: ab, b. Received: abc. Did you mean ab\?"),
         ({"without": ["z"]}, "--without must name"),
         ({"rename": ["z=y"]}, "--rename must name"),
