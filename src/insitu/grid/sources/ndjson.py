@@ -25,7 +25,7 @@ from insitu.grid.sources.drawings import Strokes, fit_square, render
 from insitu.grid.sources.lossy import find_lossy, list_large, list_long, texts_of_json
 from insitu.grid.sources.packing import Lines, add_packings, is_packed, read_lines
 from insitu.grid.sources.parallel import map_ordered
-from insitu.grid.sources.table_layout import ColumnProblems, Problem
+from insitu.grid.sources.table_layout import ColumnProblems, Problem, flatten_schema
 from insitu.grid.sources.tables import TableBatch, flatten_batch, is_of_the_system
 
 DRAWING = "drawing"
@@ -41,6 +41,8 @@ _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _MOST_COORDINATE = 1_000_000
 _IMAGES_BYTES = 8 << 20
 """Bytes of images that one chunk makes, about."""
+_ZONE = r"\d(Z|[+-]\d\d:?\d\d)$"
+"""Ends a time that has a zone."""
 _STROKES = pa.list_(pa.list_(pa.list_(pa.float64())))
 
 
@@ -62,11 +64,12 @@ class NdjsonTable:
         #: Columns that the user wants as floats: what these lose is meant.
         self._floats = {name for name, dtype in options.fields.dtypes.items() if dtype.startswith("float")}
         self._schema = self._infer_schema(sample)
+        mixed = [each for each in self._read_zones(sample) if each.column not in options.fields.dtypes]
         batch = self._parse(sample, self._schema)
         if isinstance(batch, Exception):
             raise self._explain(batch, 0, sample) from batch
         self.sample, self.schema = batch, batch.schema
-        self.problems = self._list_lossy(sample, batch)
+        self.problems = [*mixed, *self._list_lossy(sample, batch)]
         #: Columns of whole numbers that int64 doesn't hold.
         self._long = list_long(self._texts_of_large(sample, batch))
         unpacked = sample.end / max(1, sample.source_bytes) if is_packed(path) else 1.0
@@ -129,6 +132,29 @@ class NdjsonTable:
         large = {name: in_list for name, in_list in found.items() if name not in self._floats}
         text = chunk.text.decode(errors="replace") if large else ""
         return {name: (texts_of_json(text, name), in_list) for name, in_list in large.items()}
+
+    def _read_zones(self, sample: Lines) -> list[Problem]:
+        """Note that times are in UTC if all have a zone, which Arrow reads and forgets. Returns the columns
+        of which some have none."""
+        kinds = dict(flatten_schema(self._schema))
+        times = {name: kind for name, kind in kinds.items() if pa.types.is_timestamp(kind)}
+        if not times:
+            return []
+        problems = []
+        texts = kinds | dict.fromkeys(times, pa.large_utf8())
+        batch = self._parse(sample, pa.schema([_with_types(each, each.name, texts) for each in self._schema]))
+        if isinstance(batch, Exception):
+            raise self._explain(batch, 0, sample) from batch
+        flat = flatten_batch(batch)
+        for name, kind in times.items():
+            has_zone = pc.match_substring_regex(flat.column(name).drop_null(), _ZONE)
+            if pc.all(has_zone).as_py():
+                kinds[name] = pa.timestamp(kind.unit, "UTC")
+            elif pc.any(has_zone).as_py():
+                text = "has times with a zone and others without one"
+                problems.append(Problem(name, text, ("--dtype", f"{name}=str")))
+        self._schema = pa.schema([_with_types(each, each.name, kinds) for each in self._schema])
+        return problems
 
     def _infer_schema(self, sample: Lines) -> Any:
         """Return the types that values of the first lines have. Raises SourceError."""

@@ -134,8 +134,8 @@ def plan_layout(
             layout += _plan_column(name, found[name], tables, options, ragged, kept)
         except _Refused as refused:
             problems.append(refused.problem)
-    # Floats are none to columns that aren't made of floats, nor a comma to those that are left out.
-    floats = {each.source for each in layout if each.column.dtype.startswith("float")}
+    # Floats, and times, are none to columns that aren't made of them, nor a comma to those that are left out.
+    floats = {each.source for each in layout if each.column.dtype.startswith("float") or each.column.logical}
     commas = set(chosen) - options.dtypes.keys()
     problems[:0] = [
         problem

@@ -79,6 +79,16 @@ def test_times_in_the_form_of_iso_are_times(tmp_path: Path):
     assert block.columns["day"].to_pylist() == ["2020-01-01", "2020-01-02T03:04:05"]
 
 
+def test_times_with_a_zone_are_in_utc_and_a_mixture_is_named(tmp_path: Path):
+    zoned = write(tmp_path / "a.ndjson", [{"t": "2020-01-01T01:00:00+01:00"}, {"t": "2020-01-01T00:00:00Z"}])
+    assert open_table(zoned, SourceOptions()).columns[0].logical == "timestamp[s, tz=UTC]"
+    assert read(zoned, 1)["t"] == [1577836800, 1577836800]
+    rows = [{"t": "2020-01-01T01:00:00+01:00", "n": None}, {"t": "2020-01-01T00:00:00", "n": 1}]
+    mixed = write(tmp_path / "b.ndjson", rows)
+    with pytest.raises(SourceError, match=r"'t' has times with a zone and others.*Add --dtype t=str"):
+        open_table(mixed, SourceOptions())
+
+
 def test_keys_in_another_order_missing_numbers_and_empty_lines(tmp_path: Path):
     path = tmp_path / "a.ndjson"
     path.write_text('\n{"x": 1.5, "t": "a"}\n\n{"t": "b", "x": null}\r\n{"t": "c"}')
