@@ -638,10 +638,15 @@ def _unquoted(field: str) -> str:
     return "" if text[:1] == '"' else text
 
 
+def _count(line: str, delimiter: str) -> int:
+    """Return how many delimiters a row has outside of quotes."""
+    return len(_split(line, delimiter, '"')) - 1 if '"' in line else line.count(delimiter)
+
+
 def _find_delimiter(lines: list[str]) -> str:
     """Return what separates the fields of rows: a comma, unless the header has none outside of quotes and has
     another sign, or all rows have as many of another sign and not of commas."""
-    counts = {by: [len(_split(line, by, '"')) - 1 for line in lines] for by in _DELIMITERS}
+    counts = {by: [_count(line, by) for line in lines] for by in _DELIMITERS}
     even = {by: bool(found) and found[0] > 0 and len(set(found)) == 1 for by, found in counts.items()}
     for by in _DELIMITERS:
         if even[by]:
