@@ -148,8 +148,8 @@ class Job:
         return read_exit_code(self._job)
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
-        """Yield the lines of its output, with the task before each. `follow`: also those to come, to its "
-        "end."""
+        """Yield the lines of its output, with the task before each. `follow`: also those to come, to its
+        end."""
         from insitu.cluster import follow as follow_log
         from insitu.cluster import is_running
 
@@ -159,8 +159,8 @@ class Job:
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """The logs of each epoch, as `keras.callbacks.History` has them; those of all calls of `fit` in a "
-        "row."""
+        """The logs of each epoch, as `keras.callbacks.History` has them; those of all calls of `fit` in a
+        row."""
         from insitu.cluster import read_curve
 
         ends = {(point.call, point.epoch): point.metrics for point in read_curve(self._job)}

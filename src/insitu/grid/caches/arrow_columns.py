@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 from insitu.base.errors import InputError
 from insitu.base.spec import CacheSpec, Column
 from insitu.grid.partitions import TEXT, is_ragged, value_dtype
-from insitu.grid.sources import logical_type
+from insitu.grid.sources import logical_type, make_tensors
 
 LABELS = b"labels"
 """Names, in the metadata of a field, the classes that the numbers of its values stand for, as JSON."""
@@ -30,12 +29,10 @@ def to_arrow(values: Any) -> pa.Array:
         return pa.array(array.tolist(), pa.large_string())
     if array.ndim == 1:
         return pa.array(array)
+    if array.ndim > 2:
+        return make_tensors(array)
     flat = pa.array(np.ascontiguousarray(array).reshape(-1))
-    lists = pa.FixedSizeListArray.from_arrays(flat, math.prod(array.shape[1:]))
-    if array.ndim == 2:
-        return lists
-    kind = pa.fixed_shape_tensor(flat.type, array.shape[1:])
-    return pa.ExtensionArray.from_storage(kind, lists.cast(kind.storage_type))
+    return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
 
 def make_schema(cache: CacheSpec, columns: Sequence[Column], row_id: str | None) -> pa.Schema:

@@ -212,8 +212,7 @@ def reads_on_nodes(opened: Sequence[Source], options: ImportOptions, *, in_clust
         if options.read_on == "nodes":
             raise InputError(
                 "--limit counts rows in the order of the sources, which nodes read side by side. Received: "
-                "it "
-                "beside --read-on nodes. Leave one of them out; --sample keeps a part of the rows"
+                "it beside --read-on nodes. Leave one of them out; --sample keeps a part of the rows"
             )
         return False
     if isinstance(opened[0].path, str) and options.read_on == "nodes":

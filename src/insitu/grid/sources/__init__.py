@@ -70,6 +70,7 @@ from insitu.grid.sources.tables import (
     arrange_tables,
     columns_of_batch,
     logical_type,
+    make_tensors,
     mixed_shapes,
     values_of_batch,
 )

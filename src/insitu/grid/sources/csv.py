@@ -30,6 +30,7 @@ import pyarrow.csv as pa_csv
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import CsvOptions, SourceOptions
 from insitu.grid.sources.lossy import find_lossy, list_large
+from insitu.grid.sources.packing import PACKINGS, skip_bytes
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.table_layout import ColumnProblems, Problem, is_text
 from insitu.grid.sources.tables import TableBatch, arrow_errors, is_of_the_system
@@ -40,7 +41,6 @@ _CHUNK_BYTES = 4 << 20
 """Bytes of text that are parsed at once, unless a row is longer."""
 MOST_ROW_BYTES = 1 << 30
 """Arrow parses less than 2 GiB at once."""
-_PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _DELIMITERS = ",;\t|"
 """What may separate fields, the most usual first."""
 _LINES = 50
@@ -120,7 +120,8 @@ class CsvTable:
 
     @property
     def _packing(self) -> str | None:
-        return _packing(self.path)
+        """How the file is packed, in Arrow's word; None: not at all."""
+        return PACKINGS.get(self.path.suffix.lower())
 
     @property
     def _is_streamed(self) -> bool:
@@ -207,8 +208,7 @@ class CsvTable:
         if options.delimiter is None and beginning.lstrip()[:2] in ('{"', "[{", "[["):
             raise SourceError(
                 f"{self.path} must be CSV. Received: text that begins with {beginning.lstrip()[:20]!r}, as "
-                f"JSON does. "
-                f"Name its format with --format ndjson; if it is CSV, name its --delimiter"
+                f"JSON does. Name its format with --format ndjson; if it is CSV, name its --delimiter"
             )
         quote = '"' if options.quote is None else options.quote or False
         lines = _first_lines(beginning, quote, options.comment)
@@ -225,8 +225,7 @@ class CsvTable:
             if value is not None:
                 text = (
                     f"its first row looks like values, such as {value}, which --no-header says; if it has "
-                    f"the "
-                    f"columns' names, give --header"
+                    f"the columns' names, give --header"
                 )
                 self.problems.append(Problem("", text, ("--no-header",)))
         return _Dialect(
@@ -267,8 +266,7 @@ class CsvTable:
         if not encoding and b"\0" in (beginning if undecodable else beginning.partition(b"\n")[0]):
             raise SourceError(
                 f"{path} must be CSV, which is text. Received: binary data, or UTF-16 without its mark. If "
-                f"the "
-                f"file has another format, name it with --format"
+                f"the file has another format, name it with --format"
             )
         if undecodable:
             raise _undecodable(path, encoding, f"{undecodable.reason} at byte {undecodable.start}")
@@ -293,8 +291,8 @@ class CsvTable:
         raise SourceError(f"{self.path} has no {rows}. Leave it out")
 
     def _name_columns(self, table: Any) -> Any:
-        """Return the first rows under the columns' names, and note these and the types. Raises "
-        "SourceError."""
+        """Return the first rows under the columns' names, and note these and the types. Raises
+        SourceError."""
         names = self._in_file = table.schema.names
         if not self._dialect.has_header:
             names = [f"column_{number}" for number in range(1, len(names) + 1)]
@@ -308,8 +306,7 @@ class CsvTable:
         if len(set(names)) != len(names):
             raise SourceError(
                 f"{self.path}: each column needs a name of its own. Received: {names}. If the first row "
-                f"has no "
-                f"names, give --no-header"
+                f"has no names, give --no-header"
             )
         self._names = names
         found = {name: _kept_type(each.type) for name, each in zip(names, table.schema, strict=True)}
@@ -391,7 +388,7 @@ class CsvTable:
         """Yield the file from byte `start` of its text on, in chunks of whole rows."""
         dialect = self._dialect
         with arrow_errors(self.path), self._unpacked() as (stream, file):
-            _skip(stream, file, start, self._is_streamed)
+            skip_bytes(stream if self._is_streamed else file, start, self._is_streamed)
             rest = b""
             while True:
                 more = stream.read(min(max(chunk_bytes, len(rest)), MOST_ROW_BYTES - len(rest) + 1))
@@ -496,11 +493,6 @@ class _Chunk:
     source_bytes: int
 
 
-def _packing(path: Path) -> str | None:
-    """Return how a file is packed, in Arrow's word; None: not at all."""
-    return _PACKED.get(path.suffix.lower())
-
-
 def _row(delimiter: str, quote: str) -> bytes:
     """Return the pattern of a row to its line end, which quoted fields may hold, too. A quote within an
     unquoted field is text."""
@@ -595,18 +587,6 @@ _FOLLOWING[list(b"0123456789xX")] = True
 
 def _has_leading_zeros(texts: Any) -> bool:
     return bool(pc.any(pc.match_substring_regex(texts, _LEADING_ZERO)).as_py())
-
-
-def _skip(stream: Any, file: IO[bytes], size: int, streamed: bool) -> None:
-    """Move on by `size` bytes of text."""
-    if not streamed:
-        file.seek(size)
-        return
-    while size:
-        part = len(stream.read(min(size, _CHUNK_BYTES)))
-        if not part:
-            return
-        size -= part
 
 
 _NAMES_OF_DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}

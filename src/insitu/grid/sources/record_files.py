@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from insitu.base.errors import SourceError
 from insitu.base.process.processes import read_available_bytes
+from insitu.grid.sources.packing import skip_bytes
 
 MOST_RECORD_BYTES = 2**31 - 1
 """A message of protobuf has no more."""
@@ -99,7 +100,7 @@ def read_chunks(
     """
     with _opened(path, packed) as (stream, file):
         first = 0 if start == 0 else None
-        _skip(stream, start, packed)
+        skip_bytes(stream, start, packed)
         buffer = bytearray()
         while True:
             piece = stream.read(min(chunk_bytes, _PIECE_BYTES))
@@ -196,14 +197,3 @@ def _opened(path: Path, packed: bool) -> Iterator[tuple[Any, IO[bytes]]]:
             raise SourceError(
                 f"{path} can't be unpacked: {error}. It is truncated or damaged; fetch it again"
             ) from error
-
-
-def _skip(stream: Any, size: int, packed: bool) -> None:
-    if not packed:
-        stream.seek(size)
-        return
-    while size:
-        part = len(stream.read(min(size, _PIECE_BYTES)))
-        if not part:
-            return
-        size -= part

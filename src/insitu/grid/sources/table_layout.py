@@ -198,7 +198,7 @@ def widen(first: Any, second: Any) -> Any:
         return second
     if is_text(first) and is_text(second):
         return pa.large_utf8()
-    if _is_bytes(first) and _is_bytes(second):
+    if is_bytes(first) and is_bytes(second):
         return pa.large_binary()
     numbers = [pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in (first, second)]
     if all(numbers):
@@ -375,7 +375,7 @@ def _choose_column(
         return Column(renamed, "float64"), ""
     if pa.types.is_fixed_size_binary(kind):
         return Column(renamed, "uint8", (kind.byte_width,)), ""
-    if _is_bytes(kind):
+    if is_bytes(kind):
         return Column(renamed, f"uint8{RAGGED}"), ""
     scalar = _scalar_of(kind)
     if scalar is None:
@@ -384,7 +384,7 @@ def _choose_column(
 
 
 def _ragged_dtype(name: str, kind: Any) -> str:
-    if _is_bytes(kind):
+    if is_bytes(kind):
         return "uint8"
     inner = _scalar_of(kind.value_type) if is_list(kind) and not is_list(kind.value_type) else None
     if inner is None:
@@ -458,7 +458,7 @@ def _is_plain(kind: Any) -> bool:
     """Return whether Arrow writes values of a type as text."""
     kind = _decoded(kind)
     return not (
-        is_list(kind) or pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType) or _is_bytes(kind)
+        is_list(kind) or pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType) or is_bytes(kind)
     )
 
 
@@ -471,7 +471,7 @@ def is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
 
 
-def _is_bytes(kind: Any) -> bool:
+def is_bytes(kind: Any) -> bool:
     return bool(
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)

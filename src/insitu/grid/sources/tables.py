@@ -36,6 +36,7 @@ from insitu.grid.sources.table_layout import (
     describe_type,
     fill_remedy,
     flatten_schema,
+    is_bytes,
     is_list,
     is_text,
     plan_layout,
@@ -139,7 +140,7 @@ class ArrowSource:
                 found.append(f"{to.source}: {to.column.logical} as int64")
             elif kind is not None and pa.types.is_decimal(kind):
                 found.append(f"{to.source}: {kind} as {to.column.dtype}")
-            elif kind is not None and _is_binary(kind) and is_ragged(to.column):
+            elif kind is not None and is_bytes(kind) and is_ragged(to.column):
                 found.append(f"{to.source}: bytes as lists of uint8")
             if _may_be_nan(to) and self._count_missing(to.source):
                 found.append(f"{to.source}: missing values are NaN")
@@ -208,27 +209,19 @@ class ArrowSource:
                 rows = _without_empty_times(self._complete(each.rows), self._layout)
                 yield TableBatch(rows, each.source_bytes, each.next_start)
 
-    def count_missing(self) -> Mapping[str, tuple[int, int]]:
-        """Read all rows. Returns (missing values, the first row without one) by column that may have none."""
-        found: dict[str, tuple[int, int]] = {}
-        row = 0
+    def describe_missing_values(self) -> list[Problem]:
+        """Return the columns that miss values that they need. All rows are read."""
+        found: Counter[str] = Counter()
         for each in self.batches(_PASS_BYTES):
             rows = self.keep_rows(each.rows)
             for to in self._layout:
-                values = _column_of(rows, to)
-                if values.null_count and not _may_be_missing(to):
-                    first = int(pc.index(values.is_null(), True).as_py())
-                    count, before = found.get(to.source, (0, row + first))
-                    found[to.source] = (count + values.null_count, before)
-            row += rows.num_rows
-        return found
-
-    def describe_missing_values(self) -> list[Problem]:
-        """Return the columns that miss values that they need. All rows are read."""
-        names = {to.source: to.column for to in self._layout}
+                if not _may_be_missing(to):
+                    found[to.source] += _column_of(rows, to).null_count
+        columns = {to.source: to.column for to in self._layout}
         return [
-            Problem(name, describe_missing(count), fill_remedy(name, names[name]))
-            for name, (count, _) in self.count_missing().items()
+            Problem(name, describe_missing(count), fill_remedy(name, columns[name]))
+            for name, count in found.items()
+            if count
         ]
 
     def _complete(self, batch: Any) -> Any:
@@ -635,7 +628,7 @@ def _make_numbers(values: Any, to: TableColumn, path: object) -> Any:
         values = values if to.fill is None else _filled(values, _parse_fill(to))
         narrow = pa.int32() if kind.bit_width == 32 else pa.int64()
         return values.cast(narrow).cast(pa.int64()).to_numpy(zero_copy_only=False)
-    if column.shape and _is_binary(values.type):
+    if column.shape and is_bytes(values.type):
         return _unpack_bytes(values, column, path)
     array = _tensor(values, pa.from_numpy_dtype(np.dtype(column.dtype)), to, path)
     if array.ndim == 2 and array.shape[1] == math.prod(column.shape):
@@ -649,15 +642,8 @@ def mixed_shapes(path: object, name: str, first: Sequence[int], second: Sequence
     """Return the error for a column whose rows differ in shape."""
     return SourceError(
         f"{path}: column {name!r} is of mixed shapes: first {list(first)}, then {list(second)}. Pad or cut "
-        "its "
-        f"rows to one shape; give images one size and mode, such as by --reader images --reader-option "
+        f"its rows to one shape; give images one size and mode, such as by --reader images --reader-option "
         f"size=224,224 --reader-option mode=RGB"
-    )
-
-
-def _is_binary(kind: Any) -> bool:
-    return bool(
-        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
     )
 
 
@@ -677,8 +663,8 @@ def _unpack_bytes(values: Any, column: Column, path: object) -> Any:
 
 
 def _tensor(values: Any, leaf: Any, to: TableColumn, path: object) -> Any:
-    """Return numbers, or lists of them at any depth, as one array [rows, ...] of a type. Raises "
-    "SourceError."""
+    """Return numbers, or lists of them at any depth, as one array [rows, ...] of a type. Raises
+    SourceError."""
     kind = values.type
     if isinstance(kind, pa.BaseExtensionType):
         if kind.permutation and list(kind.permutation) != sorted(kind.permutation):
@@ -738,8 +724,7 @@ def _equal_lists(values: Any, leaf: Any, to: TableColumn, path: object) -> Any:
             raise SourceError(
                 f"{path}: column {to.source!r} is of mixed shapes: lists of {length} and of "
                 f"{int(lengths[row])} values. Pad or cut them to one length, or import the column as it is "
-                f"by "
-                f"--ragged {to.source}"
+                f"by --ragged {to.source}"
             )
     inner = _tensor(values.flatten(), leaf, to, path)
     return inner.reshape(len(values), length, *inner.shape[1:])
@@ -747,7 +732,7 @@ def _equal_lists(values: Any, leaf: Any, to: TableColumn, path: object) -> Any:
 
 def _make_ragged(values: Any, column: Column, path: object) -> Any:
     """Return lists as an Arrow array of large binaries, with the values of each row."""
-    if _is_binary(values.type):
+    if is_bytes(values.type):
         return pc.fill_null(values.cast(pa.large_binary()), b"")
     dtype = value_dtype(column)
     if not is_list(values.type):
