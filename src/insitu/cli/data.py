@@ -164,11 +164,11 @@ def inspect(options: ImportOptions) -> None:
     for note in found.notes[:MOST_NOTES]:
         print_notice(note)
     print_table(
-        ("COLUMN", "TYPE", "BECOMES", "MISSING", "LEAST", "GREATEST", "EXAMPLES"),
+        ("COLUMN", "TYPE", "BECOMES", "MISSING", "MIN", "MAX", "EXAMPLES"),
         [
             (
                 *(each.name, each.type, each.becomes or "-", str(each.missing or "-")),
-                *(each.least or "-", each.greatest or "-", ", ".join(each.examples) or "-"),
+                *(each.minimum or "-", each.maximum or "-", ", ".join(each.examples) or "-"),
             )
             for each in found.columns
         ],
@@ -196,7 +196,7 @@ def _show_plan(paths: Paths, options: ImportOptions) -> None:
 
     notes: list[str] = []
     plan = plan_import(paths, options, note=notes.append, remote=find_agents(paths))
-    shown = {
+    shown: dict[str, Any] = {
         "caches": list(plan.rows.names),
         "rows": plan.sizes.rows,
         "bytes": plan.sizes.bytes,
@@ -220,7 +220,8 @@ def _show_plan(paths: Paths, options: ImportOptions) -> None:
     )
     for note in notes[:MOST_NOTES]:
         print_notice(note)
-    print_table(("COLUMN", "TYPE"), [(c.name, c.dtype + str(list(c.shape) or "")) for c in plan.rows.columns])
+    kinds = ((each["name"], format_column(each)) for each in shown["columns"])
+    print_table(("COLUMN", "TYPE"), [(name, text.removeprefix(f"{name}: ")) for name, text in kinds])
 
 
 def _import(paths: Paths, options: ImportOptions) -> None:

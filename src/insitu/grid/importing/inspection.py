@@ -44,8 +44,8 @@ class InspectedColumn:
     #: Values that are missing: of all rows if the files say so, else of the first ones.
     missing: int
     #: The least and the greatest value of the first rows, as text; empty: values have no order.
-    least: str
-    greatest: str
+    minimum: str
+    maximum: str
     #: Some values of the first rows, as text.
     examples: tuple[str, ...]
 

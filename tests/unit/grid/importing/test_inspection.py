@@ -24,10 +24,10 @@ def test_columns_are_shown_with_what_becomes_of_them(tmp_path: Path) -> None:
     assert (found.format, found.files, found.rows, found.has_exact_rows) == ("parquet", 2, 6, True)
     assert [each.name for each in found.columns] == ["n", "name", "tags", "u"]
     n, name, tags, u = found.columns
-    assert (n.type, n.becomes, n.missing, n.least, n.greatest) == ("int64", "", 2, "1", "3")
+    assert (n.type, n.becomes, n.missing, n.minimum, n.maximum) == ("int64", "", 2, "1", "3")
     assert (name.becomes, name.missing) == ("name: text", 0)
     assert name.examples == ("x" * 37 + "...", "b", "c")
-    assert (tags.becomes, tags.least) == ("", "") and u.becomes == "u: float64"
+    assert (tags.becomes, tags.minimum) == ("", "") and u.becomes == "u: float64"
     assert found.problems == ("column 'n' misses 2 values", "column 'tags' is of type list<element: string>")
     assert found.command == f"insitu import CACHE {tmp_path} --fill n=null --dtype tags=json"
     assert found.to_json()["columns"][0]["missing"] == 2
