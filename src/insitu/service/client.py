@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.base.errors import ClusterError, InputError
 from insitu.base.paths import Paths
+from insitu.base.wording import list_first
 from insitu.options import Declared, ImportOptions, JobOptions, options_of
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def import_data(name: str, source: Any, **options: Any) -> list[CacheSpec]:
             dict, those that may be repeated a list.
 
     Returns the versions that were made: one, or one for each part of `split`. Each has `name`, `version`,
-    `rows` and `columns`.
+    `rows` and `columns`. What was inferred, such as the form of a CSV file, is said on stderr.
 
     Raises InputError for a source or options that can't be used, SourceError for data that can't be read or
     taken as it is (the message says by which options it is), CacheExists without `overwrite=True`. Then all
@@ -64,10 +66,15 @@ def import_data(name: str, source: Any, **options: Any) -> list[CacheSpec]:
     paths = Paths.default()
     texts = _list_paths(source)
     given = _read_options(ImportOptions, options)
+    notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="insitu-import-") as spool:
         data = None if texts else open_object(source, Path(spool))
         sources = texts or (str(getattr(data, "path", "rows")),)
-        return run_import(paths, ImportOptions(name, sources, **given), remote=find_agents(paths), data=data)
+        asked = ImportOptions(name, sources, **given)
+        published = run_import(paths, asked, note=notes.append, remote=find_agents(paths), data=data)
+    for note in list_first(notes):
+        sys.stderr.write(f"[insitu] {note}\n")
+    return published
 
 
 def _list_paths(source: Any) -> tuple[str, ...]:

@@ -20,12 +20,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_data_and_files_become_caches(tmp_path: Path) -> None:
+def test_data_and_files_become_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (cache,) = insitu.import_data("a", {"x": np.arange(10), "y": [0.5] * 10}, partitions=2)
     assert (cache.rows, [c.name for c in cache.columns], len(cache.partitions)) == (10, ["x", "y"], 2)
     (tmp_path / "b.csv").write_text("n;v\n1;\n2;3\n")
+    assert capsys.readouterr().err == ""
     (cache,) = insitu.import_data("b", tmp_path / "b.csv", fill={"v": "mean"}, rename={"n": "id"})
     assert [c.name for c in cache.columns] == ["id", "v"]
+    assert "[insitu] " in (said := capsys.readouterr().err) and "a semicolon between fields" in said
     train, test = insitu.import_data("c", {"x": np.arange(1000)}, split={"train": 0.9, "test": 0.1})
     assert (train.name, test.name, train.rows + test.rows) == ("c/train", "c/test", 1000)
     with pytest.raises(CacheExists):
