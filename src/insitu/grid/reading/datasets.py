@@ -284,8 +284,8 @@ class Dataset(PositionedData):
         return find_vocabularies(alone, here, labels, of_words=of_words)
 
     def vocabulary(self, column: str) -> list[Any]:
-        """Return the vocabulary of a column, the value of each id, that `lookup` or `tokenize` has used. Before
-        them it is found as by `lookup`, so call it in all tasks. Raises InputError."""
+        """Return the vocabulary of a column, the value of each id, as `lookup` or `tokenize` has used it. If
+        neither was called it is found as by `lookup`, so call it in all tasks. Raises InputError."""
         used = [fn.convert for fn in self._chain.maps if isinstance(fn, ColumnMap) and fn.column == column]
         found = next((convert for convert in used if isinstance(convert, Lookup | Tokenize)), None)
         return list(found.vocabulary) if found is not None else self.lookup(column).vocabulary(column)
