@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.base.errors import ClusterError, InputError
 from insitu.base.paths import Paths
-from insitu.base.wording import list_first
+from insitu.base.wording import list_first, suggest_name
 from insitu.options import Declared, ImportOptions, JobOptions, options_of
 
 if TYPE_CHECKING:
@@ -96,11 +95,7 @@ def _read_options(declaration: type[Declared], options: Mapping[str, Any]) -> di
     found: dict[str, Any] = {}
     for name, value in options.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            raise InputError(
-                f"Options are {', '.join(known)}. Received: "
-                f"{name}{f'. Did you mean {close[0]}?' if close else ''}"
-            )
+            raise InputError(f"Options are {', '.join(known)}. Received: {name}{suggest_name(name, known)}")
         option = known[name]
         if isinstance(value, Mapping) and option.many:
             value = [f"{key}={each}" for key, each in value.items()]

@@ -61,7 +61,7 @@ def _read(name: str, *columns: str) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ({"x": [1]}, {"partition": 3}, "Did you mean partitions"),
+        ({"x": [1]}, {"partition": 3}, "Did you mean .partitions."),
         (42, {}, "The source of an import is"),
         ("nowhere.csv", {}, "doesn't exist"),
         ({"x": [1, None]}, {}, r"Add --fill x=null, which in Python is fill=\['x=null'\]"),
@@ -77,7 +77,7 @@ def test_what_can_not_be_imported_is_refused(source: Any, options: dict[str, Any
 
 
 def test_a_job_that_can_not_start_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Did you mean workers"):
+    with pytest.raises(InputError, match="Did you mean 'workers'"):
         insitu.start(None, tmp_path, "train.py", worker=2)
     with pytest.raises(InputError, match=r"doesn't exist|train\.py"):
         insitu.start(None, tmp_path, "train.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from insitu.base.errors import InputError
 from insitu.base.fingerprint import fingerprints
 from insitu.base.spec import Column
+from insitu.base.wording import suggest_name
 from insitu.grid.reading.structure import ArraySpec, Structure
 
 UNKNOWN_TEXT = "[UNK]"
@@ -75,12 +75,6 @@ def find_place(spec: Structure, only_feature: str | None, label: str | None, col
             f"{suggest_name(column, known)}"
         )
     return known[column]
-
-
-def suggest_name(name: object, known: Sequence[str] | dict[str, Any]) -> str:
-    """Return the end of a message that names what is close to a name, or nothing."""
-    close = difflib.get_close_matches(str(name), list(known), 1)
-    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 # Texts and whole numbers
