@@ -126,8 +126,8 @@ test-formats: ready-formats ## Test exports as ONNX and StableHLO, on TensorFlow
 # In an environment of its own: what reads stores of objects, and servers for them. HDFS is left out without Maven.
 STORES := build/stores
 ready-stores: kernels
-	@test -e $(STORES)/.ready || { $(PYTHON) -m venv $(STORES) && \
-	  $(STORES)/bin/python -m pip install --quiet --editable ".[dev,jax,delta,iceberg,postgresql,sqlite]" s3fs gcsfs aiohttp requests huggingface_hub \
+	@test $(STORES)/.ready -nt pyproject.toml || { $(PYTHON) -m venv $(STORES) && \
+	  $(STORES)/bin/python -m pip install --quiet --editable ".[dev,jax,ui,delta,iceberg,postgresql,sqlite]" s3fs gcsfs aiohttp requests huggingface_hub \
 	    "pyiceberg[sql-sqlite]" pandas polars datasets \
 	    "hdfs-native==0.14.7" "moto[server]==5.2.5" "gcp-storage-emulator==2026.7.19" && touch $(STORES)/.ready; }
 	-$(STORES)/bin/python tests/support/hdfs_server.py

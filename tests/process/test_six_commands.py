@@ -152,8 +152,7 @@ def test_a_delta_table(tmp_path: Path) -> None:
         deltalake.write_deltalake(folder, pa.table(columns))
         deltalake.DeltaTable(folder).delete("shop = 'west'")
         shell.import_as_advised("orders", "delta://orders", "--table-version", "0")
-        (cache,) = insitu.json("caches")
-        assert cache["rows"] == count
+        assert {each["name"]: each["rows"] for each in insitu.json("caches")}["orders"] == count
         job = shell.train("--cache", "orders", "--label", "returned")
         with shell.served(job) as address:
             row = {"age": [30], "age_is_null": [False], "at": [0]}
