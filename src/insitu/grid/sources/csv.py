@@ -575,7 +575,9 @@ def _may_have_leading_zeros(text: bytes, dialect: _Dialect) -> bool:
         pairs = (
             np.frombuffer(text, "<u2", (len(text) - first) // 2, first) if len(text) > first + 1 else data[:0]
         )
-        for before in beginnings | _SIGNS:
+        for before in sorted(beginnings | _SIGNS):
+            if before not in text:
+                continue
             ends = np.flatnonzero(pairs == (ord("0") << 8 | before)) * 2 + first + 2
             ends = ends[ends < len(data)]
             ends = ends[_FOLLOWING[data[ends]]]
