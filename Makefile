@@ -244,7 +244,7 @@ fuzz: $(STAMP) ## Fuzz what arrives over sockets and all files, each target for 
 	  PYTHONPATH=tests/support $(BIN)/python tests/fuzz/fuzz_$${target%/*}.py $${target#*/} \
 	    -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
-strategies: $(STAMP) ## Train in every cell of docs/strategies.md and write it anew (installs PyTorch)
+strategies: $(STAMP) ## Train in every cell of docs/reference/strategies.md and write it anew (installs PyTorch)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python tests/support/matrix.py
 
