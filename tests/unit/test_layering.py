@@ -398,18 +398,6 @@ def test_the_public_names_are_there():
         _ = insitu.nothing_of_the_kind
 
 
-def test_links_in_the_documents_lead_somewhere():
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
-    documents += (ROOT / "examples").rglob("*.md")
-    assert documents
-    broken = []
-    for document in documents:
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text()):
-            if "://" not in target and not (document.parent / target).exists():
-                broken.append(f"{document.name}: {target}")
-    assert not broken
-
-
 @pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_paths_in_the_documents_exist(document: str):
     """Paths in backticks, from the root or from src/insitu. A row of the table of rooms names files of its
