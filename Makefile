@@ -222,11 +222,19 @@ docs: $(STAMP) ready-docs ## Build the site in build/docs, with a warning as an 
 	$(DOCS)/bin/python tools/python_reference.py build/docs-pages/docs/reference/python.md
 	$(DOCS)/bin/sphinx-build -q -W --keep-going -c docs build/docs-pages build/docs
 
-check: $(STAMP) ## Lint, types, layering, words, commit subjects
+# In an environment of its own, as other tools that aren't needed to run tests.
+PROSE := build/prose
+$(PROSE)/.ready:
+	$(PYTHON) -m venv $(PROSE)
+	$(PROSE)/bin/python -m pip install --quiet proselint==0.16.0
+	@touch $@
+
+check: $(STAMP) $(PROSE)/.ready ## Lint, types, layering, words, documents, prose, commit subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q $(LAWS)
+	git ls-files '*.md' ':!benchmarks/results/*' | xargs $(PROSE)/bin/proselint check --config tools/proselint.json
 	$(BIN)/python tools/check_commits.py
 
 SANITIZED := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.py

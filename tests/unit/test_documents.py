@@ -19,6 +19,7 @@ DOCS, SOURCE = ROOT / "docs", ROOT / "src" / "insitu"
 PAGES = list_pages()
 PLAIN = [
     ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
     *sorted((DOCS / "concepts").glob("*.md")),
     DOCS / "tutorial" / "first-hour.md",
     DOCS / "reference" / "compatibility.md",
@@ -136,6 +137,15 @@ def test_the_readme_is_short_and_begins_with_two_commands() -> None:
     assert len(text.split()) <= 700
     first = re.search(r"^```.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert first and re.findall(r"^make \w+", first[1], re.MULTILINE) == ["make demo", "make test"]
+
+
+def test_the_changes_of_a_version_are_few() -> None:
+    versions = re.split(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    bullets = {
+        name: len(re.findall(r"^- ", text, re.MULTILINE))
+        for name, text in zip(versions[::2], versions[1::2], strict=True)
+    }
+    assert bullets and max(bullets.values()) <= 80
 
 
 @pytest.mark.parametrize("page", PLAIN, ids=name_of)
