@@ -54,8 +54,8 @@ _TEXTS = {
     ),
     DATA: (
         "tasks waited for rows",
-        "Store rows as the model takes them, so that map and filter have less to do; see docs/how-to/data.md "
-        "for compression and for data that is larger than memory",
+        "Store rows as the model takes them, so that map and filter have less to do; see "
+        "docs/how-to/compress.md and docs/explanations/large-data.md",
     ),
     EXCHANGE: (
         "gradients moved between tasks",
