@@ -17,11 +17,16 @@ from insitu.base.config import DeviceSettings
 ROOT = Path(__file__).parents[2]
 DOCS, SOURCE = ROOT / "docs", ROOT / "src" / "insitu"
 PAGES = list_pages()
+HOW_TO = (
+    *("drain.md", "hosts-by-ssh.md", "import-on-hosts.md", "lost-head.md", "lost-host.md"),
+    *("nodes-read-sources.md", "ray.md", "rebalance.md", "remote.md"),
+)
 PLAIN = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     *sorted((DOCS / "concepts").glob("*.md")),
     DOCS / "tutorial" / "first-hour.md",
+    *sorted(DOCS / "how-to" / name for name in HOW_TO),
     DOCS / "reference" / "compatibility.md",
     DOCS / "reference" / "environment.md",
 ]
@@ -153,6 +158,11 @@ def test_sentences_are_short(page: Path) -> None:
     lengths = {sentence: len(sentence.split()) for sentence in sentences_in(page)}
     assert {sentence for sentence, length in lengths.items() if length > LONGEST} == set()
     assert sum(lengths.values()) <= MEAN * len(lengths)
+
+
+@pytest.mark.parametrize("name", HOW_TO)
+def test_a_how_to_is_a_short_page(name: str) -> None:
+    assert len((DOCS / "how-to" / name).read_text().split()) <= 400
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "concepts").glob("*.md")), ids=name_of)
