@@ -100,8 +100,13 @@ def write_member(path: str, member: Any, depth: int) -> Iterator[str]:
 
 def write_page() -> str:
     """Return the page."""
+    package = load_package()
+    members = dict(public_members(package))
+    missing = {str(name) for name in package.exports or ()} - members.keys() - {"__version__"}
+    if missing:
+        raise SystemExit(f"Public names need a docstring. Received none for {', '.join(sorted(missing))}")
     lines = [HEAD]
-    for name, member in public_members(load_package()):
+    for name, member in members.items():
         lines += write_member(f"insitu.{name}", member, 2)
     return "\n".join(lines) + "\n"
 

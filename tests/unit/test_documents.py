@@ -8,11 +8,14 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer.main
 from draw_pictures import PICTURES, draw
-from stage_docs import list_contents, list_pages
+from stage_docs import list_contents, list_pages, write_command_line
 
 from insitu.base.config import DeviceSettings
+from insitu.cli import build_app
 
 ROOT = Path(__file__).parents[2]
 DOCS, SOURCE = ROOT / "docs", ROOT / "src" / "insitu"
@@ -77,6 +80,16 @@ def test_the_contents_have_all_pages() -> None:
     listed = {page for pages in sections.values() for page in pages.values()}
     there = {name_of(page.with_suffix("")) for page in DOCS.rglob("*.md")} - {"docs/README"}
     assert there - listed == set()
+
+
+def test_the_page_of_the_command_line_has_all_commands() -> None:
+    page = write_command_line()
+    top = typer.main.get_command(build_app())  # type: ignore[arg-type]
+    assert isinstance(top, click.Group)
+    named = {name for name, command in top.commands.items() if not command.hidden}
+    assert named == set(re.findall(r"^### insitu (\S+)$", page, re.MULTILINE))
+    assert "| `--workers` `INTEGER` | Worker tasks. |" in page
+    assert page.count("\n\n    insitu ") > 20  # examples
 
 
 def test_documents_that_the_code_names_exist() -> None:
