@@ -16,7 +16,7 @@ PARALLEL ?= --numprocesses $(PROCESSES) --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-track ready-launchers ready-etcd ready-agreement ready-smoke smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-track test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-track ready-launchers ready-etcd ready-agreement ready-smoke ready-docs docs smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-track test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,7 +36,7 @@ demo: $(if $(HOSTS),ready-lab,$(STAMP)) ## Import, train on three nodes, kill a 
 	$(BIN)/python examples/demo/demo$(if $(HOSTS),_hosts.py --hosts $(HOSTS),.py) $(if $(DATA),--data $(DATA))
 
 # The laws of the structure: `make check` holds them.
-LAWS := tests/unit/test_layering.py tests/unit/test_words.py
+LAWS := tests/unit/test_layering.py tests/unit/test_words.py tests/unit/test_documents.py
 
 test: PROCESSES := 3  # each waits for something a third of its time, so three suit two cores
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
@@ -211,11 +211,30 @@ ready-ignite: $(STAMP)
 test-ignite: ready-ignite ## Run the tests with real servers of Apache Ignite (needs Java and Maven)
 	$(BIN)/python -m pytest -m ignite --timeout 300 tests/process/test_ignite.py tests/fault/test_hosts_ignite.py
 
-check: $(STAMP) ## Lint, types, layering, words, commit subjects
+# In an environment of its own: what builds the site isn't what insitu needs.
+DOCS := build/docs-tools
+ready-docs: kernels
+	@test -e $(DOCS)/.ready || { $(PYTHON) -m venv $(DOCS) && \
+	  $(DOCS)/bin/python -m pip install --quiet "sphinx>=8,<10" "furo>=2025.9" "myst-parser>=4,<6" "griffe>=2,<3" && touch $(DOCS)/.ready; }
+
+docs: $(STAMP) ready-docs ## Build the site in build/docs, with a warning as an error: open build/docs/index.html (installs Sphinx)
+	$(BIN)/python tools/stage_docs.py
+	$(DOCS)/bin/python tools/python_reference.py build/docs-pages/docs/reference/python.md
+	$(DOCS)/bin/sphinx-build -q -W --keep-going -c docs build/docs-pages build/docs
+
+# In an environment of its own, as other tools that aren't needed to run tests.
+PROSE := build/prose
+$(PROSE)/.ready:
+	$(PYTHON) -m venv $(PROSE)
+	$(PROSE)/bin/python -m pip install --quiet proselint==0.16.0
+	@touch $@
+
+check: $(STAMP) $(PROSE)/.ready ## Lint, types, layering, words, documents, prose, commit subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q $(LAWS)
+	git ls-files '*.md' ':!benchmarks/results/*' | xargs $(PROSE)/bin/proselint check --config tools/proselint.json
 	$(BIN)/python tools/check_commits.py
 
 SANITIZED := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.py
@@ -244,7 +263,7 @@ fuzz: $(STAMP) ## Fuzz what arrives over sockets and all files, each target for 
 	  PYTHONPATH=tests/support $(BIN)/python tests/fuzz/fuzz_$${target%/*}.py $${target#*/} \
 	    -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
-strategies: $(STAMP) ## Train in every cell of docs/strategies.md and write it anew (installs PyTorch)
+strategies: $(STAMP) ## Train in every cell of docs/reference/strategies.md and write it anew (installs PyTorch)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python tests/support/matrix.py
 

@@ -68,7 +68,7 @@ def write_results(results: Path) -> None:
     parts = [
         "# Results\n\n`make bench` writes this page. Each section says what is measured and on which "
         'machine, then gives medians over alternating runs. The column "x is better by" says how many times '
-        f"better x is than the row. Last written on {today}; all figures are in [results](results) as JSON."
+        f"better x is than the row. Last written on {today}; all figures are in `benchmarks/results` as JSON."
     ]
     for name, title in BENCHMARKS.items():
         printed = results / f"{name}.md"

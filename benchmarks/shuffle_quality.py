@@ -1,6 +1,6 @@
 """How well orders of rows mix data that is stored sorted by class, and what that does to a training.
 
-    python benchmarks/shuffle_quality.py [--json FILE] [--plot docs/shuffle_quality.svg]
+    python benchmarks/shuffle_quality.py [--json FILE] [--plot docs/explanations/shuffle_quality.svg]
 
 The geometry is that of 46 million rows of 784 bytes (36 GB), in which a window of 128 MiB has 128 blocks of
 1,337 rows, scaled down to `--rows` rows: blocks and the buffer of tf.data are smaller by the same factor, so

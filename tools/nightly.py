@@ -40,6 +40,7 @@ SUITES = {
     "test-stores": "make ready-stores && make test-stores",
     "test-track": "make ready-track && make test-track",
     "test-ignite": "make ready-ignite && make test-ignite",
+    "docs": "make docs",
     "smoke": "make ready-smoke && make smoke",
     "test-lowest": "make test-lowest",
     "test-newest": "make test-newest",

@@ -1,4 +1,4 @@
-"""Attacks on parameter servers and groups: each did harm once, and is refused now. See docs/security.md."""
+"""Attacks on parameter servers and groups: each did harm once, and is refused now."""
 
 from __future__ import annotations
 

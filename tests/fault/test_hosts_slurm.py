@@ -1,4 +1,4 @@
-"""Agents that Slurm starts and ends, by the script of docs/hosts.md. Needs root, iproute2, Slurm, munge."""
+"""Agents that Slurm starts and ends, by the script of docs/how-to/slurm.md. Needs root and the packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_hosts import find_obstacle as find_slurm_obstacle
 from insitu.base.paths import Paths
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
-DOCS = Path(__file__).parents[2] / "docs" / "hosts.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "slurm.md"
 
 
 @pytest.fixture(scope="module")

@@ -171,7 +171,7 @@ tf.train.CheckpointManager.save = save_and_die
 
 
 def test_the_loop_of_the_documents_survives_a_kill_within_an_epoch(loops: Loops, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "explanations" / "reliability.md").read_text()
     (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     printed = []
     for kill in ("", "1"):

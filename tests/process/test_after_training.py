@@ -1,4 +1,4 @@
-"""The examples of docs/after-training.md run as written: the script as a job, the others in its folder."""
+"""The examples of docs/tutorial/after-training.md run as written: the script as a job, others beside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from job_runs import insitu_at
 
 from insitu.grid import bring_up
 
-PAGE = (Path(__file__).parents[2] / "docs" / "after-training.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorial" / "after-training.md").read_text()
 BLOCKS = dict.fromkeys(["train.py", "", "pandas"], "")
 for kind, block in re.findall(r"```python ?(\S*)\n(.*?)```", PAGE, re.S):
     BLOCKS[kind] += block
@@ -38,7 +38,7 @@ def test_the_examples_run(
         monkeypatch.chdir(Path(folder) / "code")
         monkeypatch.setenv("INSITU_HOME", str(insitu.paths.home))
         names: dict[str, object] = {"__name__": "__main__"}
-        exec(compile(BLOCKS[""], "docs/after-training.md", "exec"), names)
+        exec(compile(BLOCKS[""], "docs/tutorial/after-training.md", "exec"), names)
         assert len(names["of_file"]) == 20  # type: ignore[arg-type]
         np.testing.assert_allclose(names["of_file"], names["of_fit"])
         # What plain Keras says of the loaded model.
@@ -50,5 +50,5 @@ def test_the_examples_run(
         assert expected.tolist() == [[int(number) for number in each] for each in wrong] != []
         assert np.mean(guess == label) == pytest.approx(names["of_file"][-1])  # type: ignore[index]
         if importlib.util.find_spec("pandas") is not None:
-            exec(compile(BLOCKS["pandas"], "docs/after-training.md", "exec"), names)
+            exec(compile(BLOCKS["pandas"], "docs/tutorial/after-training.md", "exec"), names)
             assert len(names["wrong"]) == len(wrong)  # type: ignore[arg-type]

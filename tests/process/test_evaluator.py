@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 PATIENCE = 280.0
-PAGE = Path(__file__).parents[2] / "docs" / "estimators.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "estimators.md"
 
 KILLED = """
 import json, os, signal, sys

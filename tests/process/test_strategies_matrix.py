@@ -1,4 +1,4 @@
-"""Cells of docs/strategies.md, trained again: a few always, all of them when there is time."""
+"""Cells of docs/reference/strategies.md, trained again: a few always, all of them when there is time."""
 
 from __future__ import annotations
 

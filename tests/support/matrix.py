@@ -1,8 +1,8 @@
-"""The matrix of docs/strategies.md: its rows, how each cell is run, and how the page is written.
+"""The matrix of docs/reference/strategies.md: its rows, how each cell is run, and how the page is written.
 
-python matrix.py               runs every cell on every backend and writes docs/strategies.json and .md
+python matrix.py               runs every cell on every backend and writes strategies.json and strategies.md
 python matrix.py jax torch     runs those of these backends; of others the pages keep what was recorded
-python matrix.py --page        writes docs/strategies.md out of docs/strategies.json
+python matrix.py --page        writes docs/reference/strategies.md out of the .json beside it
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from free_ports import free_addresses
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 RESULTS, PAGE = DOCS / "strategies.json", DOCS / "strategies.md"
 RUNS = Path(__file__).with_name("matrix_runs.py")
 DEADLINE = 500.0
@@ -261,7 +261,7 @@ Keras does on JAX and PyTorch, and the chief says so ([keras.md](keras.md#one-de
 
 
 def page(cells: Iterable[Cell]) -> str:
-    """docs/strategies.md, out of recorded cells; a cell without a record isn't verified."""
+    """docs/reference/strategies.md, out of recorded cells; a cell without a record isn't verified."""
     recorded = {(c["strategy"], c["variant"], c["backend"], c["way"]): c for c in cells}
     notes: list[str] = []
     lines = [HEAD.rstrip("\n"), ""]

@@ -1,5 +1,5 @@
-"""The examples of estimators in docs/estimators.md run as written, one after another. Those that need a job
-are run by process/test_evaluator.py."""
+"""The examples of estimators in docs/how-to/estimators.md run as written, one after another. Those that need
+a job are run by process/test_evaluator.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "estimators.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "estimators.md").read_text()
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, as it saves
@@ -20,6 +20,6 @@ def test_the_examples_run(
     blocks = re.findall(r"```python estimator\n(.*?)```", PAGE, re.S)
     assert len(blocks) == 2
     for block in blocks:
-        exec(compile(block, "docs/estimators.md", "exec"), names)
+        exec(compile(block, "docs/how-to/estimators.md", "exec"), names)
     assert (tmp_path / "served" / "00000100.keras").exists()
     assert "accuracy_baseline" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The examples of docs/features.md run as written, one after another."""
+"""The examples of docs/how-to/features.md run as written, one after another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from insitu import feature_column as fc
 
-PAGE = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "features.md").read_text()
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, as it saves
@@ -19,7 +19,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert len(blocks) >= 4
     for block in blocks:
-        exec(compile(block, "docs/features.md", "exec"), names)
+        exec(compile(block, "docs/how-to/features.md", "exec"), names)
 
 
 def test_the_page_has_all_columns() -> None:

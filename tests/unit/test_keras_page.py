@@ -1,4 +1,4 @@
-"""docs/keras.md names cases that exist, and each case that is refused."""
+"""docs/reference/keras.md names cases that exist, and each case that is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from keras_cases import CASES
 from keras_known import KNOWN
 
-PAGE = (Path(__file__).parents[2] / "docs" / "keras.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "keras.md").read_text()
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ")]
 
 

@@ -1,4 +1,4 @@
-"""docs/security.md names a test for each attack. They must be there."""
+"""docs/explanations/security.md names a test for each attack. They must be there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "security.md"
+PAGE = ROOT / "docs" / "explanations" / "security.md"
 
 
 def named_tests() -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""docs/strategies.md says what was recorded, of everything that there is."""
+"""docs/reference/strategies.md says what was recorded, of everything that there is."""
 
 from __future__ import annotations
 

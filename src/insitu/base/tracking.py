@@ -80,7 +80,7 @@ def read_sent(folder: Path) -> int:
 
 
 def read_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return the runs of a job in the form of docs/json.md. `folder`: that of the job's runs."""
+    """Return the runs of a job in the form of docs/reference/json.md. `folder`: that of the job's runs."""
     found = []
     for each in sorted(folder.glob(f"*/{RUN_FILE}")):
         try:

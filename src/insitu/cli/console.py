@@ -20,7 +20,9 @@ from insitu.service import format_time as format_time
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the form of docs/json.md.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON, in the form of docs/reference/json.md.")
+]
 
 _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
 _RED, _DIM = 31, 2

@@ -376,7 +376,7 @@ def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
 
 
 def format_column(column: Mapping[str, Any]) -> str:
-    """Return such as `image: uint8[28,28]` for a column in the form of docs/json.md."""
+    """Return such as `image: uint8[28,28]` for a column in the form of docs/reference/json.md."""
     shape = "[" + ",".join(map(str, column["shape"])) + "]" if column["shape"] else ""
     times = f" ({column['logical']})" if column.get("logical") else ""
     return f"{column['name']}: {'text' if column['dtype'] == 'str' else column['dtype']}{shape}{times}"

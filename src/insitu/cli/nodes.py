@@ -323,7 +323,7 @@ def agent(
         bool, typer.Option("--delete", help="With --stop: delete their stores, too, with all data.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --stop: print JSON, in the form of docs/json.md.")
+        bool, typer.Option("--json", help="With --stop: print JSON, in the form of docs/reference/json.md.")
     ] = False,
     head_view: Annotated[
         bool, typer.Option("--head-view", help="Print which head the agents follow.", hidden=True)

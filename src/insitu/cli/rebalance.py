@@ -91,7 +91,7 @@ def _choose_rate(paths: Paths) -> float:
 
 
 def _describe(report: RebalanceReport, dry_run: bool) -> dict[str, Any]:
-    """Return what `rebalance --json` prints of one version (docs/json.md)."""
+    """Return what `rebalance --json` prints of one version (docs/reference/json.md)."""
     return {
         "cache": report.cache.name,
         "version": report.cache.version,

@@ -112,7 +112,7 @@ class NamesRepair:
             )
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return it as docs/json.md says; None: the home has no head."""
+        """Return it as docs/reference/json.md says; None: the home has no head."""
         report = self.report
         if report is None:
             return None

@@ -90,7 +90,7 @@ def _report(checks: list[CopyCheck]) -> None:
 
 
 def _describe(cache: CacheSpec, checks: list[CopyCheck], seconds: float) -> dict[str, Any]:
-    """Return what `scrub --json` prints (docs/json.md)."""
+    """Return what `scrub --json` prints (docs/reference/json.md)."""
     return {
         "name": cache.name,
         "version": cache.version,

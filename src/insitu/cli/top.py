@@ -35,7 +35,7 @@ def top(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the table once and end.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON once, in the form of docs/json.md.")
+        bool, typer.Option("--json", help="Print JSON once, in the form of docs/reference/json.md.")
     ] = False,
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 1.0,
     metrics_port: Annotated[
@@ -55,7 +55,7 @@ def top(
     """Show how fast the tasks of a job train, what a step is spent on, and what they use, until the job ends.
 
     Each task measures itself. Rates are those of the last ten seconds of training. A step is split into what
-    the task did in it (docs/numbers.md). Where the output is no terminal, the table is printed once.
+    the task did in it (docs/how-to/numbers.md). Where the output is no terminal, the table is printed once.
 
     Examples:
 
@@ -87,7 +87,7 @@ def top(
 
 
 def build_top(job: JobPaths) -> dict[str, Any]:
-    """Return what `top --json` prints (docs/json.md)."""
+    """Return what `top --json` prints (docs/reference/json.md)."""
     from insitu.base.measure.task_samples import read_last_samples
     from insitu.base.progress import read_progress
     from insitu.cluster import find_newest, read_rates, read_status, summarize_metrics

@@ -191,5 +191,5 @@ def _warn_once() -> None:
     _LOG.warning(
         "[insitu] Numbers between hosts go unencrypted, as INSITU_TLS=never asks, and who can change packets "
         "on the way can change them. Leave INSITU_TLS out, unless only these hosts share the network "
-        "(docs/security.md)."
+        "(docs/explanations/security.md)."
     )

@@ -200,6 +200,6 @@ class ImportOptions(Declared):
         not_at=command_line_only("It is about what the command prints.")
     )
     as_json: bool = option(
-        False, "Print JSON, in the form of docs/json.md.", flags=("--json",),
+        False, "Print JSON, in the form of docs/reference/json.md.", flags=("--json",),
         not_at=command_line_only("It is about what the command prints.")
     )

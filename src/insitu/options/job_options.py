@@ -144,7 +144,7 @@ class JobOptions(Declared):
     allow_mixed_processors: bool = option(False, "Allow hosts with different processors.")
     prefix: bool = option(True, "Show each line's task before it.", not_at=_OF_PRINTING)
     as_json: bool = option(
-        False, "Print JSON, in the form of docs/json.md.", flags=("--json",), not_at=_OF_PRINTING
+        False, "Print JSON, in the form of docs/reference/json.md.", flags=("--json",), not_at=_OF_PRINTING
     )
     # fmt: on
 

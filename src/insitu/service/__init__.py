@@ -1,4 +1,4 @@
-"""Shared by the command line and the page: jobs, caches and nodes in the forms of docs/json.md.
+"""Shared by the command line and the page: jobs, caches and nodes in the forms of docs/reference/json.md.
 
 Begin reading with `jobs.py`.
 """

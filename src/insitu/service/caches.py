@@ -1,4 +1,4 @@
-"""Caches as `insitu caches --json` and `insitu describe CACHE --json` have them (docs/json.md)."""
+"""Caches as `insitu caches --json` and `insitu describe CACHE --json` have them (docs/reference/json.md)."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ _MAX_TEXT = 2000
 
 
 def preview_rows(paths: Paths, name: str, count: int = 24, seed: int = 0) -> dict[str, Any]:
-    """Return rows of the latest version in the form of docs/json.md. The same seed gives the same rows.
+    """Return rows of the latest version in the form of docs/reference/json.md. The same seed gives the same
+    rows.
 
     They come from partitions on this machine. Raises UnknownCache, CorruptPartition, GridError if none is
     here.

@@ -38,11 +38,11 @@ _EXACT = 2.0**52
 
 
 def describe_columns(paths: Paths, name: str, rows: int = ROWS, seed: int = 0) -> dict[str, Any]:
-    """Return statistics of each column of the latest version in the form of docs/json.md, by a sample at a
-    bounded cost.
+    """Return statistics of each column of the latest version in the form of docs/reference/json.md, by a
+    sample at a bounded cost.
 
-    They are exact if the sample holds all rows: `rows` of docs/json.md equals `rows_of_cache`. Raises
-    UnknownCache, CorruptPartition, GridError.
+    They are exact if the sample holds all rows: `rows` of docs/reference/json.md equals `rows_of_cache`.
+    Raises UnknownCache, CorruptPartition, GridError.
     """
     from insitu.grid import sample_rows, to_block
 
@@ -167,7 +167,7 @@ class _Account:
             self._counts = None
 
     def report(self) -> dict[str, Any]:
-        """Return the column in the form of docs/json.md."""
+        """Return the column in the form of docs/reference/json.md."""
         column = self.column
         found: dict[str, Any] = {
             "name": column.name,
@@ -259,7 +259,7 @@ class _Numbers:
         self._histogram.add(as_floats, weights, is_whole=is_whole)
 
     def report(self) -> dict[str, Any]:
-        """Return what was found, in the form of docs/json.md."""
+        """Return what was found, in the form of docs/reference/json.md."""
         found: dict[str, Any] = {
             "not_finite": 1 - self._finite / self._count if self._count else 0.0,
             "nan": self._nan,

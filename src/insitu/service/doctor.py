@@ -40,7 +40,7 @@ class Finding:
 
 
 def report_findings(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return findings in the form of docs/json.md."""
+    """Return findings in the form of docs/reference/json.md."""
     return {"ok": can_train(findings), "checks": [asdict(each) for each in findings]}
 
 

@@ -87,7 +87,7 @@ def find_examples() -> Path | None:
 
 
 def list_examples() -> list[dict[str, Any]]:
-    """Return the examples in the form of docs/json.md."""
+    """Return the examples in the form of docs/reference/json.md."""
     root = find_examples()
     if root is None:
         return []

@@ -195,7 +195,7 @@ def make_template(
                 left_out.append((column.name, f"the network sees {image.name} alone"))
         elif column.dtype.endswith("[*]"):
             left_out.append(
-                (column.name, "its lists have different lengths; docs/features.md has columns for it")
+                (column.name, "its lists have different lengths; docs/how-to/features.md has columns for it")
             )
         elif column.dtype == "str":
             (texts if each.words >= _TEXT_WORDS else categories).append(each)

@@ -1,4 +1,4 @@
-"""Jobs as `insitu ps --json` and `insitu describe JOB --json` have them (docs/json.md)."""
+"""Jobs as `insitu ps --json` and `insitu describe JOB --json` have them (docs/reference/json.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASKING_SECONDS = 2.0
 
 
 def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
-    """Return one job as `ps --json` and `describe --json` have it (docs/json.md)."""
+    """Return one job as `ps --json` and `describe --json` have it (docs/reference/json.md)."""
     from insitu.cluster import BrokenJob
 
     if isinstance(job, BrokenJob):
@@ -65,8 +65,8 @@ def build_job_report(
     goodput: bool = False,
     quick: bool = False,
 ) -> dict[str, Any]:
-    """Return what `describe JOB --json` prints (docs/json.md). `quick`: without what has to be waited for,
-    which are stragglers and the present topology of another system."""
+    """Return what `describe JOB --json` prints (docs/reference/json.md). `quick`: without what has to be
+    waited for, which are stragglers and the present topology of another system."""
     from insitu.cluster import Journal, encode_job, measure_goodput, read_placement, read_status
 
     status = read_status(job)
@@ -210,7 +210,7 @@ def _read_json(path: Any) -> Any:
 
 
 def summarize_rates(rates: Rates | None) -> dict[str, Any] | None:
-    """Return the rates of a task as JSON has them (docs/json.md)."""
+    """Return the rates of a task as JSON has them (docs/reference/json.md)."""
     if rates is None:
         return None
     return {
@@ -225,7 +225,7 @@ def summarize_rates(rates: Rates | None) -> dict[str, Any] | None:
 
 
 def audit_epochs(job: JobPaths, first: int = 0) -> list[dict[str, Any]]:
-    """Return the audit of each epoch from `first` on, as `describe --ledger --json` has it (docs/json.md)."""
+    """Return the audit of each epoch from `first` on, as `describe --ledger --json` prints it."""
     from insitu.cluster import read_placement
     from insitu.grid import audit, find_version, read_ledgers, read_refreshes
 

@@ -67,7 +67,8 @@ def read_log(
     after: int | None = None,
     search: str = "",
 ) -> dict[str, Any]:
-    """Return the last `lines` lines of a log in the form of docs/json.md: of all tasks merged, or of one.
+    """Return the last `lines` lines of a log in the form of docs/reference/json.md: of all tasks merged, or
+    of one.
 
     `before` is a position in the log that they end at. `after` is one that they begin at: then they are the
     first whole lines from there. `search` is a text that each of them holds. Raises InputError for a task or

@@ -1,4 +1,4 @@
-"""Nodes as `insitu nodes --json` has them (docs/json.md)."""
+"""Nodes as `insitu nodes --json` has them (docs/reference/json.md)."""
 
 from __future__ import annotations
 

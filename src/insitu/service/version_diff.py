@@ -54,7 +54,7 @@ def compare_versions(
     key: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Return how two versions, such as orders@2 and orders@3, differ, in the form of docs/json.md.
+    """Return how two versions, such as orders@2 and orders@3, differ, in the form of docs/reference/json.md.
 
     Rows belong together if column `key` has the same value in both; without a key, if they have the same
     number. Values are compared bit by bit, by hashes of 64 bits. It takes some 50 bytes of memory a row.
@@ -197,7 +197,7 @@ def _list_examples(
     pairs: _Pairs,
     changed: Numbers,
 ) -> list[dict[str, Any]]:
-    """Return the first rows that are changed, removed and added, in the form of docs/json.md."""
+    """Return the first rows that are changed, removed and added, in the form of docs/reference/json.md."""
     some = changed[:_EXAMPLES]
     old, new = versions
     wanted = [*([key] if key else []), *names]

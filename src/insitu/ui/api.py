@@ -1,4 +1,4 @@
-"""The REST interface: `/api/v1/...`, in the forms of docs/json.md."""
+"""The REST interface: `/api/v1/...`, in the forms of docs/reference/json.md."""
 
 from __future__ import annotations
 

@@ -45,10 +45,10 @@ _STATUSES: tuple[tuple[type[InsituError], int], ...] = (
     (StorageFull, 507),
     (InsituError, 500),
 )
-_DESCRIPTION = """Jobs, caches and nodes of one $INSITU_HOME, in the forms of docs/json.md.
+_DESCRIPTION = """Jobs, caches and nodes of one $INSITU_HOME, in the forms of docs/reference/json.md.
 
-Send `Authorization: Bearer TOKEN`; docs/page.md says where the tokens are. A token with the role view may
-read. An error is `{"error": {"kind", "message", "logs"}}`."""
+Send `Authorization: Bearer TOKEN`; docs/how-to/page.md says where the tokens are. A token with the role view
+may read. An error is `{"error": {"kind", "message", "logs"}}`."""
 
 
 def make_application(state: UIState, audit: AuditLog, origins: frozenset[str]) -> ASGIApp:

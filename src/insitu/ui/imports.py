@@ -46,7 +46,7 @@ class _Import:
     code: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in the form of docs/json.md."""
+        """Return it in the form of docs/reference/json.md."""
         state = "running" if self.code is None else "failed" if self.code else "finished"
         return {
             "import": self.token,

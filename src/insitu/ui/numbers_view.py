@@ -20,7 +20,7 @@ _PIECES = 80
 
 
 def read_curve_points(job: JobPaths) -> list[dict[str, Any]]:
-    """Return the curve of a job in the form of docs/json.md."""
+    """Return the curve of a job in the form of docs/reference/json.md."""
     return [asdict(point) for point in read_curve(job)]
 
 

@@ -54,13 +54,13 @@ _TEXTS = {
     ),
     DATA: (
         "tasks waited for rows",
-        "Store rows as the model takes them, so that map and filter have less to do; see docs/data.md for "
-        "compression and for data that is larger than memory",
+        "Store rows as the model takes them, so that map and filter have less to do; see "
+        "docs/how-to/compress.md and docs/explanations/large-data.md",
     ),
     EXCHANGE: (
         "gradients moved between tasks",
         "Make batches larger, or send gradients in fewer bytes: compression= of the strategy "
-        "(docs/exchange.md)",
+        "(docs/explanations/exchange.md)",
     ),
     WAIT: ("tasks waited for the slowest", "Give each task as much processor and data as the others"),
     CALLBACKS: (

@@ -73,7 +73,7 @@ class Inspection:
     command: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in the form of docs/json.md."""
+        """Return it in the form of docs/reference/json.md."""
         return asdict(self)
 
 
