@@ -28,7 +28,9 @@ BELOW = {
     "metadata": GROUND | {"exchange"},
     "cluster": GROUND | {"options", "grid", "exchange", "parameters", "metadata"},
     "train": GROUND | {"grid", "exchange", "parameters"},
-    "extensions": GROUND | {"grid", "exchange", "parameters", "train", "service", "ui"},
+    # Nothing imports it, so what brings commands may use all that commands do.
+    "extensions": GROUND
+    | {"options", "grid", "exchange", "parameters", "cluster", "train", "service", "ui", "cli"},
     "service": GROUND | {"options", "grid", "cluster"},
     "ui": GROUND | {"options", "grid", "cluster", "service"},
     "cli": GROUND | {"options", "grid", "exchange", "parameters", "cluster", "train", "service", "ui"},
@@ -90,7 +92,7 @@ INNER = {
         {"evaluation"},
     ],
     "extensions": [
-        {"features", "ignite", "tracking"},
+        {"features", "ignite", "kubernetes", "tracking"},
         {"exports"},
         {"estimator"},
     ],

@@ -50,6 +50,8 @@ class UIOptions:
     self_signed: bool = False
     #: The address under which a proxy that ends TLS shows the page, such as `https://insitu.example.com`.
     proxy: str | None = None
+    #: Whether it prints a link that signs in. A log keeps it, so a page that is served for others doesn't.
+    prints_link: bool = True
 
     @property
     def encrypted(self) -> bool:
@@ -213,6 +215,9 @@ def _make_server(
     record |= {"operate": access.make_bearer("operate"), "view": access.make_bearer("view")}
     _write_record(paths.ui(user), record)
     stack.callback(_remove_record, paths.ui(user), os.getpid())
+    if not options.prints_link:
+        notify(f"The page: {url}. `insitu ui --link` prints a link that signs in")
+        return server
     link = f"{url}/login?token={access.make_link('operate', time.monotonic())}"
     notify(f"The page: {link}")
     notify(
