@@ -80,7 +80,8 @@ class CommandGroup(VersionedGroup):
             return name, command and run_where_due(command, [*args]), rest
         if ctx.params.get("cluster"):
             raise InputError(
-                f"`insitu {name}` runs on this machine. Received: --cluster {ctx.params['cluster']}. Leave it out"
+                f"`insitu {name}` runs on this machine. Received: --cluster {ctx.params['cluster']}. Leave "
+                "it out"
             )
         return name, command, rest
 

@@ -215,14 +215,10 @@ def _make_server(
     record |= {"operate": access.make_bearer("operate"), "view": access.make_bearer("view")}
     _write_record(paths.ui(user), record)
     stack.callback(_remove_record, paths.ui(user), os.getpid())
-    if not options.prints_link:
-        notify(f"The page: {url}. `insitu ui --link` prints a link that signs in")
-        return server
     link = f"{url}/login?token={access.make_link('operate', time.monotonic())}"
-    notify(f"The page: {link}")
-    notify(
-        "The link works once, within 15 minutes; `insitu ui --link` prints another one. Ctrl-C ends the page."
-    )
+    once = "The link works once, within 15 minutes; `insitu ui --link` prints another one."
+    notify(f"The page: {link if options.prints_link else url}")
+    notify(f"{once if options.prints_link else '`insitu ui --link` prints a link.'} Ctrl-C ends the page.")
     if open_page:
         import webbrowser
 

@@ -192,7 +192,8 @@ class KubeconfigTransport:
             from kubernetes import client, config
         except ImportError:
             raise InputError(
-                "`insitu k8s` needs the client of Kubernetes. Received: an environment without it. Install it: "
+                "`insitu k8s` needs the client of Kubernetes. Received: an environment without it. Install "
+                "it: "
                 "pip install 'insitu[kubernetes]'"
             ) from None
         try:
@@ -207,7 +208,8 @@ class KubeconfigTransport:
             config.load_kube_config(context=context or None, client_configuration=configuration)
         except (config.ConfigException, OSError, TypeError, ValueError) as error:
             raise InputError(
-                f"A kubeconfig must name the cluster: $KUBECONFIG, or ~/.kube/config. Received: {str(error).rstrip('.')}. "
+                "A kubeconfig must name the cluster: $KUBECONFIG, or ~/.kube/config. Received: "
+                f"{str(error).rstrip('.')}. "
                 f"Have one written, such as by the tool of your provider; `kubectl config view` shows it"
             ) from error
         self._client = client.ApiClient(configuration)

@@ -124,7 +124,8 @@ def _check_namespace(client: Client, options: ClusterOptions, notify: Notify) ->
         notify(f"Namespace {client.namespace} made")
     elif found is None:
         raise InputError(
-            f"The namespace must be there. Received: {client.namespace}, which isn't. Give --create-namespace, "
+            f"The namespace must be there. Received: {client.namespace}, which isn't. Give "
+            "--create-namespace, "
             f"or run `kubectl create namespace {client.namespace}`"
         )
     elif (found.get("status") or {}).get("phase") == "Terminating":
@@ -142,14 +143,16 @@ def _check_own(client: Client, options: ClusterOptions) -> None:
         manager = ((found or {}).get("metadata", {}).get("labels") or {}).get(MANAGED_BY)
         if found is not None and manager != "insitu":
             raise InputError(
-                f"A namespace has one cluster, whose objects `insitu k8s up` has made. Received: {kind} {name} in "
+                f"A namespace has one cluster, whose objects `insitu k8s up` has made. Received: {kind} "
+                f"{name} in "
                 f"{client.namespace}, managed by {manager or 'something else'}. Choose another namespace by "
                 f"--namespace, or change it with what has made it"
             )
         replicas = ((found or {}).get("spec") or {}).get("replicas", 0) if name == STORE else 0
         if kind == "StatefulSet" and replicas > options.nodes:
             raise InputError(
-                f"Stores are drained before they go. Received: --nodes {options.nodes}, and {replicas} that are "
+                f"Stores are drained before they go. Received: --nodes {options.nodes}, and {replicas} that "
+                "are "
                 f"there. Run `insitu k8s scale --nodes {options.nodes}`, or give --nodes {replicas}"
             )
 
@@ -160,8 +163,10 @@ def _check_disks(client: Client, options: ClusterOptions, notify: Notify) -> Non
         if "ReadWriteOncePod" in claim["spec"].get("accessModes", ()):
             name = claim["metadata"]["name"]
             raise InputError(
-                f"A store's disk must be ReadWriteOnce: the tasks of a job mount it too, in pods of their own on "
-                f"the same node. Received: {name} with ReadWriteOncePod, which one pod alone may mount. Copy what "
+                "A store's disk must be ReadWriteOnce: the tasks of a job mount it too, in pods of their "
+                "own on "
+                f"the same node. Received: {name} with ReadWriteOncePod, which one pod alone may mount. Copy "
+                "what "
                 f"is on it, delete it, and let `insitu k8s up` make another"
             )
     try:
@@ -173,7 +178,8 @@ def _check_disks(client: Client, options: ClusterOptions, notify: Notify) -> Non
     if options.storage_class and options.storage_class not in names:
         raise InputError(
             f"--storage-class names one that is there: {', '.join(names) or 'none is'}. Received: "
-            f"{options.storage_class}. Choose one, or have an administrator install what makes disks, such as "
+            f"{options.storage_class}. Choose one, or have an administrator install what makes disks, such "
+            "as "
             f"TopoLVM or local-path for disks of the nodes"
         )
     if not options.storage_class and not defaults:
@@ -190,7 +196,8 @@ def _check_queue(client: Client, queue: str) -> None:
     if not client.serves("kueue.x-k8s.io/v1beta1"):
         raise InputError(
             f"--queue names a queue of Kueue, which must be installed. Received: --queue {queue}, and an API "
-            f"server without kueue.x-k8s.io/v1beta1. Have an administrator install Kueue, or leave --queue out"
+            "server without kueue.x-k8s.io/v1beta1. Have an administrator install Kueue, or leave --queue "
+            "out"
         )
     if client.find("LocalQueue", queue) is None:
         names = [each["metadata"]["name"] for each in client.list("LocalQueue")]
@@ -203,7 +210,8 @@ def _check_queue(client: Client, queue: str) -> None:
 def _check_monitor(client: Client, options: ClusterOptions) -> None:
     if options.monitor and not client.serves("monitoring.coreos.com/v1"):
         raise InputError(
-            "--monitor makes a ServiceMonitor for the operator of Prometheus. Received: an API server without "
+            "--monitor makes a ServiceMonitor for the operator of Prometheus. Received: an API server "
+            "without "
             "monitoring.coreos.com/v1. Have an administrator install the operator, or leave --monitor out"
         )
 
@@ -216,7 +224,8 @@ def _check_gpus(client: Client, gpus: int, notify: Notify, *, waits: bool) -> No
     most = max((_count_gpus(each) for each in nodes), default=0)
     if most < gpus:
         text = (
-            f"--gpus is at most what a node has as {GPU_RESOURCE}. Received: {gpus}, and the most that one of "
+            f"--gpus is at most what a node has as {GPU_RESOURCE}. Received: {gpus}, and the most that one "
+            "of "
             f"{format_count(len(nodes), 'node')} has is {most}."
         )
         if waits:
@@ -240,7 +249,8 @@ def _count_gpus(node: Object) -> int:
 
 
 def scale(client: Client, nodes: int, seconds: float, report: Report, notify: Notify) -> None:
-    """Have the cluster have so many stores. Those that go are drained first. Raises InputError, ClusterError."""
+    """Have the cluster have so many stores. Those that go are drained first. Raises InputError, "
+    "ClusterError."""
     found = _list_own_sets(client).get(STORE)
     if found is None:
         read_states(client)
@@ -254,8 +264,10 @@ def scale(client: Client, nodes: int, seconds: float, report: Report, notify: No
         notify(f"{', '.join(left)}: what others need moves to them")
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"Stores must be empty within {seconds:g} s before they go. Received: {', '.join(left)} isn't. "
-                f"They are still drained: run the same command again, or `kubectl exec {HEAD}-0 -c head -- insitu drain "
+                f"Stores must be empty within {seconds:g} s before they go. Received: {', '.join(left)} "
+                "isn't. "
+                f"They are still drained: run the same command again, or `kubectl exec {HEAD}-0 -c head -- "
+                "insitu drain "
                 f"{left[0]} --cancel` keeps one"
             )
         time.sleep(_LOOK_SECONDS)
@@ -336,7 +348,8 @@ def _wait_for_end(client: Client, name: str, seconds: float, report: Report) -> 
         report(describe_pods(found))
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"Pods must end within {seconds:g} s. Received: {', '.join(found.pods)} are there. `insitu k8s "
+                f"Pods must end within {seconds:g} s. Received: {', '.join(found.pods)} are there. `insitu "
+                "k8s "
                 f"status` says what they wait for; run `insitu k8s down` again"
             )
         time.sleep(_LOOK_SECONDS)

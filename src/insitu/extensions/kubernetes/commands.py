@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.base.wording import format_count
-from insitu.cli.command_group import VersionedGroup, take_options
-from insitu.cli.console import JsonOption, ask_to_delete, print_json, print_notice, print_table
-from insitu.cli.drain import parse_duration
+from insitu.cli import (
+    JsonOption,
+    VersionedGroup,
+    ask_to_delete,
+    parse_duration,
+    print_json,
+    print_notice,
+    print_table,
+    take_options,
+)
 from insitu.extensions.kubernetes.options import (
     ClusterOptions,
     RenderRequest,
@@ -91,7 +98,8 @@ def up(request: UpRequest) -> None:
         return
     wait_until(client, all_ready, seconds, _Progress())
     print_notice(
-        f"The cluster is ready. Run commands by `kubectl --namespace {client.namespace} exec head-0 -c head -- "
+        f"The cluster is ready. Run commands by `kubectl --namespace {client.namespace} exec head-0 -c head "
+        "-- "
         f"insitu nodes`"
     )
 

@@ -64,7 +64,8 @@ def explain(failure: ApiFailure, verb: str, what: str, namespace: str) -> Insitu
         )
     if failure.status == FORBIDDEN and "exceeded quota" in said:
         return ClusterError(
-            f"The quota of namespace {namespace} must have room. Received: no room to {verb} {what}: {said}. Ask "
+            f"The quota of namespace {namespace} must have room. Received: no room to {verb} {what}: {said}. "
+            "Ask "
             f"for fewer nodes, processors or less storage, or have an administrator raise the quota"
         )
     if failure.status == FORBIDDEN and "not currently held" in said:
@@ -75,7 +76,8 @@ def explain(failure: ApiFailure, verb: str, what: str, namespace: str) -> Insitu
     if failure.status == FORBIDDEN:
         return InputError(
             f"Your user must be allowed to {verb} {what} in namespace {namespace}. Received: {said}. Have an "
-            f"administrator grant it, such as by the ClusterRole admin in this namespace, or choose another one by --namespace"
+            "administrator grant it, such as by the ClusterRole admin in this namespace, or choose another "
+            "one by --namespace"
         )
     if failure.status == NOT_FOUND and failure.details.get("kind") == "namespaces":
         return InputError(
@@ -84,8 +86,10 @@ def explain(failure: ApiFailure, verb: str, what: str, namespace: str) -> Insitu
         )
     if failure.status == INVALID and _is_fixed(said):
         return InputError(
-            f"The size and the class of disks stay as a set was made. Received: {what}: {said}. Give the same "
-            f"--storage, --head-storage and --storage-class as before; or `insitu k8s down` first, which keeps "
+            f"The size and the class of disks stay as a set was made. Received: {what}: {said}. Give the "
+            "same "
+            "--storage, --head-storage and --storage-class as before; or `insitu k8s down` first, which "
+            "keeps "
             f"the disks that are there"
         )
     if failure.status == INVALID:

@@ -1,4 +1,4 @@
-"""Makes the objects of a cluster on Kubernetes from its options. Pure: the same options give the same objects.
+"""Makes the objects of a cluster on Kubernetes from its options. Pure: equal options give equal objects.
 
 Names are fixed, so a namespace has one cluster. The secret with the cluster's token isn't among the objects:
 `insitu k8s up` makes it once, and nothing prints it.
@@ -188,8 +188,8 @@ def _make_store(options: ClusterOptions) -> Object:
     command = ["insitu", "k8s", "run-store", "--head", f"{HEAD}:{HEAD_PORT}"]
     container = _make_container("store", options, command, resources, port=STORE_PORT)
     pod = _make_pod(options, STORE, [container], grace=GRACE_SECONDS, shared_memory=options.memory)
-    apart = {"labelSelector": {"matchLabels": _label(STORE)}, "topologyKey": "kubernetes.io/hostname"}
-    pod["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    rule = {"labelSelector": {"matchLabels": _label(STORE)}, "topologyKey": "kubernetes.io/hostname"}
+    pod["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
     made = _make_set(options, STORE, options.nodes, pod, options.storage)
     made["spec"]["podManagementPolicy"] = "Parallel"
     if options.queue:

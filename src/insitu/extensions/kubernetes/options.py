@@ -12,8 +12,10 @@ _MOST_NODES = 1000
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*"
 _QUANTITY = r"([0-9]{1,12}(?:\.[0-9]{1,3})?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"
-_SCALES = {"": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
-    f"{letter}i": 1024 ** (power + 1) for power, letter in enumerate("KMGTP")
+_SCALES = {"": Decimal(1), "m": Decimal("0.001")} | {
+    f"{letter}{end}": Decimal(base) ** (power + 1)
+    for end, base, letters in (("", 1000, "kMGTP"), ("i", 1024, "KMGTP"))
+    for power, letter in enumerate(letters)
 }
 _IMAGE = r"[a-z0-9]([-a-z0-9._:/]*[a-z0-9])?(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 DEFAULT_IMAGE = f"insitu:{__version__}"

@@ -121,7 +121,8 @@ def _read_settings(environment: Mapping[str, str]) -> tuple[str, Path]:
     missing = [name for name in ("POD_IP", "INSITU_TOKEN_FILE", "INSITU_HOME") if not environment.get(name)]
     if missing:
         raise InputError(
-            f"This command runs in a pod that `insitu k8s render` describes. Received: no {', '.join(missing)}. "
+            "This command runs in a pod that `insitu k8s render` describes. Received: no "
+            f"{', '.join(missing)}. "
             f"Use `insitu up` and `insitu agent` elsewhere"
         )
     return environment["POD_IP"], Path(environment["INSITU_TOKEN_FILE"])

@@ -13,12 +13,13 @@ def format_objects(options: ClusterOptions) -> str:
         import yaml
     except ImportError:
         raise InputError(
-            "`insitu k8s` needs the client of Kubernetes. Received: an environment without it. Install it: pip "
+            "`insitu k8s` needs the client of Kubernetes. Received: an environment without it. Install it: "
+            "pip "
             "install 'insitu[kubernetes]'"
         ) from None
     namespace = options.namespace or "default"
 
-    class Plain(yaml.SafeDumper):  # type: ignore[misc, name-defined]
+    class Plain(yaml.SafeDumper):
         def ignore_aliases(self, data: object) -> bool:
             return True  # parts that are alike are written out: not all tools follow references
 
