@@ -134,8 +134,8 @@ test-formats: ready-formats ## Test exports as ONNX and StableHLO, on TensorFlow
 # In an environment of its own: what reads stores of objects, and servers for them. HDFS is left out without Maven.
 STORES := build/stores
 ready-stores: kernels
-	@test -e $(STORES)/.ready || { $(PYTHON) -m venv $(STORES) && \
-	  $(STORES)/bin/python -m pip install --quiet --editable ".[dev,delta,iceberg,postgresql,sqlite]" s3fs gcsfs aiohttp requests huggingface_hub \
+	@test $(STORES)/.ready -nt pyproject.toml || { $(PYTHON) -m venv $(STORES) && \
+	  $(STORES)/bin/python -m pip install --quiet --editable ".[dev,jax,ui,delta,iceberg,postgresql,sqlite]" s3fs gcsfs aiohttp requests huggingface_hub \
 	    "pyiceberg[sql-sqlite]" pandas polars datasets \
 	    "hdfs-native==0.14.7" "moto[server]==5.2.5" "gcp-storage-emulator==2026.7.19" && touch $(STORES)/.ready; }
 	-$(STORES)/bin/python tests/support/hdfs_server.py
@@ -143,7 +143,7 @@ ready-stores: kernels
 test-stores: ready-stores ## Test stores of objects (S3, GCS, HDFS, Hugging Face, HTTP) and tables of other libraries (Delta, Iceberg, PostgreSQL, SQLite, pandas, Polars; installs them and their servers)
 	timeout 1200 $(STORES)/bin/python -m pytest --timeout 300 tests/process/test_object_stores.py \
 	  tests/process/test_web_sources.py tests/process/test_export_postgresql.py tests/process/test_table_libraries.py \
-	  tests/unit/grid/caches/test_cache_export.py
+	  tests/unit/grid/caches/test_cache_export.py "tests/process/test_six_commands.py::test_a_delta_table"
 
 # In an environment of its own: trackers bring many libraries along.
 TRACK := build/track

@@ -17,8 +17,9 @@ import pytest
 from click.testing import Result
 from command_line import CliRunner
 
+from insitu.base.context import Context
 from insitu.base.paths import Paths
-from insitu.grid import Catalog, bring_up
+from insitu.grid import Catalog, bring_up, dataset
 from insitu.grid.partitions import file_checksum
 
 DEADLINE = 60
@@ -164,6 +165,50 @@ def test_killed_anywhere_an_import_goes_on_and_makes_the_same_files(
     check_whole(paths, 1)
     assert [info.checksum for info in Catalog(paths).get("a").partitions] == unbroken
     assert len(files(paths)) == 16
+
+
+CHOSEN = (
+    *("--row-id", "id", "--where", "x > 700 and x != 4000", "--drop-nulls", "y", "--sample", "0.8"),
+    *("--fill", "z=mean", "--rename", "x=number", "--without", "w", "--backups", "1"),
+)
+"""Options that choose and number rows."""
+
+
+@pytest.mark.parametrize("written", [1, 14])
+def test_a_killed_import_continues_with_the_rows_that_its_options_choose(
+    written: int, paths: Paths, tmp_path: Path
+) -> None:
+    lines = [f"{x},{'' if x % 11 == 5 else x * 0.5},{'' if x % 13 else x},w" for x in range(9000)]
+    (tmp_path / "a.csv").write_text("x,y,z,w\n" + "\n".join(lines) + "\n")
+    run("up", "--nodes", "2")
+    assert "NaN" not in run("import", "b", str(tmp_path / "a.csv"), *CHOSEN).stderr, "no row misses y"
+    begin, _ = CHILD.split("insitu.grid.import_cache(")
+    begin = begin.replace(
+        "def kill_at", "insitu.grid.importing.import_journal.JOURNAL_BYTES = 1\n\ndef kill_at"
+    )
+    command = f"from insitu.cli import main\nsys.argv[1:1] = ['import', 'a', *{CHOSEN!r}]\nmain()"
+    for before in (written, 3):  # the second one continues, and is killed, too
+        point = f"insitu.grid.partitions.writer, '_write_all', {before}"
+        child = begin.replace("{point}", point) + command
+        killed = subprocess.run(
+            [sys.executable, "-c", child, str(tmp_path / "a.csv"), "--resume"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run("import", "a", str(tmp_path / "a.csv"), *CHOSEN, "--resume")
+
+    def rows(cache: str) -> list[tuple[int, ...]]:
+        found = dataset(cache, features=["id", "number", "y", "z"], paths=paths, context=Context(paths))
+        ((columns),) = found.batch(9000)
+        return sorted(zip(*(columns[name].tolist() for name in columns), strict=True))
+
+    expected = rows("b")
+    kept = [x for x in range(9000) if x > 700 and x != 4000 and x % 11 != 5]
+    assert [row[0] for row in expected] == sorted({row[0] for row in expected}), "each id once"
+    assert {row[:2] for row in expected} <= set(enumerate(kept)) and 5500 < len(expected) < 6500
+    assert rows("a") == expected
 
 
 @pytest.mark.parametrize("command", ["nodes", "caches"])

@@ -11,10 +11,12 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from job_runs import Insitu, insitu_at
 from PIL import Image
@@ -125,4 +127,36 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
             dark, light = (np.full((12, 12, 3), level).tolist() for level in (40, 200))
             first, second = ask(address, [dark, light])
             assert np.argmax(first) != np.argmax(second) or np.ravel(first)[0] != np.ravel(second)[0]
+        assert shell.commands <= 6
+
+
+def test_a_delta_table(tmp_path: Path) -> None:
+    """Of the version before a mistake, with times, decimals, categories and missing numbers. Run by `make
+    test-stores`, in whose environment the library is."""
+    deltalake = pytest.importorskip("deltalake")
+    rng = np.random.default_rng(0)
+    count = 2000
+    amount = rng.integers(1, 10_000, count)
+    shop = np.array(["north", "south", "west"])[rng.integers(0, 3, count)]
+    age = np.where(rng.random(count) < 0.1, np.nan, rng.integers(18, 80, count))
+    columns = {
+        "amount": pa.array([Decimal(int(each)) / 100 for each in amount], pa.decimal128(8, 2)),
+        "shop": pa.array(shop),
+        "age": pa.array(age, pa.float64(), from_pandas=True).cast(pa.int32()),
+        "at": pa.array(rng.integers(0, 2**31, count) * 1_000_000, pa.timestamp("us", "UTC")),
+        "returned": pa.array((amount > 5000) ^ (shop == "west")),
+    }
+    with insitu_at(tmp_path) as insitu:
+        shell = Shell(insitu)
+        folder = str(insitu.folder / "orders")
+        deltalake.write_deltalake(folder, pa.table(columns))
+        deltalake.DeltaTable(folder).delete("shop = 'west'")
+        shell.import_as_advised("orders", "delta://orders", "--table-version", "0")
+        assert {each["name"]: each["rows"] for each in insitu.json("caches")}["orders"] == count
+        job = shell.train("--cache", "orders", "--label", "returned")
+        with shell.served(job) as address:
+            row = {"age": [30], "age_is_null": [False], "at": [0]}
+            low, high = row | {"amount": [1.0], "shop": ["north"]}, row | {"amount": [99.0], "shop": ["west"]}
+            first, second = (np.ravel(each) for each in ask(address, [low, high]))
+            assert first.tolist() != second.tolist()
         assert shell.commands <= 6

@@ -15,7 +15,7 @@ import typer
 
 from insitu.base.errors import ClusterError, GridError, InputError
 from insitu.base.paths import Paths
-from insitu.base.wording import format_count
+from insitu.base.wording import format_count, list_first
 from insitu.cli.caller import find_caller
 from insitu.cli.command_group import take_options
 from insitu.cli.connected import find_address, format_origin
@@ -126,10 +126,6 @@ ARGUMENTS = {
 """The arguments of `import`, by the fields of ImportOptions."""
 
 
-MOST_NOTES = 10
-"""What was inferred of files that is printed."""
-
-
 def import_command(options: ImportOptions) -> None:
     from insitu.grid import check_names
 
@@ -161,7 +157,7 @@ def inspect(options: ImportOptions) -> None:
     about = "" if found.has_exact_rows else "about "
     files = format_count(found.files, "file")
     print_notice(f"{files} of format {found.format}, {format_size(found.bytes)}, {about}{found.rows:,} rows")
-    for note in found.notes[:MOST_NOTES]:
+    for note in list_first(found.notes):
         print_notice(note)
     print_table(
         ("COLUMN", "TYPE", "BECOMES", "MISSING", "MIN", "MAX", "EXAMPLES"),
@@ -218,7 +214,7 @@ def _show_plan(paths: Paths, options: ImportOptions) -> None:
         f"{', '.join(plan.topology.nodes)}, with {format_count(plan.backups, 'backup')}. Nothing was "
         f"imported."
     )
-    for note in notes[:MOST_NOTES]:
+    for note in list_first(notes):
         print_notice(note)
     kinds = ((each["name"], format_column(each)) for each in shown["columns"])
     print_table(("COLUMN", "TYPE"), [(name, text.removeprefix(f"{name}: ")) for name, text in kinds])
@@ -242,10 +238,8 @@ def _import(paths: Paths, options: ImportOptions) -> None:
     seconds = max(1e-9, time.monotonic() - started)
     speed = format_size(round(progress.bytes_read / seconds))
     print_notice(f"Imported {progress.rows_read:,} rows in {seconds:.1f} s ({speed}/s)")
-    for note in notes[:MOST_NOTES]:
+    for note in list_first(notes):
         print_notice(note)
-    if len(notes) > MOST_NOTES:
-        print_notice(f"and so for {len(notes) - MOST_NOTES} more")
     if remote is not None and remote.sent:
         sent = ", ".join(f"{format_size(size)} to {node}" for node, size in sorted(remote.sent.items()))
         print_notice(f"Sent {sent}")

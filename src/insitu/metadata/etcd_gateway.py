@@ -1,5 +1,5 @@
 """Calls of etcd by its JSON gateway (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/), on any of its
-endpoints. One that is silent costs a second, once.
+endpoints. One that falls silent costs a second, once; one that is silent from the start a fifth of that.
 
 Among the maintained clients, etcd3gw 2.7 and aetcd 1.0 know one endpoint each, and ask no other if it is
 silent. etcd3gw has no passwords, and its watch of a silent endpoint never ends; aetcd has no TLS. etcd3 and
@@ -27,6 +27,9 @@ CALL_SECONDS = 5.0
 """A call's deadline."""
 _SILENCE_SECONDS = 1.0
 """How long an endpoint may be silent before another one is asked."""
+_LOOK_SECONDS = 0.2
+"""How long a connection may take while no endpoint has answered, and others haven't been tried. A command
+opens a store several times, and each would wait for a machine that lost its power."""
 _PAUSE_SECONDS = 0.1
 _READ_BYTES = 1 << 18
 NOT_FOUND, FAILED_PRECONDITION, OUT_OF_RANGE = 5, 9, 11
@@ -75,6 +78,8 @@ class EtcdGateway:
         self._lock = threading.Lock()
         #: The endpoints, those that gave no answer last at the end.
         self._order = list(address.endpoints)
+        #: How long a connection may take.
+        self._patience = _LOOK_SECONDS if len(self._order) > 1 else _SILENCE_SECONDS
         #: Connections that no call uses. A forked process has to open its own.
         self._idle: dict[tuple[int, Endpoint], list[http.client.HTTPConnection]] = {}
         self._token = ""
@@ -96,10 +101,14 @@ class EtcdGateway:
                 if time.monotonic() >= deadline:
                     raise self._unavailable(failures, seconds)
                 try:
-                    return self._ask(endpoint, path, data, deadline)
+                    answer = self._ask(endpoint, path, data, deadline)
                 except Unanswered as error:
                     failures[endpoint] = error
                     self._ask_last(endpoint)
+                else:
+                    self._patience = _SILENCE_SECONDS
+                    return answer
+            self._patience = _SILENCE_SECONDS
             if all(isinstance(error, NotEtcd) for error in failures.values()):
                 raise self._refused(failures)
             self.closed.wait(_PAUSE_SECONDS)
@@ -187,7 +196,7 @@ class EtcdGateway:
         try:
             connection = http.client.HTTPConnection(*endpoint)
             connection.auto_open = 0
-            connection.sock = self._connect(endpoint, _wait_up_to(deadline))
+            connection.sock = self._connect(endpoint, min(self._patience, _wait_up_to(deadline)))
             return self._send(endpoint, connection, path, data, deadline, token)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             raise Unanswered(str(error)) from error
@@ -233,6 +242,7 @@ class EtcdGateway:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._address.tls is None:
             return plain
+        plain.settimeout(_SILENCE_SECONDS)
         try:
             return self._address.tls.wrap_socket(plain, server_hostname=endpoint[0])
         except BaseException:

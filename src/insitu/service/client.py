@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from insitu.base.errors import ClusterError, InputError
 from insitu.base.paths import Paths
+from insitu.base.wording import list_first, suggest_name
 from insitu.options import Declared, ImportOptions, JobOptions, options_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def import_data(name: str, source: Any, **options: Any) -> list[CacheSpec]:
             dict, those that may be repeated a list.
 
     Returns the versions that were made: one, or one for each part of `split`. Each has `name`, `version`,
-    `rows` and `columns`.
+    `rows` and `columns`. What was inferred, such as the form of a CSV file, is said on stderr.
 
     Raises InputError for a source or options that can't be used, SourceError for data that can't be read or
     taken as it is (the message says by which options it is), CacheExists without `overwrite=True`. Then all
@@ -64,10 +65,15 @@ def import_data(name: str, source: Any, **options: Any) -> list[CacheSpec]:
     paths = Paths.default()
     texts = _list_paths(source)
     given = _read_options(ImportOptions, options)
+    notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="insitu-import-") as spool:
         data = None if texts else open_object(source, Path(spool))
         sources = texts or (str(getattr(data, "path", "rows")),)
-        return run_import(paths, ImportOptions(name, sources, **given), remote=find_agents(paths), data=data)
+        asked = ImportOptions(name, sources, **given)
+        published = run_import(paths, asked, note=notes.append, remote=find_agents(paths), data=data)
+    for note in list_first(notes):
+        sys.stderr.write(f"[insitu] {note}\n")
+    return published
 
 
 def _list_paths(source: Any) -> tuple[str, ...]:
@@ -89,11 +95,7 @@ def _read_options(declaration: type[Declared], options: Mapping[str, Any]) -> di
     found: dict[str, Any] = {}
     for name, value in options.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            raise InputError(
-                f"Options are {', '.join(known)}. Received: "
-                f"{name}{f'. Did you mean {close[0]}?' if close else ''}"
-            )
+            raise InputError(f"Options are {', '.join(known)}. Received: {name}{suggest_name(name, known)}")
         option = known[name]
         if isinstance(value, Mapping) and option.many:
             value = [f"{key}={each}" for key, each in value.items()]

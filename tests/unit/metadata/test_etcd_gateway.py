@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -93,6 +94,35 @@ def test_a_silent_endpoint_is_asked_once(
     assert [call(gateway) for _ in range(5)] == [{"kvs": []}] * 5
     assert len(good.asked) == 6
     gateway.close()
+
+
+def test_a_machine_without_power_is_waited_for_briefly_while_others_are_untried(
+    endpoints: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+):
+    """Each command opens a store of its own, several times, and none knows which machine is away."""
+    good = endpoints(lambda token: (200, {"kvs": []}))
+    away = ("192.0.2.1", 2379)
+    waited: list[tuple[str, float]] = []
+    connect = EtcdGateway._connect
+
+    def connect_to_others(gateway: EtcdGateway, endpoint: tuple[str, int], seconds: float) -> socket.socket:
+        waited.append((endpoint[0], seconds))
+        if endpoint in (away, also_away):
+            raise TimeoutError("timed out")
+        return connect(gateway, endpoint, seconds)
+
+    monkeypatch.setattr(EtcdGateway, "_connect", connect_to_others)
+    also_away = None
+    with contextlib.closing(make_gateway(away, good.address)) as gateway:
+        assert call(gateway) == {"kvs": []}
+    assert waited == [(away[0], 0.2), (good.address[0], 0.2)]
+    # A line on which all are slow gets the whole time in the second round.
+    waited.clear()
+    also_away = good.address
+    with contextlib.closing(make_gateway(away, good.address)) as gateway, pytest.raises(StoreUnavailable):
+        call(gateway, 2.0)
+    assert [seconds for _, seconds in waited[:2]] == [0.2, 0.2]
+    assert all(seconds > 0.2 for _, seconds in waited[2:4])
 
 
 def test_connections_that_an_endpoint_ends_are_made_again(endpoints: Callable[..., Endpoint]):

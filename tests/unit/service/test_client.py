@@ -20,12 +20,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_data_and_files_become_caches(tmp_path: Path) -> None:
+def test_data_and_files_become_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (cache,) = insitu.import_data("a", {"x": np.arange(10), "y": [0.5] * 10}, partitions=2)
     assert (cache.rows, [c.name for c in cache.columns], len(cache.partitions)) == (10, ["x", "y"], 2)
     (tmp_path / "b.csv").write_text("n;v\n1;\n2;3\n")
+    assert capsys.readouterr().err == ""
     (cache,) = insitu.import_data("b", tmp_path / "b.csv", fill={"v": "mean"}, rename={"n": "id"})
     assert [c.name for c in cache.columns] == ["id", "v"]
+    assert "[insitu] " in (said := capsys.readouterr().err) and "a semicolon between fields" in said
     train, test = insitu.import_data("c", {"x": np.arange(1000)}, split={"train": 0.9, "test": 0.1})
     assert (train.name, test.name, train.rows + test.rows) == ("c/train", "c/test", 1000)
     with pytest.raises(CacheExists):
@@ -59,7 +61,7 @@ def _read(name: str, *columns: str) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ({"x": [1]}, {"partition": 3}, "Did you mean partitions"),
+        ({"x": [1]}, {"partition": 3}, "Did you mean .partitions."),
         (42, {}, "The source of an import is"),
         ("nowhere.csv", {}, "doesn't exist"),
         ({"x": [1, None]}, {}, r"Add --fill x=null, which in Python is fill=\['x=null'\]"),
@@ -75,7 +77,7 @@ def test_what_can_not_be_imported_is_refused(source: Any, options: dict[str, Any
 
 
 def test_a_job_that_can_not_start_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Did you mean workers"):
+    with pytest.raises(InputError, match="Did you mean 'workers'"):
         insitu.start(None, tmp_path, "train.py", worker=2)
     with pytest.raises(InputError, match=r"doesn't exist|train\.py"):
         insitu.start(None, tmp_path, "train.py")

@@ -275,11 +275,15 @@ class Publisher:
 
     def _publish(self, change: WaitingChange) -> Entry | None:
         """Make a change. Return the file that it publishes. Raises OSError, InsituError."""
-        if change.is_left and change.kind != APPEND and self._is_newer(change):
+        # Once the head has forgotten its id, the same request is another change.
+        is_forgotten = change.attempt is not None and time.time() - change.made > _REMEMBERED_SECONDS
+        if (change.is_left or is_forgotten) and change.kind != APPEND and self._is_newer(change):
             tell(
-                f"insitu://{change.volume}/{change.path} was written again since a process of this task has "
-                f"left a {change.kind} of it. That isn't done any more"
+                f"insitu://{change.volume}/{change.path} was written again since this task, or a process of "
+                f"it that has ended, began a {change.kind} of it. That isn't done any more"
             )
+            return None
+        if is_forgotten and change.kind == RENAME and self._is_renamed(change):
             return None
         if change.entry is not None:
             self._send_blocks(change, change.entry.copies)
@@ -307,6 +311,11 @@ class Publisher:
                 if any(each.kind == FILE and each.modified > change.made for each in below):
                     return True
         return False
+
+    def _is_renamed(self, change: WaitingChange) -> bool:
+        """Return whether nothing has the old name any more, and something the new one."""
+        kinds = [self._client.look(change.volume, path)[1] for path in (change.path, change.target)]
+        return kinds[0] is None and kinds[1] is not None
 
     def _send_blocks(self, change: WaitingChange, copies: int) -> None:
         for block in self.folder.list_blocks([change]):

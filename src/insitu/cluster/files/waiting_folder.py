@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from insitu.base.disk.access import make_folder
-from insitu.base.disk.durable import replace_file, write_synced
+from insitu.base.disk.durable import replace_file, sync_folder, write_synced
 from insitu.base.errors import ClusterError, InputError
 from insitu.cluster.files.waiting_changes import WaitingChange, parse_waiting
 from insitu.grid.shared_files import Block, make_block, unpack_blocks
@@ -40,6 +40,10 @@ class WaitingFolder:
         if self._lock is not None or not (make or self.path.exists()):
             return
         make_folder(self._home, self._blocks)
+        for folder in (self.path, *self.path.parents):
+            sync_folder(folder)
+            if folder == self._home:
+                break
         # A lock of the process, which its forks don't have.
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -105,6 +109,8 @@ class WaitingFolder:
     def save(self, change: WaitingChange) -> None:
         """Keep a change, in the place of the one of its number."""
         self.open(make=True)
+        if change.entry is not None:
+            sync_folder(self._blocks)  # its blocks have names before it names them
         text = json.dumps(change.to_json())
         replace_file(self._find(change), text.encode(), sync=True, mode=0o600)
 

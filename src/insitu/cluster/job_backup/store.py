@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from insitu.base.disk.access import PRIVATE_FILE, make_sticky_folder
-from insitu.base.disk.durable import replace_file
+from insitu.base.disk.durable import replace_file, replace_folder, sync_folder, sync_tree
 from insitu.base.errors import ClusterError
 from insitu.base.paths import JobPaths, Paths
 from insitu.base.spec import is_simple_name
@@ -93,8 +93,12 @@ class JobCopyFolder:
     def _publish(self) -> None:
         if self._job != self._staged:
             return
-        shutil.rmtree(self._final.root, ignore_errors=True)
-        self._staged.root.rename(self._final.root)
+        # The machine may lose its power at any moment: the old copy goes once the new one has its name.
+        sync_tree(self._staged.root)
+        old = replace_folder(self._staged.root, self._final.root)
+        sync_folder(self._final.root.parent)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
         self._job, self._files = self._final, FolderCopy(self._final.root)
 
     def drop(self) -> None:

@@ -12,9 +12,10 @@ from insitu.base.context import context as context_of_process
 from insitu.base.errors import InputError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec, split_version
+from insitu.base.wording import suggest_name
 from insitu.grid.caches.refreshing import EpochVersions
 from insitu.grid.catalog import check_here
-from insitu.grid.reading import READS, ROW, CacheReader, Dataset, resolve, suggest_name
+from insitu.grid.reading import READS, ROW, CacheReader, Dataset, resolve
 
 
 def dataset(

@@ -11,7 +11,6 @@ from insitu.base.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from insitu.grid.reading.block_rows import BlockRows, read_blocks, read_drawn, read_numbered, to_block
     from insitu.grid.reading.cache_reader import ROW, CacheReader, numbers_rows
-    from insitu.grid.reading.column_maps import suggest_name
     from insitu.grid.reading.data_position import DataPosition, PositionedData
     from insitu.grid.reading.datasets import Batch, Dataset, register_converter
     from insitu.grid.reading.ledger import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from insitu.base.errors import InputError
 from insitu.base.fingerprint import fingerprints
 from insitu.base.spec import Column
+from insitu.base.wording import suggest_name
 from insitu.grid.reading.structure import ArraySpec, Structure
 
 UNKNOWN_TEXT = "[UNK]"
@@ -21,6 +21,7 @@ UNKNOWN_NUMBER = -1
 """Likewise for whole numbers, as in keras.layers.IntegerLookup."""
 LABEL = object()
 """The place of the label in a batch."""
+_PUNCTUATION = b"!\"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'"
 _DATES = {"year": "year", "month": "month", "day": "day", "weekday": "day_of_week"}
 _HOURS = {"hour": "hour", "minute": "minute", "second": "second"}
 """Parts of times, and Arrow's functions that return them."""
@@ -74,12 +75,6 @@ def find_place(spec: Structure, only_feature: str | None, label: str | None, col
             f"{suggest_name(column, known)}"
         )
     return known[column]
-
-
-def suggest_name(name: object, known: Sequence[str] | dict[str, Any]) -> str:
-    """Return the end of a message that names what is close to a name, or nothing."""
-    close = difflib.get_close_matches(str(name), list(known), 1)
-    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 # Texts and whole numbers
@@ -153,6 +148,50 @@ class Hash:
         flat = check_values(values, self.column, "hash", of_texts=is_of_texts(values))
         hashes = fingerprints([str(value).encode() for value in flat]) % np.uint64(self.bins)
         return hashes.astype(np.int64).reshape(np.shape(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Ids of the words of texts: places in a vocabulary, int64[rows, length], 0 behind the last word."""
+
+    #: The column, for messages.
+    column: str
+    #: The words, most frequent first, behind "" and what stands for all others.
+    vocabulary: tuple[str, ...]
+    #: The ids of a row. Further words are left out.
+    length: int
+    #: The id of each word.
+    ids: dict[bytes, int]
+
+    def __call__(self, values: Any) -> Any:
+        flat = check_values(values, self.column, "tokenize", of_texts=True)
+        found = np.zeros((len(flat), self.length), np.int64)
+        for row, text in zip(found, flat, strict=True):
+            words = split_words(text)[: self.length]
+            row[: len(words)] = [self.ids.get(word, 1) for word in words]
+        return found.reshape(*np.shape(values), self.length)
+
+
+def split_words(text: str) -> list[bytes]:
+    """Return the words of a text as keras.layers.TextVectorization finds them by default: in lower case,
+    without punctuation, between white space, all of ASCII alone."""
+    return text.encode().lower().translate(None, _PUNCTUATION).split()
+
+
+def make_tokenize(column: str, vocabulary: Sequence[Any], length: int, most: int | None = None) -> Tokenize:
+    """Return what makes ids of words. A vocabulary may begin as that of the Keras layer does. `most` is its
+    length at most. Raises InputError."""
+    given = [str(value) if isinstance(value, np.str_) else value for value in vocabulary]
+    start = ["", UNKNOWN_TEXT]
+    values = [*start, *given[2 if given[:2] == start else 1 if given[:1] == [UNKNOWN_TEXT] else 0 :]]
+    wrong = next((value for value in values if not isinstance(value, str)), None)
+    if isinstance(vocabulary, str) or wrong is not None or len(set(values)) != len(values):
+        what = repr(vocabulary)[:200] if wrong is None else repr(wrong)
+        if wrong is None and not isinstance(vocabulary, str):
+            what = f"{Counter(values).most_common(1)[0][0]!r} again"
+        raise InputError(f"A vocabulary is a list of words, each once. Received: {what} for {column!r}")
+    values = values[:most]
+    return Tokenize(column, tuple(values), length, {value.encode(): i for i, value in enumerate(values)})
 
 
 def is_of_texts(values: Any) -> bool:

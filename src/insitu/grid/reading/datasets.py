@@ -32,10 +32,12 @@ from insitu.grid.reading.column_maps import (
     ColumnMap,
     Hash,
     Lookup,
+    Tokenize,
     find_place,
     is_of_texts,
     make_lookup,
     make_time_parts,
+    make_tokenize,
 )
 from insitu.grid.reading.data_position import PositionedData
 from insitu.grid.reading.read_ahead import WindowedColumns
@@ -223,29 +225,69 @@ class Dataset(PositionedData):
             data = data._mapped(ColumnMap(column, place, convert, f"lookup({column!r})"))
         return data
 
-    def _find_vocabularies(self, places: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
-        columns = list(places)
+    def tokenize(
+        self,
+        column: str,
+        *,
+        length: int,
+        vocabulary: Sequence[str] | None = None,
+        max_tokens: int | None = None,
+    ) -> Dataset:
+        """Replace the texts of a feature by ids of their words, int64[rows, length], on every backend.
+
+        Words and ids are those of keras.layers.TextVectorization(output_sequence_length=length): lower case
+        without punctuation, cut at white space; 0 behind the last word, 1 for words that aren't in the
+        vocabulary, then the most frequent word first. Words behind the first `length` are left out.
+
+        Without `vocabulary` it is that of all rows of the cache, found as by `lookup`. `max_tokens` is its
+        length at most, with those two. Other data needs the same ids: pass it
+        `vocabulary=train.vocabulary(column)`. Raises InputError.
+
+            train = insitu.dataset("reviews", label="stars").tokenize("text", length=200, max_tokens=20_000)
+            test = insitu.dataset("test", label="stars").tokenize(
+                "text", length=200, vocabulary=train.vocabulary("text")
+            )
+        """
+        if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
+            raise InputError(f"tokenize makes a length of 1 id or more for each text. Received: {length!r}")
+        if max_tokens is not None and (vocabulary is not None or max_tokens < 3):
+            raise InputError(
+                f"max_tokens is 3 or more, and cuts a vocabulary that tokenize finds. Received: "
+                f"{max_tokens!r}{' and a vocabulary' if vocabulary is not None else ''}"
+            )
+        place = self._find_place(column, "tokenize")
+        if place is LABEL:
+            raise InputError(f"tokenize takes a feature. Received: the label {column!r}. lookup takes labels")
+        if vocabulary is None:
+            vocabulary = self._find_vocabularies({column: place}, of_words=True)[column]
+        convert = make_tokenize(column, vocabulary, int(length), max_tokens)
+        return self._mapped(ColumnMap(column, place, convert, f"tokenize({column!r}, length={length})"))
+
+    def _find_vocabularies(
+        self, places: Mapping[str, Any], *, of_words: bool = False
+    ) -> Mapping[str, Sequence[Any]]:
+        columns, call = list(places), "tokenize" if of_words else "lookup"
         if self.is_selected:
             raise InputError(
-                f"A vocabulary is of all rows of a cache. Received: lookup of {', '.join(columns)} behind "
-                f"filter or take, in {self!r}. Call lookup before them, or pass it a vocabulary"
+                f"A vocabulary is of all rows of a cache. Received: {call} of {', '.join(columns)} behind "
+                f"filter or take, in {self!r}. Call {call} before them, or pass it a vocabulary"
             )
         labels = [column for column, place in places.items() if place is LABEL]
         maps, named = self._chain.maps, {column.name for column in self.cache.columns}
         if not named.issuperset(columns) or any(
             not isinstance(fn, ColumnMap) or fn.column in columns for fn in maps
         ):
-            return find_vocabularies(self, places, labels)
+            return find_vocabularies(self, places, labels, of_words=of_words)
         # No map has changed these columns, so the others needn't be read.
         alone = Dataset(self._reader.read_others(columns), self._context)
         here = dict.fromkeys(columns) if len(columns) == 1 else {column: column for column in columns}
-        return find_vocabularies(alone, here, labels)
+        return find_vocabularies(alone, here, labels, of_words=of_words)
 
     def vocabulary(self, column: str) -> list[Any]:
-        """Return the vocabulary of a column: the value of each id. It is what `lookup` has used; before a
-        `lookup` it is found as there, so call it in all tasks. Raises InputError."""
+        """Return the vocabulary of a column, the value of each id, as `lookup` or `tokenize` has used it. If
+        neither was called it is found as by `lookup`, so call it in all tasks. Raises InputError."""
         used = [fn.convert for fn in self._chain.maps if isinstance(fn, ColumnMap) and fn.column == column]
-        found = next((convert for convert in used if isinstance(convert, Lookup)), None)
+        found = next((convert for convert in used if isinstance(convert, Lookup | Tokenize)), None)
         return list(found.vocabulary) if found is not None else self.lookup(column).vocabulary(column)
 
     def hash(self, *columns: str, bins: int) -> Dataset:

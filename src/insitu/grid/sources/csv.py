@@ -567,19 +567,29 @@ def _may_have_leading_zeros(text: bytes, dialect: _Dialect) -> bool:
     data = np.frombuffer(text, np.uint8)
     if (data[:1] == ord("0")).all() and _FOLLOWING[data[1:2]].any():
         return True
-    beginnings = {*f"{dialect.delimiter}{dialect.quote or ''}\r\n+- ".encode()}
+    beginnings = {*f"{dialect.delimiter}{dialect.quote or ''}\r\n".encode()}
+    is_beginning = np.zeros(256, bool)
+    is_beginning[[*beginnings, ord(" ")]] = True
     # Two bytes are compared at once, at even and at odd places: faster than looking at each zero.
     for first in (0, 1):
         pairs = (
             np.frombuffer(text, "<u2", (len(text) - first) // 2, first) if len(text) > first + 1 else data[:0]
         )
-        for before in beginnings:
+        for before in sorted(beginnings | _SIGNS):
+            if before not in text:
+                continue
             ends = np.flatnonzero(pairs == (ord("0") << 8 | before)) * 2 + first + 2
-            if _FOLLOWING[data[ends[ends < len(data)]]].any():
+            ends = ends[ends < len(data)]
+            ends = ends[_FOLLOWING[data[ends]]]
+            if before in _SIGNS:  # in dates they are amid a field
+                ends = ends[(ends < 3) | is_beginning[data[ends - 3]]]
+            if len(ends):
                 return True
     return False
 
 
+_SIGNS = {*b"+- "}
+"""What may be between the beginning of a field and its number."""
 _FOLLOWING = np.zeros(256, bool)
 """What follows a leading 0."""
 _FOLLOWING[list(b"0123456789xX")] = True
@@ -626,12 +636,10 @@ def _count(line: str, delimiter: str) -> int:
 def _find_delimiter(lines: list[str]) -> str:
     """Return what separates the fields of rows: a comma, unless the header has none outside of quotes and has
     another sign, or all rows have as many of another sign and not of commas."""
-    counts = {by: [_count(line, by) for line in lines] for by in _DELIMITERS}
-    even = {by: bool(found) and found[0] > 0 and len(set(found)) == 1 for by, found in counts.items()}
+    first = {by: _count(lines[0], by) if lines else 0 for by in _DELIMITERS}
     for by in _DELIMITERS:
-        if even[by]:
+        if first[by] and all(_count(line, by) == first[by] for line in lines):
             return by
-    first = {by: found[0] if found else 0 for by, found in counts.items()}
     if first[","]:
         return ","
     most = max(_DELIMITERS, key=lambda by: first[by])

@@ -8,7 +8,6 @@ together with the options that take it, all columns at once.
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import pyarrow as pa
 
 from insitu.base.errors import InputError, SourceError
 from insitu.base.spec import Column
-from insitu.base.wording import format_count
+from insitu.base.wording import format_count, suggest_name
 from insitu.grid.partitions import RAGGED, TEXT
 from insitu.grid.sources.base import TableColumn
 from insitu.grid.sources.column_options import ALL_COLUMNS, DTYPES, TIME_WORDS, ColumnOptions
@@ -248,11 +247,10 @@ def _below(found: Mapping[str, _Found], name: str) -> list[str]:
 def _require(flag: str, found: Mapping[str, _Found], name: str) -> list[str]:
     columns = _below(found, name)
     if not columns:
-        close = difflib.get_close_matches(name, found, 1)
         raise InputError(
             f"{flag} must name a column of the sources: {', '.join(list(found)[:_SHOWN])}"
             f"{', ...' if len(found) > _SHOWN else ''}. Received: {name}"
-            f"{f'. Did you mean {close[0]}?' if close else ''}"
+            f"{suggest_name(name, found)}"
         )
     return columns
 

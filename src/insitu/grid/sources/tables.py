@@ -142,7 +142,7 @@ class ArrowSource:
                 found.append(f"{to.source}: {kind} as {to.column.dtype}")
             elif kind is not None and is_bytes(kind) and is_ragged(to.column):
                 found.append(f"{to.source}: bytes as lists of uint8")
-            if _may_be_nan(to) and self._count_missing(to.source):
+            if to.source not in self._dropped and _may_be_nan(to) and self._count_missing(to.source):
                 found.append(f"{to.source}: missing values are NaN")
         return tuple(found)
 

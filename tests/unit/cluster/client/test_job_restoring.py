@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from job_runs import Insitu
+from recorded_calls import record_calls
 
 from insitu.base.errors import ClusterError, GridError, InputError, UnknownJob
 from insitu.base.paths import JobPaths, Paths
@@ -20,7 +21,7 @@ from insitu.cluster.client import job_restoring, submission
 from insitu.cluster.client.job_restoring import find_or_restore_job, list_copied_jobs
 from insitu.cluster.decide import SubmittedEvent, advance
 from insitu.cluster.files import View
-from insitu.cluster.job_backup import sender
+from insitu.cluster.job_backup import sender, store
 from insitu.cluster.job_backup.reader import CopyReader
 from insitu.cluster.job_backup.sender import JobCopying
 from insitu.cluster.job_backup.store import (
@@ -157,7 +158,7 @@ def test_a_copy_on_the_machine_of_the_job_is_the_last_choice(
 
 
 def test_a_copy_that_is_begun_again_takes_the_place_of_the_old_one_when_it_is_whole(
-    job: JobPaths, copying: JobCopying, tmp_path: Path
+    job: JobPaths, copying: JobCopying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = Link("a", tmp_path / "a", job.root.name)
     send(copying, link)
@@ -168,7 +169,18 @@ def test_a_copy_that_is_begun_again_takes_the_place_of_the_old_one_when_it_is_wh
     texts = {name: file.read_text() for name, file in files.items()}
     again.take({"of": "begin", **texts, "term": [0, ""]})
     assert describe_copies(link.paths) == [[job.root.name, 0, 1]]  # the old one, whatever comes now
+    # The new one is on the disk before the old one's name is given to it, and the old one goes last.
+    steps: list[str] = []
+    record_calls(monkeypatch, store, steps, "sync_tree", "replace_folder", "sync_folder")
+    record_calls(monkeypatch, store.shutil, steps, "rmtree")
     again.take({"of": "whole"})
+    name = job.root.name
+    assert steps == [
+        f"sync_tree .{name}",
+        f"replace_folder .{name}",
+        f"sync_folder {copy.root.parent.name}",
+        f"rmtree .{name}",
+    ]
     assert not (copy.checkpoints / "stale").exists()
     again.drop()
     assert copy.root.exists()

@@ -14,10 +14,18 @@ from typing import Any
 
 import pytest
 from file_nodes import FileNodes
+from recorded_calls import record_calls
 
 from insitu.base.errors import ClusterError, Unpublished
 from insitu.cluster.client.file_system import InsituFileSystem
-from insitu.cluster.files import FileClient, TaskFileClient, names_client, publisher, task_client
+from insitu.cluster.files import (
+    FileClient,
+    TaskFileClient,
+    names_client,
+    publisher,
+    task_client,
+    waiting_folder,
+)
 from insitu.cluster.files import client as client_module
 from insitu.cluster.files.waiting_changes import WaitingChange
 from insitu.grid.shared_files import entries, parse_manifest
@@ -198,6 +206,49 @@ def test_a_change_whose_answer_was_lost_is_made_once(lab: FileNodes, task: Task)
     task.come_back()
     other = open_elsewhere(lab)
     assert other.cat("v/x") == b"other" and other.cat("v/y") == b"1" and other.cat("v/log") == b"01"
+
+
+def test_the_names_of_blocks_are_on_the_disk_before_the_change_that_names_them(
+    lab: FileNodes, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    record_calls(monkeypatch, waiting_folder, done, "write_synced", "sync_folder", "replace_file")
+    task.leave()
+    task.system.pipe("v/x", b"1")
+    folders = [each.removeprefix("sync_folder ") for each in done if each.startswith("sync_folder")]
+    assert folders[: folders.index("blocks")] == ["task", lab.folder.name], "the way to them"
+    *_, block, sync, change = done
+    assert block.startswith("write_synced ") and sync == "sync_folder blocks"
+    assert change == "replace_file 0000000001.json"
+
+
+@pytest.mark.parametrize("kind", ["publish", "rename", "remove"])
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_a_change_that_the_head_has_forgotten_is_not_made_again_over_something_newer(
+    lab: FileNodes, task: Task, monkeypatch: pytest.MonkeyPatch, kind: str, is_newer: bool
+) -> None:
+    """Its answer was lost, and the head away for longer than it remembers the ids of changes."""
+    monkeypatch.setattr(publisher, "_REMEMBERED_SECONDS", 0.0)
+    task.system.pipe("v/x", b"0")
+    changes = {
+        "publish": lambda: task.system.pipe("v/x", b"1"),
+        "rename": lambda: task.system.mv("v/x", "v/y"),
+        "remove": lambda: task.system.rm("v/x"),
+    }
+    lab.losing = {kind}
+    changes[kind]()
+    assert task.publisher.count() == 1, "its answer was lost"
+    lab.losing = set()
+    lab.metadata._made.clear()
+    other = open_elsewhere(lab)
+    if is_newer:
+        other.pipe("v/x", b"other")
+    task.come_back()
+    expected = {"publish": {"v/x": b"1"}, "rename": {"v/y": b"0"}, "remove": {}}[kind]
+    if is_newer:
+        expected |= {"v/x": b"other"}
+    assert {path: other.cat(path) for path in other.find("v")} == expected
+    assert list_here(lab) == ["lock"], "nothing is set aside as refused"
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

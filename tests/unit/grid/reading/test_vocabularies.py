@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,80 @@ def test_hashes_are_those_of_keras(people: str) -> None:
     features, _ = all_rows(dataset(people).hash("city", "code", bins=17))
     for name in ("city", "code"):
         np.testing.assert_array_equal(features[name], keras.layers.Hashing(17)(rows[name].tolist()))
+
+
+WORDS = [
+    "the",
+    "The",
+    "cat,",
+    "sat",
+    "on",
+    "mat.",
+    "[UNK]",
+    "Ärger",
+    "ÄRGER",
+    "it's",
+    "a\u00a0b",
+    "-",
+    "x_y",
+    "",
+]
+TEXTS = np.array(
+    [" ".join(RNG.choice(WORDS, n)) + "\t\n" * (n % 2) for n in RNG.integers(0, 9, ROWS)], object
+)
+
+
+def import_texts(paths: Paths, folder: Path) -> str:
+    table = pa.table({"text": TEXTS, "label": np.arange(ROWS) % 2})
+    pq.write_table(table, folder / "texts.parquet")
+    import_cache(paths, "texts", [str(folder / "texts.parquet")], partitions=3)
+    return "texts"
+
+
+def test_ids_of_words_are_those_of_the_layer_of_keras(paths: Paths, tmp_path: Path) -> None:
+    import keras
+
+    name = import_texts(paths, tmp_path)
+    rows, _ = all_rows(dataset(name))
+    for most, length in ((None, 5), (4, 12)):
+        data = dataset(name).tokenize("text", length=length, max_tokens=most)
+        layer = keras.layers.TextVectorization(max_tokens=most, output_sequence_length=length)
+        layer.adapt(rows.astype(str))
+        assert data.vocabulary("text") == layer.get_vocabulary()
+        ids, _ = all_rows(data)
+        assert ids.dtype == np.int64 and ids.shape == (ROWS, length)
+        np.testing.assert_array_equal(ids, np.asarray(layer(rows.astype(str))))
+        # Other data gets the same ids, however its vocabulary is written.
+        for given in (layer.get_vocabulary(), layer.get_vocabulary(include_special_tokens=False)):
+            again, _ = all_rows(dataset(name).tokenize("text", length=length, vocabulary=given))
+            np.testing.assert_array_equal(again, ids)
+    assert "tokenize('text', length=12)" in repr(data)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"column": "label", "length": 3}, "takes a feature. Received: the label"),
+        ({"column": "text", "length": 0}, "a length of 1 id or more"),
+        ({"column": "text", "length": 2, "max_tokens": 2}, "max_tokens is 3 or more"),
+        ({"column": "text", "length": 2, "max_tokens": 9, "vocabulary": ["a"]}, "9 and a vocabulary"),
+        ({"column": "text", "length": 2, "vocabulary": ["a", "b", "a"]}, "'a' again for 'text'"),
+        ({"column": "text", "length": 2, "vocabulary": "abc"}, "Received: 'abc'"),
+        ({"column": "text", "length": 2, "vocabulary": ["a", 1]}, "Received: 1 for"),
+        ({"column": "word", "length": 2}, "takes a column of the batch"),
+    ],
+)
+def test_what_has_no_words_is_refused(paths: Paths, tmp_path: Path, options: Any, message: str) -> None:
+    data = dataset(import_texts(paths, tmp_path))
+    with pytest.raises(InputError, match=re.escape(message)):
+        data.tokenize(options.pop("column"), **options)
+
+
+def test_numbers_have_no_words(people: str) -> None:
+    with pytest.raises(InputError, match=r"tokenize takes columns of texts. Received: int64 in 'code'"):
+        dataset(people).tokenize("code", length=3)
+    with pytest.raises(InputError, match="here of texts"):
+        dataset(people).tokenize("code", length=3, vocabulary=["a"])
 
 
 def test_labels_count_from_0_and_unknown_ones_are_refused(people: str) -> None:

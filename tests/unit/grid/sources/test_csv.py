@@ -16,6 +16,7 @@ from insitu.base.errors import SourceError
 from insitu.base.spec import Column
 from insitu.grid.sources import ColumnOptions, ColumnProblems, CsvOptions, open_sources
 from insitu.grid.sources.base import SourceOptions
+from insitu.grid.sources.csv import CsvTable
 
 
 def open_table(path: Path, options: SourceOptions) -> Any:
@@ -386,3 +387,25 @@ def test_columns_of_folders_need_no_others(tmp_path: Path) -> None:
         tmp_path / "year=2024" / "a.csv", SourceOptions(fields=ColumnOptions(columns=("year",)))
     )
     assert [block.columns["year"].tolist() for block in source.blocks(1 << 20)] == [[2024, 2024]]
+
+
+@pytest.mark.parametrize("field", ["01", "-01", "+01", " 01", "'-01'", "-0x1"])
+def test_leading_zeros_are_seen_behind_signs_and_dates_take_no_second_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    reads: list[object] = []
+    read = CsvTable._read
+
+    def count(table: CsvTable, text: bytes, types: object, is_behind_header: bool) -> object:
+        reads.append(types)
+        return read(table, text, types, is_behind_header)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CsvTable, "_read", count)
+    row = "{},2020-01-02,2020-01-02 00:01:02,3\n"
+    lines = "id,day,at,n\n" + row.format(7) * 3
+    (tmp_path / "dates.csv").write_text(lines)
+    CsvTable(tmp_path / "dates.csv", SourceOptions())
+    assert len(reads) == 1
+    (tmp_path / "zeros.csv").write_text(lines + row.format(field).replace("'", '"'))
+    CsvTable(tmp_path / "zeros.csv", SourceOptions())
+    assert len(reads) > 2, "the first rows were looked at as text, too"

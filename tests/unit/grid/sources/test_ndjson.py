@@ -17,6 +17,7 @@ from insitu.grid import import_cache
 from insitu.grid.sources import ColumnOptions, ColumnProblems, open_sources
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.drawings import Strokes, render
+from insitu.grid.sources.ndjson import _SAMPLE_BYTES
 
 
 def open_table(path: Path, options: SourceOptions) -> Any:
@@ -77,6 +78,21 @@ def test_times_in_the_form_of_iso_are_times(tmp_path: Path):
     texts = SourceOptions(fields=ColumnOptions(dtypes={"day": "str"}))
     (block,) = open_table(path, texts).blocks(1 << 20)
     assert block.columns["day"].to_pylist() == ["2020-01-01", "2020-01-02T03:04:05"]
+
+
+@pytest.mark.parametrize(
+    "zoned", ["2020-01-01T01:00:00+01:00", "2020-01-01T01:00Z", "2020-01-01T01:00:00-0130"]
+)
+@pytest.mark.parametrize("naive", ["2020-01-01T01:00:00", "2020-01-01 01:00", "2020-01-01"])
+def test_a_zone_that_comes_or_ends_behind_the_first_lines_is_named(tmp_path: Path, zoned: str, naive: str):
+    for first, late in ((zoned, naive), (naive, zoned)):
+        path = tmp_path / "late.ndjson"
+        lines = [f'{{"t": "{each}", "note": "+49 30"}}\n' for each in (first, late)]
+        path.write_text(lines[0] * (_SAMPLE_BYTES // len(lines[0]) + 1) + lines[1])
+        with pytest.raises(SourceError, match=r"'t' has times with a zone and others.*Add --dtype t=str"):
+            read(path, _SAMPLE_BYTES)
+        path.write_text(lines[0] * (_SAMPLE_BYTES // len(lines[0]) + 9))
+        assert len(set(read(path, _SAMPLE_BYTES)["t"])) == 1
 
 
 def test_times_with_a_zone_are_in_utc_and_a_mixture_is_named(tmp_path: Path):

@@ -259,7 +259,7 @@ def test_dtypes_are_cast_exactly(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"dtype": ["ab=%H %Z"]}, "can't have names of zones"),
-        ({"columns": ["abc"]}, r"the sources: ab, b. Received: abc. Did you mean ab\?"),
+        ({"columns": ["abc"]}, r"the sources: ab, b. Received: abc. Did you mean 'ab'\?"),
         ({"without": ["z"]}, "--without must name"),
         ({"rename": ["z=y"]}, "--rename must name"),
         ({"rename": ["ab=b"]}, "a name of its own. Received: b twice"),
