@@ -83,13 +83,20 @@ if TYPE_CHECKING:
     from insitu.cluster.hosts_engine import find_known_stores, find_owners, find_stores
     from insitu.cluster.job_files import (
         Journal,
+        MergedLog,
         follow,
         read_options,
         read_placement,
         read_spec,
         split_prefix,
     )
-    from insitu.cluster.job_hosts import delete_store, identify_parent, stop_agents
+    from insitu.cluster.job_hosts import (
+        delete_store,
+        identify_parent,
+        keep_server,
+        start_server,
+        stop_agents,
+    )
     from insitu.cluster.leases import forget_job
     from insitu.cluster.nodes import (
         DownReport,

@@ -242,8 +242,8 @@ class HostsEngine(TaskFiles):
         address = find_head(self._paths)
         if not address:
             raise ClusterError("The head has no record here any more. Run `insitu up --hosts` again")
-        message = {"do": "engine", "node": node, "job": self._job.root.name, "address": self._address}
-        message["in_place"] = self._starter is not None
+        message: dict[str, Any] = {"do": "engine", "node": node, "job": self._job.root.name}
+        message |= {"address": self._address, "in_place": self._starter is not None}
         ask_head(address, read_token(self._paths), message, _ASK_SECONDS)
 
     def _accept(self) -> list[tuple[PeerInfo, Channel]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
@@ -21,6 +22,7 @@ from insitu.extensions.kubernetes.failures import (
 from insitu.extensions.kubernetes.objects import MANAGER, Object
 
 _SECONDS = 30.0
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TRIES = 3
 _RESOURCES = {
     "Namespace": ("api/v1", "namespaces"),
@@ -39,6 +41,8 @@ _RESOURCES = {
     "Role": ("apis/rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "ServiceMonitor": ("apis/monitoring.coreos.com/v1", "servicemonitors"),
+    "Job": ("apis/batch/v1", "jobs"),
+    "JobSet": ("apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
     "LocalQueue": ("apis/kueue.x-k8s.io/v1beta1", "localqueues"),
 }
 _WITHOUT_NAMESPACE = ("Namespace", "Node", "PersistentVolume", "StorageClass")
@@ -215,6 +219,24 @@ class KubeconfigTransport:
         self._client = client.ApiClient(configuration)
         self.server = str(configuration.host)
         self.namespace = str((found.get("context") or {}).get("namespace") or "default")
+
+    @classmethod
+    def of_pod(cls) -> KubeconfigTransport:
+        """Return calls with the account of the pod in which this process runs. Raises ClusterError."""
+        from kubernetes import client, config
+
+        found = cls.__new__(cls)
+        configuration = client.Configuration()
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+            found.namespace = (_ACCOUNT / "namespace").read_text().strip()
+        except (config.ConfigException, OSError) as error:
+            raise ClusterError(
+                f"--engine k8s is for the pod of the head that `insitu k8s up` has made. Received: {error}. "
+                f"Give the command there, or to its head by --cluster"
+            ) from error
+        found._client, found.server = client.ApiClient(configuration), str(configuration.host)
+        return found
 
     def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None

@@ -218,6 +218,16 @@ def run_store(
     end_process(0)
 
 
+def run_tasks(
+    job: Annotated[str, typer.Option(metavar="JOB", help="The job's id.")],
+    node: Annotated[str, typer.Option(metavar="NODE", help="The node of the store beside the pod.")],
+) -> None:
+    """Run the tasks of a job, in a pod of its own."""
+    from insitu.extensions.kubernetes.pods import end_process, run_tasks_here
+
+    end_process(run_tasks_here(job, node, os.environ))
+
+
 def open_client(context: str, namespace: str) -> Client:
     """Return the API that a context names. Raises InputError."""
     from insitu.extensions.kubernetes.client import Client, KubeconfigTransport
@@ -260,3 +270,4 @@ app.command("down")(down)
 app.command("prepare", hidden=True)(prepare)
 app.command("run-head", hidden=True)(run_head)
 app.command("run-store", hidden=True)(run_store)
+app.command("run-tasks", hidden=True)(run_tasks)

@@ -20,6 +20,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GPU_RESOURCE = "nvidia.com/gpu"
 MANAGER = "insitu"
 DRAIN_SECONDS, GRACE_SECONDS = 100, 120
+TASKS_GRACE_SECONDS = 60
 """A store drains on SIGTERM; the rest is for its agent to end."""
 _USER = 10001
 _SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
@@ -244,6 +245,16 @@ def _make_pod(
             {"name": "tmp", "emptyDir": {}},
         ],
     }
+
+
+def make_task_pod(image: str, command: list[str], claim: str, resources: Object) -> Object:
+    """Return the pod in which tasks run beside a store, whose disk `claim` names."""
+    options = ClusterOptions(image=image)
+    container = _make_container("tasks", options, command, resources)
+    memory = resources["requests"]["memory"]
+    pod = _make_pod(options, STORE, [container], grace=TASKS_GRACE_SECONDS, shared_memory=memory)
+    pod["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": claim}})
+    return pod
 
 
 def _make_container(

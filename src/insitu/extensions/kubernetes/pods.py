@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -57,6 +58,7 @@ def run_head_here(environment: Mapping[str, str]) -> int:
     def report(listens_at: str) -> None:
         _say(f"the head listens at {listens_at}")
         threading.Thread(target=_resume_jobs, args=(paths,), daemon=True).start()
+        threading.Thread(target=_watch_jobs, args=(paths,), daemon=True).start()
 
     return run_head(paths, address, HEAD_PORT, read_token_file(token), report)
 
@@ -93,6 +95,33 @@ def _resume_jobs(paths: Paths) -> None:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             logger.warning("%s isn't resumed: %s", job, " ".join(done.stderr.split()))
+
+
+def _watch_jobs(paths: Paths) -> None:
+    from insitu.extensions.kubernetes.job_starter import open_client
+    from insitu.extensions.kubernetes.job_watch import JobWatch
+
+    try:
+        JobWatch(paths, open_client()).run(threading.Event())
+    except InsituError as error:
+        logger.warning("jobs don't follow their JobSets: %s", error)
+
+
+def run_tasks_here(job_id: str, node: str, environment: Mapping[str, str]) -> int:
+    """Run the tasks of a job beside a store until it is over, or a signal comes. Returns the exit code.
+    Raises InsituError."""
+    from insitu.cluster import keep_server, read_token_file, start_server
+
+    address, file = _read_settings(environment)
+    paths, ending = Paths.default(), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+
+    def start(supervisor: str) -> subprocess.Popen[bytes]:
+        _say(f"runs tasks of {job_id} for the supervisor at {supervisor}")
+        return start_server(paths, NodeId(node), job_id, supervisor, address, read_token_file(file))
+
+    return keep_server(paths, job_id, start, ending)
 
 
 def run_store_here(head: str, environment: Mapping[str, str]) -> None:

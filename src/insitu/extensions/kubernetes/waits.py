@@ -76,6 +76,21 @@ def find_disk_node(claim: Object | None, volumes: Mapping[str, Object] | None) -
     return str((claim["metadata"].get("annotations") or {}).get(_SELECTED_NODE) or "")
 
 
+def explain_pod(seen: Object, found: Snapshot) -> str:
+    """Return what a pod of a job waits for, in words; "": it runs. `found` has its claim and the events."""
+    name, status = str(seen["metadata"]["name"]), seen.get("status") or {}
+    if status.get("phase") in ("Running", "Succeeded", "Failed"):
+        return ""
+    mounted = [each.get("persistentVolumeClaim") or {} for each in seen["spec"].get("volumes") or ()]
+    names = [str(each["claimName"]) for each in mounted if each]
+    claim = next((found.claims[each] for each in names if each in found.claims), None)
+    if not seen["spec"].get("nodeName"):
+        conditions = {each["type"]: each for each in status.get("conditions") or ()}
+        disk = find_disk_node(claim, found.volumes)
+        return _explain_place(name, disk, conditions.get("PodScheduled", {}), claim, found)
+    return _explain_start(name, "", seen, found.events)
+
+
 def _describe(pod: str, owner: str, found: Snapshot) -> PodState:
     seen, claim = found.pods.get(pod), found.claims.get(f"data-{pod}")
     disk = find_disk_node(claim, found.volumes)
@@ -158,7 +173,7 @@ def _explain_start(pod: str, owner: str, seen: Object, events: Sequence[Object])
         return f"its volumes, of which the secret is {TOKEN_SECRET}: {why}"
     if not running:
         return "its node to start it"
-    return "its agent to join the head" if owner == STORE else "its head and its page to listen"
+    return {STORE: "its agent to join the head", HEAD: "its head and its page to listen"}.get(owner, "")
 
 
 def _last_message(
