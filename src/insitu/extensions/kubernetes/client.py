@@ -193,6 +193,7 @@ class KubeconfigTransport:
     def __init__(self, context: str) -> None:
         """Raise InputError without the client, a kubeconfig or this context."""
         try:
+            import yaml
             from kubernetes import client, config
         except ImportError:
             raise InputError(
@@ -210,10 +211,11 @@ class KubeconfigTransport:
             found = next((each for each in contexts if each["name"] == context), current)
             configuration = client.Configuration()
             config.load_kube_config(context=context or None, client_configuration=configuration)
-        except (config.ConfigException, OSError, TypeError, ValueError) as error:
+        except (config.ConfigException, yaml.YAMLError, OSError, TypeError, ValueError) as error:
+            why = " ".join(str(error).split()).rstrip(".")
             raise InputError(
                 "A kubeconfig must name the cluster: $KUBECONFIG, or ~/.kube/config. Received: "
-                f"{str(error).rstrip('.')}. "
+                f"{why}. "
                 f"Have one written, such as by the tool of your provider; `kubectl config view` shows it"
             ) from error
         self._client = client.ApiClient(configuration)
