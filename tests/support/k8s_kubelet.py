@@ -27,6 +27,7 @@ import http.server
 import json
 import os
 import shutil
+import signal
 import socket
 import socketserver
 import ssl
@@ -78,18 +79,22 @@ class Node:
             self.host.start()
         self.on, self._boot, self.pods = True, str(uuid.uuid4()), {}
         self._register()
-        for act in (self._watch, self._beat, self._serve_logs):
-            threading.Thread(target=act, args=(self._boot,), daemon=True).start()
+        acts = (self._watch, self._beat, self._serve_logs)
+        threads = [threading.Thread(target=act, args=(self._boot,), daemon=True) for act in acts]
+        for thread in threads:
+            thread.start()
+        self._logs = threads[-1]
 
     def kill(self) -> None:
         """Cut its power: all its processes end, and nothing is said to anybody."""
         self.on = False
         for pod in list(self.pods.values()):
-            with contextlib.suppress(AssertionError):  # it is about to end by itself
-                pod.sandbox.cut()
+            with contextlib.suppress(ProcessLookupError):  # it is about to end by itself
+                os.kill(pod.sandbox.pid or self.host.pid, signal.SIGKILL)
         self.host.kill()
         for pod in list(self.pods.values()):
             pod.join()
+        self._logs.join(30)
         self.host.pid = 0
 
     def reboot(self) -> None:
@@ -233,8 +238,9 @@ class Node:
             server.daemon_threads = True
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*self.cluster.certificate)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-            server.timeout = 0.5
+            wrap = context.wrap_socket
+            server.socket = wrap(server.socket, server_side=True, do_handshake_on_connect=False)
+            server.timeout = 0.2
             while self._is_current(boot):
                 server.handle_request()
 
