@@ -555,9 +555,9 @@ def open_hosts_engine(job: JobPaths, wake: int | None) -> HostsEngine:
     placement, _ = read_placement(job)
     try:
         failed = engine.begin(task.node for task in placement.tasks)
-    except InsituError:
+    except InsituError as error:
         engine.close()
-        raise
+        raise ClusterError(error.message) from error
     for node, why in failed.items():
         MergedLog(job).log(f"no task can run on {node}: {why}")
     if separated := engine.find_separated():

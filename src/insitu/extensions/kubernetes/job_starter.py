@@ -20,7 +20,7 @@ from insitu.extensions.kubernetes.job_pods import (
     parse_request,
     store_of,
 )
-from insitu.extensions.kubernetes.objects import QUEUE_LABEL, STORE
+from insitu.extensions.kubernetes.objects import QUEUE_LABEL
 from insitu.extensions.kubernetes.waits import Snapshot, explain_pod
 
 _GONE_SECONDS = 60.0
@@ -69,7 +69,8 @@ class PodStarter:
             self._remove()
             found = None
         if found is None:
-            wanted = make_jobset(spec, placement, nodes, self._client.namespace, self._find_image())
+            image = self._find_image(nodes[0])
+            wanted = make_jobset(spec, placement, nodes, self._client.namespace, image)
             self._client.create(wanted)
 
     def _remove(self) -> None:
@@ -83,14 +84,14 @@ class PodStarter:
                 )
             time.sleep(_LOOK_SECONDS)
 
-    def _find_image(self) -> str:
-        stores = self._client.find("StatefulSet", STORE)
-        if stores is None:
+    def _find_image(self, node: NodeId) -> str:
+        store = self._client.find("Pod", store_of(node))
+        if store is None:
             raise ClusterError(
-                f"Pods of a job have the image of the stores. Received: no StatefulSet {STORE} in "
-                f"{self._client.namespace}. Run `insitu k8s up`"
+                f"Pods of a job have the image of the stores. Received: no pod {node} in "
+                f"{self._client.namespace}. `insitu k8s status` shows what it waits for"
             )
-        return str(stores["spec"]["template"]["spec"]["containers"][0]["image"])
+        return str(store["spec"]["containers"][0]["image"])
 
     def explain_waiting(self, nodes: Collection[NodeId]) -> str:
         found = self._client.find("JobSet", self._name)

@@ -95,6 +95,7 @@ def _make_accounts(options: ClusterOptions) -> list[Object]:
             "resources": ["jobs", "jobsets"],
             "verbs": [*read, "create", "patch", "delete"],
         },
+        {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get"]},
     ]
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "insitu-head"}
     account = {
