@@ -229,7 +229,7 @@ def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str
     wait_until_trains(cluster, "queued")
     set_policy("HoldAndDrain")
     wait_for_state(cluster, "queued", "stopped")
-    assert "the job pauses" in head(cluster, SPACE, "insitu", "logs", job)
+    assert "the job pauses" in head(cluster, SPACE, "insitu", "logs", job) and not pods_of(cluster, job)
     set_policy("None")
     wait_for_state(cluster, "queued", "finished")
     assert read_weights(cluster, SPACE, "queued") == {weights}

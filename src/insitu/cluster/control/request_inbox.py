@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from insitu.base.errors import ClusterError, InputError
+from insitu.base.paths import JobPaths
 from insitu.base.spec import TaskId
-from insitu.cluster.decide import Reply
+from insitu.cluster.decide import Log, Reply, StopRequestedEvent, advance
 from insitu.cluster.engines import Channel, ChannelClosed, Message, SignalName, Wakeup
-from insitu.cluster.job_files import Journal, is_from_owner
+from insitu.cluster.job_files import Journal, MergedLog, is_from_owner
 
 MAX_REQUEST_BYTES = 4096
 MAX_CONNECTIONS = 64
@@ -199,6 +200,31 @@ def send_signal(request: JobRequest, tasks: TaskSignals, inbox: Inbox) -> None:
     if request.task is not None:
         tasks.signal(request.task, request.signal)
     inbox.reply(request.token, _encode_reply(f"sent {request.signal} to {request.task}", refused=False))
+
+
+class EarlyRequests:
+    """Takes the requests of users while a job waits for places, before it has a controller."""
+
+    def __init__(self, job: JobPaths, inbox: RequestInbox) -> None:
+        self._job, self._inbox = job, inbox
+
+    def is_stopped(self) -> bool:
+        """Return whether somebody has stopped the job: the journal has its end then. Raises ClusterError."""
+        for request in self._inbox.receive():
+            if request.action != "stop":
+                text = f"{self._job.root.name} waits for places of its tasks. Ask again once it trains"
+                self._inbox.reply(request.token, _encode_reply(text, refused=True))
+                continue
+            journal, now, event = Journal(self._job.journal), time.time(), StopRequestedEvent(request.token)
+            state, actions = advance(journal.state(), event, now)
+            journal.record(now, event, actions, state)
+            for action in actions:
+                if isinstance(action, Log):
+                    MergedLog(self._job).log(action.text)
+                elif isinstance(action, Reply):
+                    self._inbox.reply(request.token, _encode_reply(action.text, refused=action.refused))
+            return True
+        return False
 
 
 class ReplyBook:

@@ -79,6 +79,10 @@ _LAUNCH_SECONDS = 30.0
 Found = TypeVar("Found")
 
 
+class StoppedEarly(ClusterError):
+    """A job was stopped before there were places for its tasks."""
+
+
 class ServerStarter(Protocol):
     """A plug-in that makes places in which the servers of a job's hosts run, such as pods that have GPUs.
 
@@ -96,9 +100,9 @@ class ServerStarter(Protocol):
     def make_places(self, nodes: Sequence[NodeId]) -> None:
         """Have a place on each of these nodes, unless it is there. Raises ClusterError."""
 
-    def explain_waiting(self, nodes: Collection[NodeId]) -> str:
+    def explain_waiting(self, nodes: Collection[NodeId], *, may_pause: bool) -> str:
         """Return in words what the places on some nodes wait for; "": nothing. Raises ClusterError if
-        somebody has removed them."""
+        somebody has removed them, or unless they `may_pause` if they were taken away for a while."""
 
 
 class HostsEngine(TaskFiles):
@@ -154,19 +158,24 @@ class HostsEngine(TaskFiles):
 
     # Servers on hosts
 
-    def begin(self, nodes: Iterable[NodeId]) -> dict[NodeId, str]:
+    def begin(self, nodes: Iterable[NodeId], is_stopped: Callable[[], bool]) -> dict[NodeId, str]:
         """Have servers on the hosts of a job that starts. Returns why that failed, by host.
 
         Places that a plug-in makes are waited for as long as it takes. Raises ClusterError if they can't be
-        made.
+        made, StoppedEarly once `is_stopped` says that nobody wants them any more.
         """
         nodes = sorted(set(nodes))
         if self._starter is None:
             return self.open_nodes(nodes)
         self._starter.make_places(nodes)
-        return self.open_nodes(nodes, math.inf)
+        return self.open_nodes(nodes, math.inf, is_stopped)
 
-    def open_nodes(self, nodes: Iterable[NodeId], seconds: float | None = None) -> dict[NodeId, str]:
+    def open_nodes(
+        self,
+        nodes: Iterable[NodeId],
+        seconds: float | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> dict[NodeId, str]:
         """Have servers on these hosts, unless they run. Returns why that failed, by host. They have some
         `seconds` to dial; None: as many as it takes at most where their places are there."""
         if seconds is None:
@@ -182,7 +191,9 @@ class HostsEngine(TaskFiles):
                     failed[node] = str(error)
         deadline = time.monotonic() + seconds
         while waiting and time.monotonic() < deadline:
-            self._report_waiting(waiting)
+            if is_stopped():
+                raise StoppedEarly("The job was stopped before there were places for its tasks")
+            self._report_waiting(waiting, may_pause=seconds == math.inf)
             self._beat()
             self._poll(BEAT_SECONDS, ())
             for info, channel in self._accept():
@@ -199,12 +210,12 @@ class HostsEngine(TaskFiles):
             self._lost.add(node)
         return failed
 
-    def _report_waiting(self, nodes: Collection[NodeId]) -> None:
+    def _report_waiting(self, nodes: Collection[NodeId], *, may_pause: bool) -> None:
         """Log what places wait for. Raises ClusterError if that isn't to be waited for."""
         if self._starter is None or time.monotonic() < self._looked_at + _LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
-        found = self._starter.explain_waiting(nodes)
+        found = self._starter.explain_waiting(nodes, may_pause=may_pause)
         if found != self._waits_for:
             self._waits_for = found
             if found:
@@ -549,12 +560,18 @@ def _find_readers(tasks: Iterable[tuple[NodeId, Iterable[int]]]) -> dict[NodeId,
     return readers
 
 
-def open_hosts_engine(job: JobPaths, wake: int | None) -> HostsEngine:
-    """Return the engine with servers on all hosts of the job, as far as they can be reached."""
+def open_hosts_engine(
+    job: JobPaths, wake: int | None, is_stopped: Callable[[], bool] = lambda: False
+) -> HostsEngine:
+    """Return the engine with servers on all hosts of the job, as far as they can be reached. Raises
+    ClusterError, and StoppedEarly: see `HostsEngine.begin`."""
     engine = HostsEngine(job, wake)
     placement, _ = read_placement(job)
     try:
-        failed = engine.begin(task.node for task in placement.tasks)
+        failed = engine.begin((task.node for task in placement.tasks), is_stopped)
+    except StoppedEarly:
+        engine.close()
+        raise
     except InsituError as error:
         engine.close()
         raise ClusterError(error.message) from error

@@ -93,10 +93,12 @@ class PodStarter:
             )
         return str(store["spec"]["containers"][0]["image"])
 
-    def explain_waiting(self, nodes: Collection[NodeId]) -> str:
+    def explain_waiting(self, nodes: Collection[NodeId], *, may_pause: bool) -> str:
         found = self._client.find("JobSet", self._name)
         if found is None:
             raise ClusterError(f"the job's JobSet {self._name} was deleted")
+        if is_suspended(found) and not may_pause:
+            raise ClusterError(f"the queue has taken the pods of JobSet {self._name} away")
         if is_suspended(found):
             queue = found["metadata"].get("labels", {}).get(QUEUE_LABEL)
             return f"its pods wait for queue {queue} to admit them" if queue else "its pods are suspended"
