@@ -5,8 +5,11 @@ The test kubelet runs no commands in pods for others, so `execute` enters a cont
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -140,6 +143,11 @@ def job_of(cluster: Cluster, namespace: str) -> dict[str, Any]:
     return dict(job)
 
 
+def node_of(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
+    listed = json.loads(head(cluster, namespace, "insitu", "nodes", "--json"))
+    return dict(next(each for each in listed if each["node"] == name))
+
+
 def weights_of(cluster: Cluster, namespace: str, job: str) -> set[str]:
     logs = head(cluster, namespace, "insitu", "logs", job)
     return {line.rsplit(" ", 1)[-1] for line in logs.splitlines() if " weights " in line}
@@ -174,11 +182,8 @@ def test_a_cluster_trains_loses_pods_scales_and_goes(cluster: Cluster) -> None:
     cluster.plane.api.ask("DELETE", "/api/v1/namespaces/story/pods/store-1")
 
     def is_back() -> bool:
-        nodes = {
-            each["node"]: each for each in json.loads(head(cluster, "story", "insitu", "nodes", "--json"))
-        }
-        found = nodes["store-1"]
-        return found["state"] == "alive" and found["address"] != f"{address}:7071"
+        found = node_of(cluster, "story", "store-1")
+        return bool(found["state"] == "alive" and found["address"] != f"{address}:7071")
 
     wait_for(is_back)
     code, _, said = insitu("scale", "--nodes", "3", *where, "--timeout", "3m")
@@ -196,6 +201,52 @@ def test_a_cluster_trains_loses_pods_scales_and_goes(cluster: Cluster) -> None:
     assert (cache["name"], cache["rows"]) == ("d", 2000)
     insitu("down", *where, "--claims", "--yes")
     wait_for(lambda: not cluster.plane.get("/api/v1/namespaces/story/persistentvolumeclaims")["items"])
+
+
+def test_a_lost_nodes_disk_is_waited_for_and_commands_come_from_elsewhere(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    where = ("--namespace", "lost")
+    insitu("up", "--nodes", "2", "--create-namespace", *where, *SMALL)
+    secret = cluster.plane.get("/api/v1/namespaces/lost/secrets/insitu-token")["data"]["cluster-token"]
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_bytes(base64.b64decode(secret))
+    address = cluster.get_pod("lost", "head-0")["status"]["podIP"]
+    done = subprocess.run(
+        [sys.executable, "-m", "insitu", "--cluster", f"{address}:7070", "nodes", "--json"],
+        env={**os.environ, "INSITU_HOME": str(tmp_path), "INSITU_TOKEN_FILE": str(token)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    listed = {each["node"]: each["state"] for each in json.loads(done.stdout)}
+    assert listed == {"store-0": "alive", "store-1": "alive"}
+
+    write_input(cluster, "lost")
+    head(cluster, "lost", "insitu", "import", "d", "/tmp/d.jsonl", "--backups", "1")
+    states = {each["name"]: each for each in json.loads(insitu("status", *where, "--json")[1])}
+    lost = next(name for name in ("store-0", "store-1") if states[name]["node"] != states["head-0"]["node"])
+    node = next(each for each in cluster.nodes if each.name == states[lost]["node"])
+    node.kill()
+    node.mark_out_of_service()
+    try:
+        wanted = f"{lost} waits for node {node.name}'s disk: 0/3 nodes"
+        wait_for(lambda: wanted in insitu("status", *where)[2])
+
+        # Lost for good: others get copies of what it had, and another store takes its place.
+        head(cluster, "lost", "insitu", "drain", lost)
+        wait_for(lambda: node_of(cluster, "lost", lost)["state"] == "left")
+        for path in (f"persistentvolumeclaims/data-{lost}", f"pods/{lost}"):
+            cluster.plane.api.ask("DELETE", f"/api/v1/namespaces/lost/{path}")
+        wait_for(lambda: node_of(cluster, "lost", lost)["state"] == "alive")
+        wait_for(lambda: insitu("status", *where)[0] == 0)
+        head(cluster, "lost", "insitu", "describe", "d", "--verify")
+    finally:
+        taints = {"spec": {"taints": None}}
+        cluster.plane.api.patch(node.path, taints, "merge-patch+json")
+        node.start()
+    insitu("down", *where, "--claims", "--yes")
 
 
 def test_what_can_not_be_is_said_before_a_change(cluster: Cluster) -> None:
