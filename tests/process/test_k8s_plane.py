@@ -317,12 +317,15 @@ def test_pods_run_while_the_api_server_is_away(cluster: Cluster, namespace: str)
     cluster.plane.apply(*make_store(namespace, 1), make_pod(namespace, "pod", script))
     cluster.wait_phase(namespace, "store-0", "Ready")
     cluster.wait_phase(namespace, "pod", "Running")
+    wait_for(lambda: read_log(cluster, namespace, "pod"))
     cluster.plane.stop("kube-apiserver", signal.SIGKILL)
-    wait_for(lambda: cluster.find(namespace, "pod").containers[0].ended)
-    cluster.plane.start("kube-apiserver")
-    cluster.plane.wait_ready()
+    try:
+        wait_for(lambda: cluster.find(namespace, "pod").containers[0].ended)
+    finally:
+        cluster.plane.start("kube-apiserver")
+        cluster.plane.wait_ready()
     cluster.wait_phase(namespace, "pod", "Succeeded")
-    assert "store-0.store" in read_log(cluster, namespace, "pod")
+    assert read_log(cluster, namespace, "pod").count("store-0.store") == 2
 
 
 def test_gpus_are_counted(cluster: Cluster, namespace: str) -> None:

@@ -58,6 +58,9 @@ def enter(description):
     make_devices()
     for each in sorted(description["mounts"], key=lambda each: each["target"]):
         bind(_OUTSIDE + each["source"], each["target"], each["read_only"])
+    # A volume at /tmp mustn't hide a checkout that is in this machine's.
+    if not os.path.exists(description["checkout"]):
+        bind(_OUTSIDE + description["checkout"], description["checkout"], True)
     if _libc.umount2(_OUTSIDE.encode(), _DETACH):
         raise OSError(ctypes.get_errno(), _OUTSIDE)
     os.rmdir(_OUTSIDE)

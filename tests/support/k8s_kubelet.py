@@ -5,6 +5,8 @@
         cluster.wait_phase("default", "pod", "Succeeded")
         cluster.nodes[0].kill()
 
+`python tests/support/k8s_kubelet.py FOLDER --nodes 2 [--gpus 1] [--queues]` keeps one up until a signal.
+
 A pod has a network, an address, a host name and a /dev/shm (64 MiB) of its own. Each of its containers has
 processes and mounts of its own over this machine's root (`k8s_container.py`). The command is the container's
 first process, so it ignores signals for which it has no handler, as in a real container. An image is but a
@@ -21,12 +23,14 @@ nvidia.com/gpu. A restart waits 0.2 s, and twice as long each time, up to 5 s (K
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import http.server
 import json
 import os
 import shutil
+import signal
 import socket
 import socketserver
 import ssl
@@ -41,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from hosts_lab import Host, HostsLab
+from k8s_binaries import KUBERNETES
 from k8s_plane import NO_ANSWER, ControlPlane, Object, now, wait_for
 from k8s_pods import Pod
 from kubernetes.client.exceptions import ApiException
@@ -78,18 +83,22 @@ class Node:
             self.host.start()
         self.on, self._boot, self.pods = True, str(uuid.uuid4()), {}
         self._register()
-        for act in (self._watch, self._beat, self._serve_logs):
-            threading.Thread(target=act, args=(self._boot,), daemon=True).start()
+        acts = (self._watch, self._beat, self._serve_logs)
+        threads = [threading.Thread(target=act, args=(self._boot,), daemon=True) for act in acts]
+        for thread in threads:
+            thread.start()
+        self._logs = threads[-1]
 
     def kill(self) -> None:
         """Cut its power: all its processes end, and nothing is said to anybody."""
         self.on = False
         for pod in list(self.pods.values()):
-            with contextlib.suppress(AssertionError):  # it is about to end by itself
-                pod.sandbox.cut()
+            with contextlib.suppress(ProcessLookupError):  # it is about to end by itself
+                os.kill(pod.sandbox.pid or self.host.pid, signal.SIGKILL)
         self.host.kill()
         for pod in list(self.pods.values()):
             pod.join()
+        self._logs.join(30)
         self.host.pid = 0
 
     def reboot(self) -> None:
@@ -160,7 +169,8 @@ class Node:
     def _write_status(self) -> None:
         facts = ("machineID", "systemUUID", "kernelVersion", "osImage", "containerRuntimeVersion")
         info = {
-            **dict.fromkeys((*facts, "kubeletVersion", "kubeProxyVersion"), "test"),
+            **dict.fromkeys((*facts, "kubeProxyVersion"), "test"),
+            "kubeletVersion": f"v{KUBERNETES}",
             "bootID": self._boot,
             "operatingSystem": "linux",
             "architecture": "amd64",
@@ -233,8 +243,9 @@ class Node:
             server.daemon_threads = True
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*self.cluster.certificate)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-            server.timeout = 0.5
+            wrap = context.wrap_socket
+            server.socket = wrap(server.socket, server_side=True, do_handshake_on_connect=False)
+            server.timeout = 0.2
             while self._is_current(boot):
                 server.handle_request()
 
@@ -475,3 +486,27 @@ class Cluster:
                 "spec": spec,
             },
         )
+
+
+def main() -> None:
+    """Keep a cluster up until a signal."""
+    parser = argparse.ArgumentParser(description="A cluster of Kubernetes whose pods are processes.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--gpus", type=int, default=0, help="how many each node says it has")
+    parser.add_argument("--queues", action="store_true", help="install JobSet and Kueue")
+    options = parser.parse_args()
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    capacity = {"nvidia.com/gpu": str(options.gpus)} if options.gpus else {}
+    with Cluster(options.folder.absolute(), options.nodes, capacity) as cluster:
+        if options.queues:
+            cluster.plane.add_jobset()
+            cluster.plane.add_kueue()
+        sys.stdout.write(f"export KUBECONFIG={cluster.plane.kubeconfig}\n")
+        sys.stdout.flush()
+        signal.sigwait(ends)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from k8s_kubelet import Node
 
 _SHIM = Path(__file__).with_name("k8s_container.py")
+_CHECKOUT = _SHIM.parents[2]
 _TICK = 0.1
 
 
@@ -110,6 +111,7 @@ class _Container:
             "layers": str(folder / "layers"),
             "error": str(self._error),
             "files": pod.make_files(),
+            "checkout": str(_CHECKOUT),
             "mounts": mounts,
             "read_only_root": security.get("readOnlyRootFilesystem", False),
             "user": user,
@@ -348,7 +350,9 @@ class Pod(Contents):
             self.sandbox.start()
             with contextlib.suppress(Gone):
                 self._live()
-            self._finish()
+            # The processes of a node that is switched off aren't asked to end.
+            if self.node.on:
+                self._finish()
         except Gone:
             pass
         except Exception:
@@ -396,10 +400,9 @@ class Pod(Contents):
                 each.restarts = 0
                 each.state = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}
             return
+        self._refuse_unknown()
         self._until_possible(None, self.make_volumes)
         for each in self.first:
-            if each.spec.get("restartPolicy"):
-                raise NotImplementedError("this kubelet knows no sidecars")
             self._until_possible(each, each.start)
             while not each.ended or each.state["terminated"]["exitCode"]:
                 if each.ended and self.spec["restartPolicy"] == "Never":
@@ -413,6 +416,15 @@ class Pod(Contents):
             self._until_possible(each, each.start)
         while not self._is_over():
             self._wait()
+
+    def _refuse_unknown(self) -> None:
+        """Raise NotImplementedError for fields that would mean something else here."""
+        parts = [self.spec, *self.spec["containers"], *self.spec.get("initContainers", [])]
+        probes = [part[each] for part in parts for each in part if each.endswith("Probe")]
+        unknown = ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "lifecycle", "grpc")
+        found = [each for each in unknown if any(part.get(each) for part in (*parts, *probes))]
+        if found or any("restartPolicy" in part for part in parts[1:]):
+            raise NotImplementedError(f"this kubelet knows no {', '.join(found) or 'sidecars'}")
 
     def _until_possible(self, container: _Container | None, act: Callable[[], None]) -> None:
         while True:
