@@ -285,12 +285,11 @@ class KubeconfigTransport:
                 tty=False,
                 _preload_content=False,
             )
-            output, errors = "", ""
-            while channel.is_open():
-                channel.update(timeout=1)
-                output += channel.read_stdout() if channel.peek_stdout() else ""
-                errors += channel.read_stderr() if channel.peek_stderr() else ""
-            code = channel.returncode
+            try:
+                channel.run_forever()
+                output, errors, code = channel.read_stdout(), channel.read_stderr(), channel.returncode
+            finally:
+                channel.sock.shutdown()  # `close` leaves the socket open if the other side has begun to close
         except client.ApiException as error:
             if error.status:
                 raise read_failure(

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,6 @@ from insitu.cli import (
 )
 from insitu.extensions.kubernetes.options import (
     ClusterOptions,
-    RenderRequest,
     UpRequest,
     check_namespace,
 )
@@ -77,10 +76,9 @@ NamespaceOption = Annotated[
 TimeoutOption = Annotated[str, typer.Option(metavar="TIME", help="Longest time to wait.")]
 
 
-def render(request: RenderRequest) -> None:
+def render(options: ClusterOptions) -> None:
     from insitu.extensions.kubernetes.rendering import format_objects
 
-    options = ClusterOptions(**{name: getattr(request, name) for name in ClusterOptions.__slots__})
     sys.stdout.write(format_objects(options))
 
 
@@ -261,8 +259,7 @@ def _print_once() -> Callable[[str], None]:
     return notify
 
 
-_taken: Any = take_options(RenderRequest, {}, render)
-app.command("render", help=_RENDER_HELP)(_taken)
+app.command("render", help=_RENDER_HELP)(take_options(ClusterOptions, {}, render))
 app.command("up", help=_UP_HELP)(take_options(UpRequest, {}, up))
 app.command("status")(status)
 app.command("scale")(scale)

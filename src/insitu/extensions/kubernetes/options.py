@@ -106,13 +106,6 @@ def _check_quantity(flag: str, text: str, *, least: Decimal | int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RenderRequest(ClusterOptions):
-    """Options of `insitu k8s render`."""
-
-    helm: str = option("", "Write a Helm chart into this folder instead.", metavar="FOLDER")
-
-
-@dataclass(frozen=True, slots=True)
 class UpRequest(ClusterOptions):
     """Options of `insitu k8s up`."""
 

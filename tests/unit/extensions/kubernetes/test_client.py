@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.server
 import json
+import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +139,50 @@ def test_the_client_of_kubernetes_comes_with_an_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
     with pytest.raises(InputError, match=r"pip install 'insitu\[kubernetes\]'"):
         KubeconfigTransport("")
+
+
+class Pod(socketserver.StreamRequestHandler):
+    """Answers a call for a command in a container, by the WebSocket protocol of Kubernetes."""
+
+    asked: ClassVar[list[str]] = []
+    #: Frames: the number of the channel and its bytes. 1, 2: output and errors; 3: how it has ended.
+    frames: ClassVar[list[tuple[int, bytes]]] = []
+
+    def handle(self) -> None:
+        lines = []
+        while line := self.rfile.readline().strip():
+            lines.append(line.decode())
+        self.asked.append(lines[0])
+        key = next(each.split(": ")[1] for each in lines if each.lower().startswith("sec-websocket-key"))
+        magic = f"{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()
+        accepted = base64.b64encode(hashlib.sha1(magic, usedforsecurity=False).digest()).decode()
+        head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        protocol = "Sec-WebSocket-Protocol: v4.channel.k8s.io"
+        self.wfile.write(f"{head}Sec-WebSocket-Accept: {accepted}\r\n{protocol}\r\n\r\n".encode())
+        for channel, data in self.frames:
+            self.wfile.write(bytes([0x82, len(data) + 1, channel]) + data)
+        self.wfile.write(bytes([0x88, 0]))
+
+
+@pytest.mark.parametrize(("status", "code"), [("Success", 0), ("Failure", 3)])
+def test_a_command_runs_in_a_container(
+    status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end: Any = {"status": status}
+    if code:
+        end |= {"reason": "NonZeroExitCode", "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}}
+    Pod.frames = [(1, b"one\n"), (2, b"wrong\n"), (1, b"two\n"), (3, json.dumps(end).encode())]
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Pod) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        write_kubeconfig(tmp_path / "config", f"http://127.0.0.1:{running.server_address[1]}", monkeypatch)
+        done = Client(KubeconfigTransport(""), "").run("head-0", "head", ["insitu", "nodes", "--json"])
+        running.shutdown()
+        thread.join()
+    assert done == (code, "one\ntwo\n", "wrong\n")
+    assert Pod.asked[-1].startswith("GET /api/v1/namespaces/team/pods/head-0/exec?")
+    assert "command=insitu&command=nodes&command=--json" in Pod.asked[-1]
+    assert "container=head" in Pod.asked[-1]
 
 
 def test_commands_in_pods_need_the_right_to(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
