@@ -205,15 +205,17 @@ def send_signal(request: JobRequest, tasks: TaskSignals, inbox: Inbox) -> None:
 class EarlyRequests:
     """Takes the requests of users while a job waits for places, before it has a controller."""
 
-    def __init__(self, job: JobPaths, inbox: RequestInbox) -> None:
-        self._job, self._inbox = job, inbox
+    def __init__(self, job: JobPaths, listener: socket.socket, wakeup: Wakeup) -> None:
+        self._job, self._listener, self._wakeup = job, listener, wakeup
+        self._inbox: RequestInbox | None = None
 
     def is_stopped(self) -> bool:
         """Return whether somebody has stopped the job: the journal has its end then. Raises ClusterError."""
-        for request in self._inbox.receive():
+        inbox = self._inbox = self._inbox or RequestInbox(self._listener, self._wakeup)
+        for request in inbox.receive():
             if request.action != "stop":
                 text = f"{self._job.root.name} waits for places of its tasks. Ask again once it trains"
-                self._inbox.reply(request.token, _encode_reply(text, refused=True))
+                inbox.reply(request.token, _encode_reply(text, refused=True))
                 continue
             journal, now, event = Journal(self._job.journal), time.time(), StopRequestedEvent(request.token)
             state, actions = advance(journal.state(), event, now)
@@ -222,9 +224,15 @@ class EarlyRequests:
                 if isinstance(action, Log):
                     MergedLog(self._job).log(action.text)
                 elif isinstance(action, Reply):
-                    self._inbox.reply(request.token, _encode_reply(action.text, refused=action.refused))
+                    inbox.reply(request.token, _encode_reply(action.text, refused=action.refused))
             return True
         return False
+
+    def end(self) -> None:
+        """Leave the requests that come to a controller."""
+        if self._inbox is not None:
+            self._wakeup.unwatch(self._listener)
+            self._inbox = None
 
 
 class ReplyBook:

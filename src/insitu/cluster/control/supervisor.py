@@ -27,7 +27,7 @@ from insitu.base.process.processes import adopt_orphans, end_all_children, is_st
 from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.control.controller import control
 from insitu.cluster.control.job_cleanup import finalize_job
-from insitu.cluster.control.request_inbox import EarlyRequests, RequestInbox
+from insitu.cluster.control.request_inbox import EarlyRequests
 from insitu.cluster.engines import (
     Channel,
     ChannelClosed,
@@ -187,9 +187,9 @@ def supervise(
     `listener` takes the requests of users. `lease` ends before hosts remove their copies of the job.
     """
     wakeup = Wakeup(signal.SIGCHLD)
-    early = EarlyRequests(job, RequestInbox(listener, wakeup))
+    early = EarlyRequests(job, listener, wakeup)
     engine = open_engine_of(job, wakeup, early.is_stopped)
-    wakeup.unwatch(listener)
+    early.end()
     supervisor, heartbeat = Supervisor(job, engine), Heartbeat(job)
     begun: deque[float] = deque(maxlen=MAX_CONTROLLERS)
     controller, looked_at = 0, time.monotonic()
