@@ -110,11 +110,17 @@ class RequestInbox:
             channel.close()
 
     def close(self) -> None:
+        self.leave()
+        self._listener.close()
+
+    def leave(self) -> None:
+        """Close all connections, and take no more: another inbox does."""
         for channel in (*self._silent, *(channel for _, channel in self._waiting)):
             channel.close()
         self._silent.clear()
         self._waiting.clear()
-        self._listener.close()
+        if self._paused_until is None:
+            self._wakeup.unwatch(self._listener)
 
     def _accept(self) -> None:
         if self._paused_until is not None:
@@ -231,7 +237,7 @@ class EarlyRequests:
     def end(self) -> None:
         """Leave the requests that come to a controller."""
         if self._inbox is not None:
-            self._wakeup.unwatch(self._listener)
+            self._inbox.leave()
             self._inbox = None
 
 
