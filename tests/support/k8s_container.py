@@ -1,7 +1,7 @@
 """The beginning of a container of `k8s_pods.py`: makes its file system, becomes its user, runs its command.
 
 Runs in the namespaces of its pod, with the path of its description. The command is the first process of new
-ones of its own; an error before it runs is written to the file that the description names. The root is that
+ones of its own, unless containers of its pod share theirs; an error before it runs is written to the file that the description names. The root is that
 of this machine under a layer of the container's own: all programs are there, and files that it writes outside
 of volumes are gone with it.
 """
@@ -59,7 +59,9 @@ def enter(description):
     for each in sorted(description["mounts"], key=lambda each: each["target"]):
         bind(_OUTSIDE + each["source"], each["target"], each["read_only"])
     # A volume at /tmp mustn't hide a checkout that is in this machine's.
-    if not os.path.exists(description["checkout"]):
+    if not os.path.exists(
+        f"{description['checkout']}/tests"
+    ):  # the place may be there from another container
         bind(_OUTSIDE + description["checkout"], description["checkout"], True)
     if _libc.umount2(_OUTSIDE.encode(), _DETACH):
         raise OSError(ctypes.get_errno(), _OUTSIDE)
@@ -88,7 +90,7 @@ def become(description):
 
 def main():
     description = json.loads(Path(sys.argv[1]).read_text())
-    if _libc.unshare(_NEW_MOUNTS | _NEW_PROCESSES):
+    if _libc.unshare(_NEW_MOUNTS | (0 if description["shares_processes"] else _NEW_PROCESSES)):
         sys.exit("the container can't have namespaces of its own")
     child = os.fork()
     if child:

@@ -46,6 +46,7 @@ class _Container:
         self.last: Object = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.pid = 0
+        self._mounts = ""
         self.next_start = 0.0
         self.unhealthy = ""
         self.probes: dict[str, _Probe] = {}
@@ -112,6 +113,7 @@ class _Container:
             "error": str(self._error),
             "files": pod.make_files(),
             "checkout": str(_CHECKOUT),
+            "shares_processes": pod.spec.get("shareProcessNamespace", False),
             "mounts": mounts,
             "read_only_root": security.get("readOnlyRootFilesystem", False),
             "user": user,
@@ -160,6 +162,7 @@ class _Container:
             self.pid = parent
             while _SHIM.name.encode() in Path(f"/proc/{parent}/cmdline").read_bytes():
                 time.sleep(0.005)
+            self._mounts = os.readlink(f"/proc/{parent}/ns/mnt")
 
     def check(self) -> None:
         """Note that it has ended, if so."""
@@ -167,6 +170,7 @@ class _Container:
             return
         code = self.process.returncode
         self.process = None
+        self._kill_others()
         message = self._message.read_text(errors="replace")[-4096:]
         reason = "Completed" if code == 0 else "Error"
         with contextlib.suppress(OSError):
@@ -188,6 +192,14 @@ class _Container:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def _kill_others(self) -> None:
+        """End what a container has left that shares its processes with others of its pod."""
+        if self.pod.spec.get("shareProcessNamespace"):
+            for each in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(each / "ns/mnt") == self._mounts:
+                        os.kill(int(each.name), signal.SIGKILL)
 
     def restart(self) -> None:
         """Start it once more, as soon as its pause has passed."""
@@ -421,7 +433,7 @@ class Pod(Contents):
         """Raise NotImplementedError for fields that would mean something else here."""
         parts = [self.spec, *self.spec["containers"], *self.spec.get("initContainers", [])]
         probes = [part[each] for part in parts for each in part if each.endswith("Probe")]
-        unknown = ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "lifecycle", "grpc")
+        unknown = ("hostNetwork", "hostPID", "hostIPC", "lifecycle", "grpc")
         found = [each for each in unknown if any(part.get(each) for part in (*parts, *probes))]
         if found or any("restartPolicy" in part for part in parts[1:]):
             raise NotImplementedError(f"this kubelet knows no {', '.join(found) or 'sidecars'}")
