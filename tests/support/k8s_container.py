@@ -1,9 +1,9 @@
 """The beginning of a container of `k8s_pods.py`: makes its file system, becomes its user, runs its command.
 
 Runs in the namespaces of its pod, with the path of its description. The command is the first process of new
-ones of its own, unless containers of its pod share theirs; an error before it runs is written to the file that the description names. The root is that
-of this machine under a layer of the container's own: all programs are there, and files that it writes outside
-of volumes are gone with it.
+ones of its own, unless containers of its pod share theirs; an error before it runs is written to the file
+that the description names. The root is that of this machine under a layer of the container's own: all
+programs are there, and files that it writes outside of volumes are gone with it.
 """
 
 import ctypes
