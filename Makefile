@@ -16,7 +16,7 @@ PARALLEL ?= --numprocesses $(PROCESSES) --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-track ready-launchers ready-etcd ready-agreement ready-smoke ready-docs docs smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-track test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-track ready-launchers ready-etcd ready-k8s ready-agreement ready-smoke ready-docs docs smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-k8s test-ui test-api test-formats test-stores test-track test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,18 +40,18 @@ LAWS := tests/unit/test_layering.py tests/unit/test_words.py tests/unit/test_doc
 
 test: PROCESSES := 3  # each waits for something a third of its time, so three suit two cores
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
-	$(BIN)/python -m pytest -m "not slow and not long and not torch and not ignite and not hosts and not ui" $(PARALLEL) \
+	$(BIN)/python -m pytest -m "not slow and not long and not torch and not ignite and not hosts and not ui and not k8s" $(PARALLEL) \
 	  $(addprefix --ignore ,$(LAWS))
 
 test-long: $(STAMP) ## Run the tests of whole jobs and compiled programs that take more than ten seconds each
-	$(BIN)/python -m pytest -m "long and not slow and not torch and not hosts" $(PARALLEL) tests
+	$(BIN)/python -m pytest -m "long and not slow and not torch and not hosts and not k8s" $(PARALLEL) tests
 
 test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the default wheel is several GB)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pytest -m "torch and not slow" $(PARALLEL)
+	$(BIN)/python -m pytest -m "torch and not slow and not k8s" $(PARALLEL)
 
 test-slow: $(STAMP) ## Run the tests that take long
-	$(BIN)/python -m pytest -m "slow and not torch" --timeout 1800
+	$(BIN)/python -m pytest -m "slow and not torch and not k8s" --timeout 1800
 
 KILLS ?= 200
 nightly: $(STAMP) ## Run every suite and mark that exists, with one table at the end (hours; KILLS=200 on each backend)
@@ -103,6 +103,14 @@ ready-launchers: ready-lab
 
 test-launchers: ready-launchers ## Run the tests of hosts that a real ssh and Slurm start (needs openssh-server, slurm-wlm, munge)
 	$(BIN)/python -m pytest -m "hosts and slow" --timeout 600 tests/fault/test_hosts_ssh.py tests/fault/test_hosts_slurm.py
+
+# Go builds the programs once, into build/k8s: about twenty minutes on two cores.
+ready-k8s: ready-lab
+	$(BIN)/python -c "import kubernetes" 2>/dev/null || $(BIN)/python -m pip install --quiet "kubernetes>=37,<38"
+	$(BIN)/python tests/support/k8s_binaries.py
+
+test-k8s: ready-k8s ## Run the tests with a real control plane of Kubernetes, its pods as processes (needs root and Go)
+	$(BIN)/python -m pytest -m k8s --timeout 600 $(wildcard tests/process/test_k8s_*.py tests/fault/test_k8s_*.py)
 
 ready-ui: $(STAMP)
 	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || apt-get install --quiet --yes chromium >/dev/null
@@ -173,7 +181,7 @@ smoke: ready-smoke ## Import, train, lose a worker, resume and open the page onc
 	PYTHONPATH=tests/support timeout 600 $(SMOKE)/bin/python tests/support/smoke.py
 
 # In environments of their own, made anew: what releases there are changes. Only uv resolves to the lowest versions.
-UNUSUAL_TESTS := -m "not slow and not long and not torch and not ignite and not hosts and not ui" $(PARALLEL) $(addprefix --ignore ,$(LAWS))
+UNUSUAL_TESTS := -m "not slow and not long and not torch and not ignite and not hosts and not ui and not k8s" $(PARALLEL) $(addprefix --ignore ,$(LAWS))
 LOWEST := build/lowest
 test-lowest: ## Run the tests with the lowest versions that pyproject.toml allows (in an environment of its own)
 	$(PYTHON) -m venv --clear $(LOWEST)

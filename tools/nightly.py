@@ -23,7 +23,7 @@ SUITES = {
     "test-long": "make test-long",
     "test-torch": "make test-torch",
     "test-slow": f'make ready-etcd && {PYTEST} -m "slow and not torch and not hosts and not ignite '
-    'and not ui"',
+    'and not ui and not k8s"',
     "torch, slow": f'{PYTEST} -m "torch and slow and not hosts"',
     "test-tls": "make test-tls",
     "test-agreement": "make test-agreement",
@@ -39,6 +39,7 @@ SUITES = {
     "test-formats": "make ready-formats && make test-formats",
     "test-stores": "make ready-stores && make test-stores",
     "test-track": "make ready-track && make test-track",
+    "test-k8s": "make ready-k8s && make test-k8s",
     "test-ignite": "make ready-ignite && make test-ignite",
     "docs": "make docs",
     "smoke": "make ready-smoke && make smoke",

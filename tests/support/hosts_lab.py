@@ -49,6 +49,8 @@ def _ip(*words: str) -> None:
 class Host:
     """One host. Its disk outlives it."""
 
+    shared_size = "1g"
+
     def __init__(self, lab: HostsLab, number: int) -> None:
         self.number = number
         self.name = f"host{number}"
@@ -56,17 +58,34 @@ class Host:
         self.address6 = f"{lab.prefix6}::{number:x}"
         self.namespace = f"insitu-lab-{os.getpid()}-{number}"
         self.link = f"il{os.getpid()}-{number}"
+        self._bridge = lab.bridge
         self.disk = lab.folder / self.name
         self.home = self.disk / "insitu"
         self._init: subprocess.Popen[bytes] | None = None
         self.pid = 0
+
+    def attach(self) -> None:
+        """Give it a network of its own and a link to the bridge."""
+        _ip("netns", "add", self.namespace)
+        peer = ("peer", "name", "eth0", "netns", self.namespace)
+        _ip("link", "add", self.link, "type", "veth", *peer)
+        _ip("link", "set", self.link, "master", self._bridge)
+        _ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        _ip("-n", self.namespace, "addr", "add", f"{self.address6}/64", "dev", "eth0", "nodad")
+        for device in ("eth0", "lo"):
+            _ip("-n", self.namespace, "link", "set", device, "up")
+
+    def detach(self) -> None:
+        """Remove its network, once it is off."""
+        subprocess.run(["ip", "netns", "del", self.namespace], capture_output=True)
+        subprocess.run(["ip", "link", "del", self.link], capture_output=True)
 
     def start(self) -> None:
         """Switch it on."""
         self.disk.mkdir(parents=True, exist_ok=True)
         _ip("link", "set", self.link, "up")
         script = (
-            f"hostname {self.name} && mount -t tmpfs -o size=1g tmpfs /dev/shm && "
+            f"hostname {self.name} && mount -t tmpfs -o size={self.shared_size} tmpfs /dev/shm && "
             f"exec {sys.executable} -S -E {INIT}"
         )
         unshare = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
@@ -164,35 +183,17 @@ class HostsLab:
         self.prefix = f"10.{64 + own % 64}.{own // 64 % 250}"
         self.prefix6 = f"fd00:{own & 0xFFFF:x}:{(own >> 16) + 1:x}"
         self.gateway, self.gateway6 = f"{self.prefix}.254", f"{self.prefix6}::fe"
-        self._bridge = f"il{own}"
+        self.bridge = f"il{own}"
         self.hosts = [Host(self, number) for number in range(1, count + 1)]
 
     def __enter__(self) -> HostsLab:
         try:
-            _ip("link", "add", self._bridge, "type", "bridge")
-            _ip("addr", "add", f"{self.gateway}/24", "dev", self._bridge)
-            _ip("addr", "add", f"{self.gateway6}/64", "dev", self._bridge, "nodad")
-            _ip("link", "set", self._bridge, "up")
+            _ip("link", "add", self.bridge, "type", "bridge")
+            _ip("addr", "add", f"{self.gateway}/24", "dev", self.bridge)
+            _ip("addr", "add", f"{self.gateway6}/64", "dev", self.bridge, "nodad")
+            _ip("link", "set", self.bridge, "up")
             for host in self.hosts:
-                _ip("netns", "add", host.namespace)
-                names = (
-                    "link",
-                    "add",
-                    host.link,
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    "eth0",
-                    "netns",
-                    host.namespace,
-                )
-                _ip(*names)
-                _ip("link", "set", host.link, "master", self._bridge)
-                _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
-                _ip("-n", host.namespace, "addr", "add", f"{host.address6}/64", "dev", "eth0", "nodad")
-                for device in ("eth0", "lo"):
-                    _ip("-n", host.namespace, "link", "set", device, "up")
+                host.attach()
                 host.start()
             self._write_launcher()
         except BaseException:
@@ -204,12 +205,8 @@ class HostsLab:
         for host in self.hosts:
             with contextlib.suppress(AssertionError, OSError):
                 host.kill()
-        for words in (
-            *(("netns", "del", host.namespace) for host in self.hosts),
-            *(("link", "del", host.link) for host in self.hosts),
-            ("link", "del", self._bridge),
-        ):
-            subprocess.run(["ip", *words], capture_output=True)
+            host.detach()
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
 
     @property
     def launcher(self) -> str:

@@ -28,7 +28,9 @@ BELOW = {
     "metadata": GROUND | {"exchange"},
     "cluster": GROUND | {"options", "grid", "exchange", "parameters", "metadata"},
     "train": GROUND | {"grid", "exchange", "parameters"},
-    "extensions": GROUND | {"grid", "exchange", "parameters", "train", "service", "ui"},
+    # Nothing imports it, so what brings commands may use all that commands do.
+    "extensions": GROUND
+    | {"options", "grid", "exchange", "parameters", "cluster", "train", "service", "ui", "cli"},
     "service": GROUND | {"options", "grid", "cluster"},
     "ui": GROUND | {"options", "grid", "cluster", "service"},
     "cli": GROUND | {"options", "grid", "exchange", "parameters", "cluster", "train", "service", "ui"},
@@ -90,7 +92,7 @@ INNER = {
         {"evaluation"},
     ],
     "extensions": [
-        {"features", "ignite", "tracking"},
+        {"features", "ignite", "kubernetes", "tracking"},
         {"exports"},
         {"estimator"},
     ],
@@ -324,9 +326,9 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
 
 
 CORE = [path for path in MODULES if room_of(path) != "extensions"]
-LINES, FILES = 126_864, 691
+LINES, FILES = 127_409, 692
 """Of Python in the core, at most: what is added replaces something, or its commit says why not."""
-ALL_LINES = 139_842
+ALL_LINES = 142_726
 """With the extensions."""
 
 

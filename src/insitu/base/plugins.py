@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 SOURCES, CONNECTORS, ENGINES, EXPORTERS = "sources", "connectors", "engines", "exporters"
-TRACKERS = "trackers"
+TRACKERS, COMMANDS = "trackers", "commands"
 EXTENSIONS = "extensions"
 
 

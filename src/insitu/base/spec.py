@@ -246,6 +246,10 @@ class JobSpec:
     evaluator_grace: float = 30.0
     #: The name of what runs the tasks.
     engine: str = "local"
+    #: The plug-in that makes the places in which hosts run the tasks; "": their agents do.
+    starter: str = ""
+    #: What was asked of that plug-in, as KEY=VALUE.
+    pod: tuple[str, ...] = ()
     #: How often a failed job is started again.
     max_restarts: int = 3
     #: All randomness follows from it; in [0, 2**31).
@@ -310,6 +314,7 @@ class JobSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
         lists = {"command": tuple(data["command"]), "nodes": tuple(data.get("nodes", ()))}
+        lists["pod"] = tuple(data.get("pod", ()))
         # Versions before kept these here.
         former = ("environment", "on_take_over")
         return cls(**{name: value for name, value in {**data, **lists}.items() if name not in former})

@@ -2,6 +2,8 @@
 
 Exit codes: 0 done; 1 it failed; 2 the request can't be used; 3 the job has ended already; 130 the
 user interrupted. `start` and `attach` exit with the code of the training.
+
+Commands of plug-ins are made with what this door gives.
 """
 
 from __future__ import annotations
@@ -11,7 +13,16 @@ import os
 import select
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from insitu.base.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from insitu.cli.command_group import VersionedGroup, take_options
+    from insitu.cli.console import JsonOption, ask_to_delete, print_json, print_notice, print_table
+    from insitu.cli.drain import parse_duration
+
+__getattr__, __dir__ = export_lazily(__name__)
 
 INTERRUPTED = 130
 _STDOUT, _STDERR = 1, 2

@@ -11,6 +11,8 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from insitu.base.errors import InputError
+from insitu.base.plugins import COMMANDS, list_plugins, load_plugin
 from insitu.cli.console import print_notice
 from insitu.cli.remote import run_where_due
 from insitu.options import Declared, Option, options_of
@@ -64,7 +66,7 @@ class VersionedGroup(TyperGroup):
 
 
 class CommandGroup(VersionedGroup):
-    """Has the head run commands that are for it.
+    """Has the head run commands that are for it, and finds those of plug-ins, which run on this machine.
 
     Leaves the suggestion to Click where that makes one: Typer would add the same a second time.
     """
@@ -74,7 +76,25 @@ class CommandGroup(VersionedGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and run_where_due(command, [*args]), rest
+        if name in self.commands:
+            return name, command and run_where_due(command, [*args]), rest
+        if ctx.params.get("cluster"):
+            raise InputError(
+                f"`insitu {name}` runs on this machine. Received: --cluster {ctx.params['cluster']}. Leave "
+                "it out"
+            )
+        return name, command, rest
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *list_plugins(COMMANDS)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in list_plugins(COMMANDS):
+            command = typer.main.get_command(load_plugin(COMMANDS, cmd_name))
+            command.name = cmd_name
+            command.rich_help_panel = "More"  # type: ignore[attr-defined]
+            return command
+        return super().get_command(ctx, cmd_name)
 
 
 class StartCommand(TyperCommand):

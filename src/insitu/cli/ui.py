@@ -57,6 +57,9 @@ def ui(
     link: Annotated[
         bool, typer.Option("--link", help="Print another link of the page that runs, and end.")
     ] = False,
+    no_link: Annotated[
+        bool, typer.Option("--no-link", help="Print no link that signs in, such as into a log; --link does.")
+    ] = False,
     role: Annotated[
         str, typer.Option(metavar="view|operate", help="With --link: what it lets do.")
     ] = "operate",
@@ -81,8 +84,8 @@ def ui(
         )
     from insitu.ui import UIOptions, serve
 
-    options = UIOptions(host, port, certificate, key, self_signed, proxy)
-    serve(Paths.default(), options, print_notice, browser and has_display())
+    options = UIOptions(host, port, certificate, key, self_signed, proxy, not no_link)
+    serve(Paths.default(), options, print_notice, browser and has_display() and not no_link)
 
 
 def has_display() -> bool:

@@ -83,18 +83,26 @@ if TYPE_CHECKING:
     from insitu.cluster.hosts_engine import find_known_stores, find_owners, find_stores
     from insitu.cluster.job_files import (
         Journal,
+        MergedLog,
         follow,
         read_options,
         read_placement,
         read_spec,
         split_prefix,
     )
-    from insitu.cluster.job_hosts import delete_store, identify_parent, stop_agents
+    from insitu.cluster.job_hosts import (
+        delete_store,
+        identify_parent,
+        keep_server,
+        start_server,
+        stop_agents,
+    )
     from insitu.cluster.leases import forget_job
     from insitu.cluster.nodes import (
         DownReport,
         HostRequest,
         RayRequest,
+        ask_to_drain,
         bring_up_head,
         bring_up_hosts,
         bring_up_ray,
@@ -107,6 +115,7 @@ if TYPE_CHECKING:
         read_hosts_file,
         replace_head,
         run_agent,
+        run_head,
         start_agent,
         stop_report,
         take_down_cluster,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Option,
         format_options,
         list_given,
+        option,
         options_at,
         options_of,
         show_value,

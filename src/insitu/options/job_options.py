@@ -57,6 +57,10 @@ class JobOptions(Declared):
         "", "local, hosts, or a plug-in.", metavar="TEXT", default_text="hosts, if up",
         label="What runs the tasks", plugins=ENGINES
     )
+    pod: tuple[str, ...] = option(
+        (), "Of --engine k8s: queue, priority, image, toleration, select.", metavar="KEY=VALUE",
+        label="Pods of the job, as in queue=research"
+    )
     name: str | None = option(None, "Beginning of the job's id.", default_text="CACHE's last part")
     detach: bool = option(
         False, "Don't stream the output.",

@@ -50,6 +50,8 @@ class UIOptions:
     self_signed: bool = False
     #: The address under which a proxy that ends TLS shows the page, such as `https://insitu.example.com`.
     proxy: str | None = None
+    #: Whether it prints a link that signs in. A log keeps it, so a page that is served for others doesn't.
+    prints_link: bool = True
 
     @property
     def encrypted(self) -> bool:
@@ -214,10 +216,9 @@ def _make_server(
     _write_record(paths.ui(user), record)
     stack.callback(_remove_record, paths.ui(user), os.getpid())
     link = f"{url}/login?token={access.make_link('operate', time.monotonic())}"
-    notify(f"The page: {link}")
-    notify(
-        "The link works once, within 15 minutes; `insitu ui --link` prints another one. Ctrl-C ends the page."
-    )
+    once = "The link works once, within 15 minutes; `insitu ui --link` prints another one."
+    notify(f"The page: {link if options.prints_link else url}")
+    notify(f"{once if options.prints_link else '`insitu ui --link` prints a link.'} Ctrl-C ends the page.")
     if open_page:
         import webbrowser
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import CliRunner
+from command_line import CliRunner, run
 
 from insitu import __version__
+from insitu.base.errors import InputError
 
 
 @pytest.mark.parametrize("command", [("start",), ("ps",), ("up",), ("fs",), ("fs", "ls")])
@@ -70,3 +71,20 @@ def test_a_start_without_its_arguments_says_by_example_what_is_missing(
     assert result.exit_code == 2
     shown = " ".join(result.output.split())
     assert f"Received: {' '.join(given) or 'none of them'}. Missing: {missing}. Example: {example}" in shown
+
+
+def test_commands_of_plugins_are_found_by_name_and_in_the_help() -> None:
+    assert "render" in CliRunner().run(["k8s", "--help"]).stdout
+    assert "k8s" in CliRunner().run(["--help"]).stdout
+
+
+def test_other_commands_look_for_no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("insitu.cli.command_group.list_plugins", lambda kind: pytest.fail("looked"))
+    assert CliRunner().run(["ps", "--help"]).exit_code == 0
+
+
+def test_a_command_of_a_plugin_is_not_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"`insitu k8s` runs on this machine\. Received: --cluster a:1"):
+        run("--cluster", "a:1", "k8s", "render")
+    monkeypatch.setenv("INSITU_CLUSTER", "a:1")
+    assert "StatefulSet" in run("k8s", "render").stdout

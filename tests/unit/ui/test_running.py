@@ -119,3 +119,13 @@ def test_a_second_page_of_a_home_is_refused_with_a_link(tmp_path: Path) -> None:
             serve(Paths(tmp_path), UIOptions(port=0), print, open_page=False)
         server.shutdown()
     assert asked == ["Bearer abc"]
+
+
+@pytest.mark.parametrize("prints_link", [True, False])
+def test_a_log_need_not_keep_a_link_that_signs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints_link: bool
+) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    said: list[str] = []
+    serve(Paths(tmp_path), UIOptions(port=0, prints_link=prints_link), said.append, open_page=False)
+    assert ("token=" in "".join(said)) == prints_link and "insitu ui --link" in said[1]

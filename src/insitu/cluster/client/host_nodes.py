@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from insitu.base.errors import ClusterError, JobSpecError, PlacementError
 from insitu.base.paths import Paths
@@ -68,6 +68,15 @@ def choose_nodes(topology: Topology, names: Collection[str], cache: CacheSpec | 
     return chosen
 
 
+def find_starter(engine: str) -> Any:
+    """Return the plug-in if it runs tasks on hosts, beside their agents (see `HostsEngine`); None: others do.
+
+    Raises InputError for a plug-in that can't be loaded: now, and not in the supervisor.
+    """
+    plugin = None if engine in ("", "local", HOSTS_ENGINE) else load_plugin(ENGINES, engine)
+    return plugin if getattr(plugin, "is_on_hosts", False) else None
+
+
 def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostNodes | None:
     """Return the nodes that a job runs on, or None if its tasks run on this machine.
 
@@ -75,22 +84,20 @@ def find_host_nodes(paths: Paths, engine: str, cache: CacheSpec | None) -> HostN
     is in stores of this machine. Raises InputError for a plug-in that can't be loaded, ClusterError if no
     agent is alive, PlacementError if the partitions of the cache are on unreachable nodes.
     """
-    if engine not in ("", HOSTS_ENGINE):
-        if engine != "local":
-            load_plugin(ENGINES, engine)  # refused now, not by the supervisor
+    if engine == "local" or (engine not in ("", HOSTS_ENGINE) and find_starter(engine) is None):
         return None
     found, notice = _read_nodes(paths) if read_head(paths) is not None else ([], "")
     members = [member for member in found if member.state != "left"]
     if not members:
-        if engine == HOSTS_ENGINE:
+        if engine:
             raise ClusterError(
-                f"--engine hosts is for the home of a head with agents. Received: {paths.home}, which has "
+                f"--engine {engine} is for the home of a head with agents. Received: {paths.home}, which has "
                 f"none. Run `insitu up --hosts`, or give the command on the head's machine"
             )
         return None
     known = {m.facts.node for m in members}
     owners = {owner for partition in cache.partitions for owner in partition.owners} if cache else set()
-    if cache is not None and engine != HOSTS_ENGINE and not owners & known:
+    if cache is not None and not engine and not owners & known:
         return None
     alive = sorted(
         m.facts.node

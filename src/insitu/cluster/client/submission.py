@@ -28,7 +28,7 @@ from insitu.base.disk.durable import sync_folder, sync_tree
 from insitu.base.errors import ClusterError, InputError, InsituError, JobSpecError, StorageFull
 from insitu.base.net.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
 from insitu.base.paths import HOME_ENV, JobPaths, Paths
-from insitu.base.plugins import CONNECTORS, EXTENSIONS, list_plugins, load_plugin
+from insitu.base.plugins import CONNECTORS, ENGINES, EXTENSIONS, list_plugins, load_plugin
 from insitu.base.process.processes import read_available_bytes, read_host
 from insitu.base.spec import NO_CACHE, CacheSpec, JobSpec, NodeId, Placement, Topology, check_simple_name
 from insitu.base.tracking import TRACK_ENV, parse_tracking
@@ -42,6 +42,7 @@ from insitu.cluster.client.host_nodes import (
     choose_host_threads,
     choose_nodes,
     find_host_nodes,
+    find_starter,
     prefer_live_owners,
 )
 from insitu.cluster.client.job_code import copy_code, open_code
@@ -148,7 +149,15 @@ def _lay_out(paths: Paths, options: JobOptions) -> _LaidOut:
     if options.refresh:
         _check_refresh(options, cache)
     cache = _choose_copies(paths, options, cache, topology, on_hosts=hosts is not None)
-    return _spec(options, cache, topology, hosts), cache, topology, hosts
+    spec = _spec(options, cache, topology, hosts)
+    if spec.starter:
+        load_plugin(ENGINES, spec.starter).check(spec)
+    elif spec.pod:
+        raise JobSpecError(
+            f"--pod describes the pods of a job that --engine k8s makes. Received: --pod {spec.pod[0]} "
+            f"without it. Leave it out, or give --engine k8s"
+        )
+    return spec, cache, topology, hosts
 
 
 def _place(
@@ -211,15 +220,18 @@ def _fit_to_hosts(
             here = NodeId("this machine")
             check_cores(_gather(placement, here), spec.cores_per_worker, {here: _count_cores()})
         return spec
-    if spec.gpus_per_worker:
-        check_gpus(placement, spec.gpus_per_worker, hosts.gpus)
-    if spec.memory_per_worker:
-        check_memory(placement, spec.memory_per_worker, hosts.memory)
-    if spec.cores_per_worker:
-        check_cores(placement, spec.cores_per_worker, hosts.cores)
+    if not spec.starter:  # which has places made for what tasks need
+        if spec.gpus_per_worker:
+            check_gpus(placement, spec.gpus_per_worker, hosts.gpus)
+        if spec.memory_per_worker:
+            check_memory(placement, spec.memory_per_worker, hosts.memory)
+        if spec.cores_per_worker:
+            check_cores(placement, spec.cores_per_worker, hosts.cores)
     check_reach(paths, {task.node for task in placement.tasks})
     if options.given_threads is not None:
         return spec
+    if spec.starter:
+        return replace(spec, threads=max(1, spec.cores_per_worker))
     return replace(spec, threads=choose_host_threads(placement, hosts.cores))
 
 
@@ -267,6 +279,7 @@ def _spec(
             "shards": workers if options.shards is None else options.shards,
             "ps": len(topology.nodes) if options.ps is None else options.ps,
             "engine": (options.engine or "local") if hosts is None else HOSTS_ENGINE,
+            "starter": options.engine if hosts is not None and find_starter(options.engine) else "",
             "threads": threads if options.given_threads is None else options.given_threads,
             "created": time.time(),
             "settings": find_inherited_settings(options.settings) | _list_settings(options),

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from insitu.base.errors import ClusterError, InputError
+from insitu.base.paths import JobPaths
 from insitu.base.spec import TaskId
-from insitu.cluster.decide import Reply
+from insitu.cluster.decide import Log, Reply, StopRequestedEvent, advance
 from insitu.cluster.engines import Channel, ChannelClosed, Message, SignalName, Wakeup
-from insitu.cluster.job_files import Journal, is_from_owner
+from insitu.cluster.job_files import Journal, MergedLog, is_from_owner
 
 MAX_REQUEST_BYTES = 4096
 MAX_CONNECTIONS = 64
@@ -109,11 +110,17 @@ class RequestInbox:
             channel.close()
 
     def close(self) -> None:
+        self.leave()
+        self._listener.close()
+
+    def leave(self) -> None:
+        """Close all connections, and take no more: another inbox does."""
         for channel in (*self._silent, *(channel for _, channel in self._waiting)):
             channel.close()
         self._silent.clear()
         self._waiting.clear()
-        self._listener.close()
+        if self._paused_until is None:
+            self._wakeup.unwatch(self._listener)
 
     def _accept(self) -> None:
         if self._paused_until is not None:
@@ -199,6 +206,39 @@ def send_signal(request: JobRequest, tasks: TaskSignals, inbox: Inbox) -> None:
     if request.task is not None:
         tasks.signal(request.task, request.signal)
     inbox.reply(request.token, _encode_reply(f"sent {request.signal} to {request.task}", refused=False))
+
+
+class EarlyRequests:
+    """Takes the requests of users while a job waits for places, before it has a controller."""
+
+    def __init__(self, job: JobPaths, listener: socket.socket, wakeup: Wakeup) -> None:
+        self._job, self._listener, self._wakeup = job, listener, wakeup
+        self._inbox: RequestInbox | None = None
+
+    def is_stopped(self) -> bool:
+        """Return whether somebody has stopped the job: the journal has its end then. Raises ClusterError."""
+        inbox = self._inbox = self._inbox or RequestInbox(self._listener, self._wakeup)
+        for request in inbox.receive():
+            if request.action != "stop":
+                text = f"{self._job.root.name} waits for places of its tasks. Ask again once it trains"
+                inbox.reply(request.token, _encode_reply(text, refused=True))
+                continue
+            journal, now, event = Journal(self._job.journal), time.time(), StopRequestedEvent(request.token)
+            state, actions = advance(journal.state(), event, now)
+            journal.record(now, event, actions, state)
+            for action in actions:
+                if isinstance(action, Log):
+                    MergedLog(self._job).log(action.text)
+                elif isinstance(action, Reply):
+                    inbox.reply(request.token, _encode_reply(action.text, refused=action.refused))
+            return True
+        return False
+
+    def end(self) -> None:
+        """Leave the requests that come to a controller."""
+        if self._inbox is not None:
+            self._inbox.leave()
+            self._inbox = None
 
 
 class ReplyBook:

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from insitu.base.errors import ClusterError
@@ -26,6 +27,7 @@ from insitu.base.process.processes import adopt_orphans, end_all_children, is_st
 from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.control.controller import control
 from insitu.cluster.control.job_cleanup import finalize_job
+from insitu.cluster.control.request_inbox import EarlyRequests
 from insitu.cluster.engines import (
     Channel,
     ChannelClosed,
@@ -39,10 +41,11 @@ from insitu.cluster.engines import (
     open_engine,
     reply_to_call,
 )
-from insitu.cluster.hosts_engine import open_hosts_engine
+from insitu.cluster.hosts_engine import StoppedEarly, open_hosts_engine
 from insitu.cluster.job_files import (
     Heartbeat,
     JobLogs,
+    Journal,
     MergedLog,
     bound_controller_log,
     listen_for_requests,
@@ -184,7 +187,9 @@ def supervise(
     `listener` takes the requests of users. `lease` ends before hosts remove their copies of the job.
     """
     wakeup = Wakeup(signal.SIGCHLD)
-    engine = open_engine_of(job, wakeup)
+    early = EarlyRequests(job, listener, wakeup)
+    engine = open_engine_of(job, wakeup, early.is_stopped)
+    early.end()
     supervisor, heartbeat = Supervisor(job, engine), Heartbeat(job)
     begun: deque[float] = deque(maxlen=MAX_CONTROLLERS)
     controller, looked_at = 0, time.monotonic()
@@ -231,11 +236,12 @@ def end_lease(lease: JobLease | None) -> None:
         lease.end()
 
 
-def open_engine_of(job: JobPaths, wakeup: Wakeup) -> Engine:
-    """Return the engine that the job's specification names. Raises ClusterError."""
+def open_engine_of(job: JobPaths, wakeup: Wakeup, is_stopped: Callable[[], bool]) -> Engine:
+    """Return the engine that the job's specification names. Raises ClusterError, and StoppedEarly once
+    `is_stopped` says so while places of its tasks are waited for."""
     name = read_spec(job).engine
     if name == HOSTS_ENGINE:
-        return open_hosts_engine(job, wakeup.fileno())
+        return open_hosts_engine(job, wakeup.fileno(), is_stopped)
     return open_engine(name, job, wakeup.fileno())
 
 
@@ -293,6 +299,9 @@ def main(arguments: list[str]) -> int:
     try:
         with open_request_socket(job) as listener:
             code, reason = supervise(job, lock, listener, lease)
+    except StoppedEarly:
+        end_lease(lease)
+        code, reason = Journal(job.journal).state().exit_code or 0, ""
     except ClusterError as error:
         end_lease(lease)
         code, reason = GAVE_UP_CODE, str(error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from insitu.cluster.hosts_engine.hosts_engine import open_hosts_engine
+    from insitu.cluster.hosts_engine.hosts_engine import StoppedEarly, open_hosts_engine
     from insitu.cluster.hosts_engine.stores import find_known_stores, find_owners, find_stores
 
 __getattr__, __dir__ = export_lazily(__name__)

@@ -15,15 +15,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from insitu.base.context import GPU_NUMBERS_ENV
 from insitu.base.errors import ClusterError, InsituError
 from insitu.base.net.ports import format_address
 from insitu.base.paths import JobPaths, Paths
+from insitu.base.plugins import ENGINES, load_plugin
 from insitu.base.progress import Progress, ProgressWriter
 from insitu.base.roster import Roster
 from insitu.base.spec import JobSpec, NodeId, TaskId, TaskSpec
@@ -49,7 +50,7 @@ from insitu.cluster.job_backup import (
     read_parts,
     scan_folder,
 )
-from insitu.cluster.job_files import MergedLog, read_placement, read_spec
+from insitu.cluster.job_files import Journal, MergedLog, read_placement, read_spec
 from insitu.cluster.leases import encode_term, read_term
 from insitu.cluster.wire import (
     Acceptor,
@@ -65,6 +66,9 @@ from insitu.exchange import PeerInfo, connect_within, parse_address, read_host_t
 logger = logging.getLogger("insitu")
 _START_SECONDS = 40.0
 """Seconds in which a host's server starts and dials."""
+_PLACE_SECONDS = 180.0
+"""Likewise in a place that a plug-in has lost and makes again."""
+_LOOK_SECONDS = 2.0
 _ASK_SECONDS = 10.0
 _CONNECT_SECONDS = 1.0
 _CLOSE_SECONDS = 60.0
@@ -73,6 +77,32 @@ _WARM_SECONDS = 8.0
 _LAUNCH_SECONDS = 30.0
 """Seconds in which partitions come that a task which is started again reads on another node."""
 Found = TypeVar("Found")
+
+
+class StoppedEarly(ClusterError):
+    """A job was stopped before there were places for its tasks."""
+
+
+class ServerStarter(Protocol):
+    """A plug-in that makes places in which the servers of a job's hosts run, such as pods that have GPUs.
+
+    It is called with the job. The agent of each node says in its home who the supervisor is; what runs in
+    the place beside it starts the server (see `job_hosts/places.py`).
+    """
+
+    #: True: its tasks run on hosts of a cluster.
+    is_on_hosts: bool
+
+    @staticmethod
+    def check(spec: JobSpec) -> None:
+        """Raise InputError if a job can't have such places."""
+
+    def make_places(self, nodes: Sequence[NodeId]) -> None:
+        """Have a place on each of these nodes, unless it is there. Raises ClusterError."""
+
+    def explain_waiting(self, nodes: Collection[NodeId], *, may_pause: bool) -> str:
+        """Return in words what the places on some nodes wait for; "": nothing. Raises ClusterError if
+        somebody has removed them, or unless they `may_pause` if they were taken away for a while."""
 
 
 class HostsEngine(TaskFiles):
@@ -102,6 +132,8 @@ class HostsEngine(TaskFiles):
         self._is_ahead_due = False
         """Whether replacements may lack what they would read. False while one is launched: it goes first."""
         self._beat_at = 0.0
+        #: When it was asked last what places wait for, and what that was; "": nothing.
+        self._looked_at, self._waits_for = 0.0, ""
         self._watch = HostWatch(read_host_timeout(VANISHED_SECONDS))
         record = read_head(self._paths)
         if record is None or not record.address:
@@ -119,11 +151,35 @@ class HostsEngine(TaskFiles):
         #: The job's reservations in Ray.
         self.reserved = Reservations(read_spec(job), record.ray, record.cluster)
         self._copying = JobCopying(job)
+        #: What makes the places of servers; None: agents start them beside themselves.
+        self._starter: ServerStarter | None = None
+        if starter := read_spec(job).starter:
+            self._starter = load_plugin(ENGINES, starter)(job)
 
     # Servers on hosts
 
-    def open_nodes(self, nodes: Iterable[NodeId]) -> dict[NodeId, str]:
-        """Have servers on these hosts, unless they run. Returns why that failed, by host."""
+    def begin(self, nodes: Iterable[NodeId], is_stopped: Callable[[], bool]) -> dict[NodeId, str]:
+        """Have servers on the hosts of a job that starts. Returns why that failed, by host.
+
+        Places that a plug-in makes are waited for as long as it takes. Raises ClusterError if they can't be
+        made, StoppedEarly once `is_stopped` says that nobody wants them any more.
+        """
+        nodes = sorted(set(nodes))
+        if self._starter is None:
+            return self.open_nodes(nodes)
+        self._starter.make_places(nodes)
+        return self.open_nodes(nodes, math.inf, is_stopped)
+
+    def open_nodes(
+        self,
+        nodes: Iterable[NodeId],
+        seconds: float | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> dict[NodeId, str]:
+        """Have servers on these hosts, unless they run. Returns why that failed, by host. They have some
+        `seconds` to dial; None: as many as it takes at most where their places are there."""
+        if seconds is None:
+            seconds = _START_SECONDS if self._starter is None else _PLACE_SECONDS
         failed: dict[NodeId, str] = {}
         waiting = set()
         for node in sorted(set(nodes)):
@@ -133,8 +189,11 @@ class HostsEngine(TaskFiles):
                     waiting.add(node)
                 except InsituError as error:
                     failed[node] = str(error)
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + seconds
         while waiting and time.monotonic() < deadline:
+            if is_stopped():
+                raise StoppedEarly("The job was stopped before there were places for its tasks")
+            self._report_waiting(waiting, may_pause=seconds == math.inf)
             self._beat()
             self._poll(BEAT_SECONDS, ())
             for info, channel in self._accept():
@@ -145,11 +204,22 @@ class HostsEngine(TaskFiles):
                         failed[node] = why
                 else:
                     channel.close()
-        silent = f"its agent started nothing within {_START_SECONDS:g} s; agent-NODE.log there may say why"
-        failed |= dict.fromkeys(waiting, silent)
+        silent = f"its agent started nothing within {seconds:g} s; agent-NODE.log there may say why"
+        failed |= dict.fromkeys(waiting, self._waits_for or silent)
         for node in failed:
             self._lost.add(node)
         return failed
+
+    def _report_waiting(self, nodes: Collection[NodeId], *, may_pause: bool) -> None:
+        """Log what places wait for. Raises ClusterError if that isn't to be waited for."""
+        if self._starter is None or time.monotonic() < self._looked_at + _LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        found = self._starter.explain_waiting(nodes, may_pause=may_pause)
+        if found != self._waits_for:
+            self._waits_for = found
+            if found:
+                self._log.log(found)
 
     def find_separated(self) -> list[str]:
         """Return "A can't reach B: why" for each pair of hosts whose tasks couldn't connect."""
@@ -183,7 +253,8 @@ class HostsEngine(TaskFiles):
         address = find_head(self._paths)
         if not address:
             raise ClusterError("The head has no record here any more. Run `insitu up --hosts` again")
-        message = {"do": "engine", "node": node, "job": self._job.root.name, "address": self._address}
+        message: dict[str, Any] = {"do": "engine", "node": node, "job": self._job.root.name}
+        message |= {"address": self._address, "in_place": self._starter is not None}
         ask_head(address, read_token(self._paths), message, _ASK_SECONDS)
 
     def _accept(self) -> list[tuple[PeerInfo, Channel]]:
@@ -387,8 +458,11 @@ class HostsEngine(TaskFiles):
             link.take_in()
 
     def close(self) -> None:
+        code = None
+        with contextlib.suppress(ClusterError):
+            code = Journal(self._job.journal).state().exit_code
         for link in self._live_links():
-            link.tell({"do": "close"})
+            link.tell({"do": "close", "code": code})
         deadline = time.monotonic() + _CLOSE_SECONDS
         # Each closes its end once nothing runs there any more, and all that was written is here.
         while (left := self._live_links()) and time.monotonic() < deadline:
@@ -486,11 +560,21 @@ def _find_readers(tasks: Iterable[tuple[NodeId, Iterable[int]]]) -> dict[NodeId,
     return readers
 
 
-def open_hosts_engine(job: JobPaths, wake: int | None) -> HostsEngine:
-    """Return the engine with servers on all hosts of the job, as far as they can be reached."""
+def open_hosts_engine(
+    job: JobPaths, wake: int | None, is_stopped: Callable[[], bool] = lambda: False
+) -> HostsEngine:
+    """Return the engine with servers on all hosts of the job, as far as they can be reached. Raises
+    ClusterError, and StoppedEarly: see `HostsEngine.begin`."""
     engine = HostsEngine(job, wake)
     placement, _ = read_placement(job)
-    failed = engine.open_nodes(task.node for task in placement.tasks)
+    try:
+        failed = engine.begin((task.node for task in placement.tasks), is_stopped)
+    except StoppedEarly:
+        engine.close()
+        raise
+    except InsituError as error:
+        engine.close()
+        raise ClusterError(error.message) from error
     for node, why in failed.items():
         MergedLog(job).log(f"no task can run on {node}: {why}")
     if separated := engine.find_separated():

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
         set_aside_store,
         stop_agents,
     )
-    from insitu.cluster.job_hosts.task_servers import TaskServers, remove_host_copy, sweep_jobs
+    from insitu.cluster.job_hosts.places import keep_server
+    from insitu.cluster.job_hosts.task_servers import (
+        TaskServers,
+        remove_host_copy,
+        start_server,
+        sweep_jobs,
+    )
     from insitu.cluster.job_hosts.tied import POLL_SECONDS, identify_parent, tie_to
 
 __getattr__, __dir__ = export_lazily(__name__)

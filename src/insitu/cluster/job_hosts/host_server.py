@@ -56,6 +56,7 @@ from insitu.cluster.job_backup import (
     read_parts,
     scan_folder,
 )
+from insitu.cluster.job_hosts.places import end_place
 from insitu.cluster.job_hosts.port_probe import PortProbe
 from insitu.cluster.leases import accept_term, parse_term
 from insitu.cluster.wire import (
@@ -288,6 +289,7 @@ class HostServer(EngineServer):
             case "close":  # the job is over
                 self._job_copy.remove()
                 self._paths.job_term(self._job.root.name).unlink(missing_ok=True)
+                end_place(self._paths, self._job.root.name, message.get("code"))
                 super()._perform(message)
             case "begin":
                 self._channel.send(self._begin(message))

@@ -16,6 +16,7 @@ from insitu.base.paths import JobPaths, Paths
 from insitu.base.spec import NodeId, is_simple_name
 from insitu.cluster.job_backup import drop_old_copies
 from insitu.cluster.job_hosts.host_server import end_server, is_whole_job
+from insitu.cluster.job_hosts.places import drop_old_orders, order_server
 from insitu.cluster.wire import Message, is_locked, is_own_folder, open_input, parse_job_order
 from insitu.grid import list_nodes_with_stores
 
@@ -37,20 +38,12 @@ class TaskServers:
 
         It says itself to the job's supervisor what comes of it. Raises ClusterError.
         """
-        job_id, address = parse_job_order(message)
+        job_id, address, in_place = parse_job_order(message)
+        if in_place:
+            order_server(self._paths, job_id, address)
+            return
         self._processes = [each for each in self._processes if each.poll() is None]
-        arguments = [str(self._paths.home), self._node, job_id, address, host]
-        try:
-            with open_input(f"{self._token}\n") as source:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "insitu.cluster.job_hosts.host_server", *arguments],
-                    stdin=source,
-                    stdout=subprocess.DEVNULL,
-                    cwd=self._paths.home,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise ClusterError(f"A process can't be started: {error}. Check memory and ulimit -u") from error
+        process = start_server(self._paths, self._node, job_id, address, host, self._token)
         self._processes.append(process)
         threading.Thread(target=process.wait, daemon=True).start()  # it must leave nothing when it ends
 
@@ -68,6 +61,24 @@ class TaskServers:
                     os.kill(process.pid, signal.SIGKILL)
                 process.wait()
         end_servers(self._paths, self._node)
+
+
+def start_server(
+    paths: Paths, node: NodeId, job_id: str, address: str, host: str, token: str
+) -> subprocess.Popen[bytes]:
+    """Start the server of a job on a host, whose tasks listen at `host`. Raises ClusterError."""
+    arguments = [str(paths.home), node, job_id, address, host]
+    try:
+        with open_input(f"{token}\n") as source:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "insitu.cluster.job_hosts.host_server", *arguments],
+                stdin=source,
+                stdout=subprocess.DEVNULL,
+                cwd=paths.home,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise ClusterError(f"A process can't be started: {error}. Check memory and ulimit -u") from error
 
 
 def list_engine_jobs(paths: Paths, node: NodeId) -> list[JobPaths]:
@@ -102,6 +113,7 @@ def remove_host_copy(paths: Paths, job: JobPaths) -> None:
 def sweep_jobs(paths: Paths, node: NodeId) -> None:
     """Remove what servers that were killed have left on this host."""
     drop_old_copies(paths)
+    drop_old_orders(paths)
     for job in list_engine_jobs(paths, node):
         if is_locked(job.engine_lock(node)):
             continue

@@ -13,6 +13,7 @@ from insitu.base.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from insitu.cluster.nodes.agent_process import run_agent
     from insitu.cluster.nodes.head_files import make_file_view
+    from insitu.cluster.nodes.head_process import run_head
     from insitu.cluster.nodes.head_replacing import describe_views, replace_head
     from insitu.cluster.nodes.hosts import (
         DownReport,
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
         start_agent,
         stop_report,
     )
-    from insitu.cluster.nodes.node_draining import cancel_draining, drain_node, find_own_node
+    from insitu.cluster.nodes.node_draining import (
+        ask_to_drain,
+        cancel_draining,
+        drain_node,
+        find_own_node,
+    )
     from insitu.cluster.nodes.ray_hosts import RayRequest, bring_up_ray, take_down_cluster
 
 __getattr__, __dir__ = export_lazily(__name__)

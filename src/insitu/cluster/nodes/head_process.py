@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from insitu.cluster.failover import begin_to_lead, end_leading
 from insitu.cluster.leases import REPLACED_EXIT_CODE
 from insitu.cluster.nodes.head import Head
 from insitu.cluster.nodes.head_files import HeadFiles, open_head_files
+from insitu.cluster.nodes.hosts import check_head_home
 from insitu.cluster.wire import (
     Acceptor,
     HeadRecord,
+    check_record_owner,
     keep_log_bounded,
     make_token,
     open_listener,
@@ -32,6 +35,7 @@ from insitu.cluster.wire import (
     start_record,
     take_process_lock,
     write_head,
+    write_token,
 )
 from insitu.exchange import PeerInfo
 from insitu.metadata import read_settings
@@ -59,20 +63,26 @@ def open_head(paths: Paths, host: str, port: int, won: str) -> Head:
     return Head(paths, Acceptor(listener, token, info), record, files, lead)
 
 
-def main(arguments: list[str]) -> int:
-    paths, (host, port, won) = Paths(Path(arguments[0])), arguments[1:4]
-    ready = int(arguments[4])
+def run_head(paths: Paths, host: str, port: int, token: str, report: Callable[[str], None]) -> int:
+    """Be the head of this home in this process until a signal ends it, as a scheduler starts it.
+
+    It listens at a numeric address of this machine, which `report` gets. Returns the exit code. Raises
+    InsituError if it can't begin.
+    """
+    check_record_owner(paths)
+    check_head_home(paths)
+    write_token(paths, token)
+    return _serve(paths, host, port, "", report)
+
+
+def _serve(paths: Paths, host: str, port: int, won: str, report: Callable[[str], None]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    try:
-        lock = take_process_lock(paths.head_lock)
-        if lock is None:
-            raise ClusterError(f"A home has one head. Received: another process holds {paths.head_lock}")
-        head = open_head(paths, host, int(port), won)
-    except (InsituError, OSError) as error:
-        report_ready(ready, {"error": str(error)})
-        return 1
+    lock = take_process_lock(paths.head_lock)
+    if lock is None:
+        raise ClusterError(f"A home has one head. Received: another process holds {paths.head_lock}")
+    head = open_head(paths, host, port, won)
     record = head.record
-    report_ready(ready, {"address": record.address})
+    report(record.address)
     logger.info("listens at %s, epoch %d", record.address, record.epoch)
     keep_log_bounded(paths.head_log)
     is_replaced = False
@@ -86,6 +96,22 @@ def main(arguments: list[str]) -> int:
             is_replaced = end_leading(paths, head.lead, down=head.went_down)
         os.close(lock)
     return REPLACED_EXIT_CODE if is_replaced or (found is not None and found.replaced_by) else 0
+
+
+def main(arguments: list[str]) -> int:
+    paths, (host, port, won) = Paths(Path(arguments[0])), arguments[1:4]
+    ready = [int(arguments[4])]
+
+    def report(address: str) -> None:
+        report_ready(ready.pop(), {"address": address})
+
+    try:
+        return _serve(paths, host, int(port), won, report)
+    except (InsituError, OSError) as error:
+        if not ready:
+            raise
+        report_ready(ready.pop(), {"error": str(error)})
+        return 1
 
 
 if __name__ == "__main__":

@@ -113,13 +113,14 @@ def encode_members(members: Membership) -> list[Message]:
     return [asdict(member) for _, member in sorted(members.members.items())]
 
 
-def parse_job_order(message: Message) -> tuple[str, str]:
-    """Return (job, address of its supervisor). Raises ClusterError."""
+def parse_job_order(message: Message) -> tuple[str, str, bool]:
+    """Return (job, address of its supervisor, whether its server runs in a place beside the agent). Raises
+    ClusterError."""
     job, address = (convert(name, message.get(name), Text, ClusterError) for name in ("job", "address"))
     with _as_cluster_error():
         check_simple_name("A job's id", job)
         parse_address(address)
-    return job, address
+    return job, address, message.get("in_place") is True
 
 
 def encode_inventory(cache: str, version: int, partitions: Mapping[int, tuple[int, str]]) -> Message:

@@ -368,8 +368,8 @@ def read_token(paths: Paths) -> str:
 
 
 def read_token_file(path: Path) -> str:
-    """Return the token in a file that the user names, maybe by a link, as a mounted secret is. Raises as
-    `read_token`."""
+    """Return the token in a file that the user names, maybe by a link, as a mounted secret is: that belongs
+    to root, who may have given it to a group. Raises as `read_token`."""
     return _read_token(path, None)
 
 
@@ -384,7 +384,9 @@ def _read_token(path: Path, home: Path | None) -> str:
             f"The cluster's token must be in {path}. Received: {error.strerror}. Copy the file of "
             f"that name from the head, with mode 0600"
         ) from error
-    if found.st_mode & 0o077 or found.st_uid not in {os.geteuid(), _owner(home) if home else 0}:
+    by_root = not home and found.st_uid == 0
+    others = 0o037 if by_root else 0o077
+    if found.st_mode & others or found.st_uid not in {os.geteuid(), _owner(home) if home else 0}:
         raise InputError(
             f"Only its owner may read the cluster's token. Received: {path} of user {found.st_uid} "
             f"with mode {stat.S_IMODE(found.st_mode):o}. Give it mode 0600, or have that user remove it"

@@ -15,11 +15,19 @@ import pytest
 from readiness import wait_readable
 
 from insitu.base.paths import JobPaths
-from insitu.base.spec import TaskId
+from insitu.base.spec import NodeId, TaskId, TaskSpec
 from insitu.cluster.control import request_inbox
-from insitu.cluster.control.request_inbox import MAX_CONNECTIONS, JobRequest, RequestInbox, send_signal
+from insitu.cluster.control.request_inbox import (
+    MAX_CONNECTIONS,
+    EarlyRequests,
+    JobRequest,
+    RequestInbox,
+    send_signal,
+)
+from insitu.cluster.decide import new_job
 from insitu.cluster.engines import SignalName
 from insitu.cluster.engines.wakeup import Wakeup
+from insitu.cluster.job_files import Journal
 from insitu.cluster.job_files.request_socket import connect_for_requests, listen_for_requests
 from tests.support.descriptors import find_new_descriptors, list_descriptors
 
@@ -238,3 +246,33 @@ def test_without_a_descriptor_for_a_client_the_controller_sleeps(
         assert not office.is_awake()
     # Accepted as soon as the pause is over.
     assert office.inbox.receive() == [JobRequest("stop", "a1")]
+
+
+def test_a_job_that_has_no_places_yet_can_be_stopped_and_nothing_else(tmp_path: Path) -> None:
+    job = JobPaths(tmp_path)
+    journal = Journal(job.journal)
+    journal.create(new_job([TaskSpec(TaskId("worker", 0), NodeId("store-0"))], 1))
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.closing(Wakeup(signal.SIGTERM)) as wakeup, listen_for_requests(job) as listener:
+        early = EarlyRequests(job, listener, wakeup)
+        assert not early.is_stopped()
+        with connect_for_requests(job, PATIENCE) as client:
+            client.sendall(json.dumps({"id": "b2", "do": "scale", "workers": 3}).encode() + b"\n")
+            wait_readable([wakeup], PATIENCE)
+            assert not early.is_stopped()
+            assert json.loads(read_all(client))["error"] == "refused"
+        with connect_for_requests(job, PATIENCE) as client:
+            client.sendall(json.dumps(STOP).encode() + b"\n")
+            wait_readable([wakeup], PATIENCE)
+            assert early.is_stopped()
+            assert json.loads(read_all(client)) == {"ok": True, "text": "stopping every task"}
+        assert journal.state().phase == "stopped" and "stop was asked for" in job.output.read_text()
+        # What comes then is for a controller.
+        early.end()
+        with connect_for_requests(job, PATIENCE) as client:
+            client.sendall(json.dumps(STOP).encode() + b"\n")
+            inbox = RequestInbox(listener, wakeup)
+            wait_readable([wakeup], PATIENCE)
+            assert inbox.receive() == [JobRequest("stop", "a1")]
+            inbox.close()
+    signal.signal(signal.SIGTERM, before)

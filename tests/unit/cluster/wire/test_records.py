@@ -153,6 +153,24 @@ def test_the_token_of_another_user_is_refused(home: Path, monkeypatch: pytest.Mo
         records.read_token(paths)
 
 
+@pytest.mark.parametrize(("mode", "is_taken"), [(0o400, True), (0o440, True), (0o460, False), (0o444, False)])
+def test_root_may_give_a_token_to_a_group_as_a_mounted_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_taken: bool
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("t" * 64)
+    file.chmod(mode)
+    if os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: 10001)
+        found = os.stat_result((*file.stat()[:4], 0, *file.stat()[5:]))
+        monkeypatch.setattr(os, "fstat", lambda opened: found)
+    if is_taken:
+        assert records.read_token_file(file) == "t" * 64
+    else:
+        with pytest.raises(InputError, match=rf"with mode {mode:o}"):
+            records.read_token_file(file)
+
+
 @pytest.mark.parametrize("token", ["", "short", "x" * 15, "\n" * 20, "ü" * 20])
 def test_a_token_that_could_be_guessed_is_refused(home: Path, token: str) -> None:
     with pytest.raises(InputError, match="16 characters at least"):

@@ -1,0 +1,128 @@
+"""Has jobs follow their JobSets: one that somebody deletes is stopped, one that its queue suspends pauses.
+
+The head's process asks again and again; nothing is kept but a mark in the folder of a paused job.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from insitu.base.errors import InsituError
+from insitu.base.paths import JobPaths, Paths
+from insitu.extensions.kubernetes.client import Client
+from insitu.extensions.kubernetes.job_pods import JOB_LABEL, is_suspended, name_of_jobset
+
+logger = logging.getLogger("insitu")
+_LOOK_SECONDS = 2.0
+_PAUSED = "paused-by-queue"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedJob:
+    """A job with pods, as the head's home has it."""
+
+    #: Whether its supervisor lives.
+    is_running: bool
+    #: Whether tasks were launched.
+    has_begun: bool
+    #: Whether it has ended, in any way.
+    has_ended: bool
+    #: Whether it was stopped since its queue took its pods away.
+    is_paused: bool
+
+
+Step = Literal["", "stop", "pause", "resume", "forget"]
+
+
+def decide_step(job: WatchedJob, jobset: Mapping[str, Any] | None) -> Step:
+    """Return what follows for a job from its JobSet; None: there is none. Pure."""
+    if jobset is None:
+        if job.is_paused:
+            return "forget"
+        return "stop" if job.is_running and job.has_begun else ""
+    if is_suspended(jobset):
+        return "pause" if job.is_running and job.has_begun and not job.is_paused else ""
+    return "resume" if job.is_paused and job.has_ended and not job.is_running else ""
+
+
+class JobWatch:
+    """Asks for the JobSets of this home's jobs, in a thread of the head."""
+
+    def __init__(self, paths: Paths, client: Client) -> None:
+        self._paths, self._client = paths, client
+        #: Why it couldn't ask, as it was logged last.
+        self._said = ""
+
+    def run(self, ending: threading.Event) -> None:
+        """Look until the head ends. The API server may be away: jobs continue."""
+        while not ending.wait(_LOOK_SECONDS):
+            try:
+                self.look()
+                self._said = ""
+            except (InsituError, OSError) as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    logger.warning("JobSets can't be looked at: %s", error)
+
+    def look(self) -> None:
+        """Look once, and do what follows. Raises InsituError, OSError."""
+        jobs = {name_of_jobset(job.root.name): job for job in self._list_jobs()}
+        if not jobs:
+            return
+        found = {str(each["metadata"]["name"]): each for each in self._client.list("JobSet", JOB_LABEL)}
+        for name, job in jobs.items():
+            step = decide_step(self._read(job), found.get(name))
+            if step:
+                self._do(step, job, name)
+
+    def _list_jobs(self) -> list[JobPaths]:
+        from insitu.cluster import list_job_ids, read_spec
+
+        found = []
+        for each in list_job_ids(self._paths):
+            job = self._paths.job(each)
+            try:
+                watched = self._read(job)
+                if (watched.is_running or watched.is_paused) and read_spec(job).starter == "k8s":
+                    found.append(job)
+            except InsituError as error:
+                logger.warning("%s can't be read: %s", each, error)
+        return found
+
+    def _read(self, job: JobPaths) -> WatchedJob:
+        from insitu.cluster import ENDED, Journal, is_running
+
+        state = Journal(job.journal).state()
+        return WatchedJob(
+            is_running(job),
+            any(task.incarnation > 0 for task in state.tasks),
+            state.phase in ENDED,
+            (job.root / _PAUSED).exists(),
+        )
+
+    def _do(self, step: Step, job: JobPaths, name: str) -> None:
+        from insitu.cluster import MergedLog
+
+        paused = job.root / _PAUSED
+        if step == "forget":
+            paused.unlink(missing_ok=True)
+            return
+        if step == "pause":
+            paused.touch()
+            MergedLog(job).log(f"the queue has suspended JobSet {name}: the job pauses")
+        elif step == "stop":
+            MergedLog(job).log(f"JobSet {name} was deleted: the job is stopped")
+        elif step == "resume":
+            MergedLog(job).log(f"the queue has admitted JobSet {name} again")
+            paused.unlink(missing_ok=True)
+        arguments = ["resume", "--detach"] if step == "resume" else ["stop"]
+        command = [sys.executable, "-P", "-m", "insitu", *arguments, job.root.name]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            logger.warning("%s: %s", job.root.name, " ".join(done.stderr.split()))

@@ -1,0 +1,236 @@
+"""Jobs whose tasks run in pods of their own, admitted by a queue, against a real control plane."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import hosts_lab
+import k8s_binaries
+import pytest
+
+pytest.importorskip("kubernetes", reason="the library `kubernetes` must be installed: make ready-k8s")
+
+from k8s_insitu import (
+    IMAGE,
+    SMALL,
+    act_as_administrator,
+    head,
+    insitu,
+    list_jobs,
+    read_weights,
+    run_in,
+    write_input,
+)
+from k8s_kubelet import Cluster
+from k8s_plane import Object, wait_for
+
+_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "jobset")
+_OBSTACLE = hosts_lab.find_obstacle() or k8s_binaries.find_obstacle(*_PROGRAMS)
+pytestmark = [
+    pytest.mark.k8s,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(_OBSTACLE), reason=_OBSTACLE),
+]
+SPACE = "jobs"
+START = ("insitu", "start", "--workers", "2", "--seed", "1", "--threads", "1", "--standby", "0")
+CODE = ("d", "/tmp/job", "train.py")
+IN_PODS = ("--engine", "k8s", "--memory-per-worker", "256")
+JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{SPACE}/jobsets"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("k8s"), 3, {"nvidia.com/gpu": "1"}, images=[IMAGE]) as made:
+        made.plane.add_jobset()
+        with pytest.MonkeyPatch.context() as patch:
+            act_as_administrator(made, patch)
+            code, _, said = insitu("up", "--nodes", "2", "--create-namespace", "--namespace", SPACE, *SMALL)
+            assert code == 0, said
+            write_input(made, SPACE)
+            head(made, SPACE, "insitu", "import", "d", "/tmp/d.jsonl", "--backups", "1")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def weights(cluster: Cluster) -> str:
+    """The weights of the same job in the pods of the stores."""
+    head(cluster, SPACE, *START, "--name", "calm", *CODE)
+    (found,) = read_weights(cluster, SPACE, "calm")
+    return found
+
+
+def start(cluster: Cluster, name: str, *options: str) -> str:
+    """Start a job in pods. Returns its id."""
+    return head(cluster, SPACE, *START, "--name", name, "--detach", *IN_PODS, *options, *CODE).strip()
+
+
+def find_jobset(cluster: Cluster, job: str) -> Object:
+    (found,) = (
+        each
+        for each in cluster.plane.get(JOBSETS)["items"]
+        if each["metadata"]["labels"]["insitu.dev/job"] == job
+    )
+    return found
+
+
+def pods_of(cluster: Cluster, job: str) -> dict[str, Object]:
+    """The pods of a job by the node of their store."""
+    query = f"/api/v1/namespaces/{SPACE}/pods?labelSelector=insitu.dev/job={job}"
+    found = {}
+    for each in cluster.plane.get(query)["items"]:
+        (claim,) = (
+            v["persistentVolumeClaim"]["claimName"]
+            for v in each["spec"]["volumes"]
+            if "persistentVolumeClaim" in v
+        )
+        found[claim.removeprefix("data-")] = each
+    return found
+
+
+def wait_until_trains(cluster: Cluster, name: str) -> None:
+    wait_for(
+        lambda: (list_jobs(cluster, SPACE)[name]["progress"] or {}).get("epoch", 0) >= 2,
+        120,
+        lambda: head(cluster, SPACE, "insitu", "logs", name),
+    )
+
+
+def wait_for_state(cluster: Cluster, name: str, state: str) -> None:
+    wait_for(
+        lambda: list_jobs(cluster, SPACE)[name]["state"] == state,
+        240,
+        lambda: head(cluster, SPACE, "insitu", "logs", name),
+    )
+
+
+def has_condition(found: Object, kind: str) -> bool:
+    return any(
+        c["type"] == kind and c["status"] == "True" for c in found.get("status", {}).get("conditions", ())
+    )
+
+
+def test_tasks_run_in_pods_beside_their_stores_with_the_same_bits(cluster: Cluster, weights: str) -> None:
+    job = start(cluster, "pods", "--gpus-per-worker", "0")
+    wait_until_trains(cluster, "pods")
+    pods = pods_of(cluster, job)
+    assert pods.keys() == {"store-0", "store-1"}
+    for store, pod in pods.items():
+        stores = cluster.get_pod(SPACE, store)
+        assert pod["spec"]["nodeName"] == stores["spec"]["nodeName"] and pod["status"]["phase"] == "Running"
+        assert pod["status"]["podIP"] != stores["status"]["podIP"]
+    wait_for_state(cluster, "pods", "finished")
+    assert read_weights(cluster, SPACE, "pods") == {weights}
+    wait_for(lambda: has_condition(find_jobset(cluster, job), "Completed"))
+    for pod in pods_of(cluster, job).values():
+        (ended,) = pod["status"]["containerStatuses"]
+        assert ended["state"]["terminated"]["exitCode"] == 0
+
+
+def test_a_pod_that_is_evicted_is_made_again_and_the_job_continues(cluster: Cluster, weights: str) -> None:
+    job = start(cluster, "evicted")
+    wait_until_trains(cluster, "evicted")
+    pod = pods_of(cluster, job)["store-1"]["metadata"]
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod["name"], "namespace": SPACE},
+    }
+    cluster.plane.api.ask("POST", f"/api/v1/namespaces/{SPACE}/pods/{pod['name']}/eviction", eviction)
+    wait_for_state(cluster, "evicted", "finished")
+    assert read_weights(cluster, SPACE, "evicted") == {weights}
+    assert pods_of(cluster, job)["store-1"]["metadata"]["uid"] != pod["uid"]
+
+
+def test_a_jobset_that_is_deleted_stops_its_job(cluster: Cluster) -> None:
+    job = start(cluster, "deleted")
+    wait_until_trains(cluster, "deleted")
+    name = find_jobset(cluster, job)["metadata"]["name"]
+    cluster.plane.api.ask("DELETE", f"{JOBSETS}/{name}")
+    wait_for_state(cluster, "deleted", "stopped")
+    assert f"JobSet {name} was deleted: the job is stopped" in head(cluster, SPACE, "insitu", "logs", job)
+    wait_for(lambda: not pods_of(cluster, job))
+
+
+def test_the_pods_of_a_job_wait_for_the_next_pod_of_the_head(cluster: Cluster, weights: str) -> None:
+    job = start(cluster, "headless")
+    wait_until_trains(cluster, "headless")
+    before = {store: pod["metadata"]["uid"] for store, pod in pods_of(cluster, job).items()}
+    old = cluster.get_pod(SPACE, "head-0")["metadata"]["uid"]
+    cluster.plane.api.ask("DELETE", f"/api/v1/namespaces/{SPACE}/pods/head-0")
+    wait_for(lambda: cluster.get_pod(SPACE, "head-0").get("metadata", {}).get("uid", old) != old)
+    cluster.wait_phase(SPACE, "head-0", "Ready")
+    write_input(cluster, SPACE)
+    wait_for_state(cluster, "headless", "finished")
+    assert read_weights(cluster, SPACE, "headless") == {weights}
+    assert {store: pod["metadata"]["uid"] for store, pod in pods_of(cluster, job).items()} == before
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("--pod", "queue=none"), "is a LocalQueue of Kueue in the namespace jobs. Received: none"),
+        (("--pod", "nodes=3"), "Received: 'nodes=3'"),
+    ],
+)
+def test_what_can_not_be_is_refused_at_start(cluster: Cluster, options: tuple[str, ...], said: str) -> None:
+    done = run_in(cluster, SPACE, "head-0", *START, *IN_PODS, *options, *CODE)
+    assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr
+
+
+def test_pods_without_engine_are_refused(cluster: Cluster) -> None:
+    done = run_in(cluster, SPACE, "head-0", *START, "--pod", "image=x", *CODE)
+    assert done.returncode == 2 and "Leave it out, or give --engine k8s" in " ".join(done.stderr.split())
+
+
+def test_gpus_that_no_node_has_are_what_is_waited_for(cluster: Cluster) -> None:
+    job = start(cluster, "many", "--gpus-per-worker", "2")
+    logs = ("insitu", "logs", job)
+    wait_for(
+        lambda: "Insufficient nvidia.com/gpu" in head(cluster, SPACE, *logs),
+        60,
+        lambda: head(cluster, SPACE, *logs),
+    )
+    head(cluster, SPACE, "insitu", "stop", job)
+    wait_for_state(cluster, "many", "stopped")
+
+
+@pytest.mark.skipif(bool(k8s_binaries.find_obstacle("kueue")), reason="Kueue isn't built: make ready-k8s")
+def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str) -> None:
+    cluster.plane.add_kueue()
+    version = "kueue.x-k8s.io/v1beta2"
+    flavor = {"apiVersion": version, "kind": "ResourceFlavor", "metadata": {"name": "any"}}
+    covered = ["cpu", "memory"]
+    quota = [{"name": "cpu", "nominalQuota": 4}, {"name": "memory", "nominalQuota": "64Gi"}]
+    group = {"coveredResources": covered, "flavors": [{"name": "any", "resources": quota}]}
+    queue: dict[str, Any] = {
+        "apiVersion": version,
+        "kind": "ClusterQueue",
+        "metadata": {"name": "all"},
+        "spec": {"namespaceSelector": {}, "resourceGroups": [group], "stopPolicy": "Hold"},
+    }
+    local = {
+        "apiVersion": version,
+        "kind": "LocalQueue",
+        "metadata": {"name": "research", "namespace": SPACE},
+        "spec": {"clusterQueue": "all"},
+    }
+    cluster.plane.apply(flavor, queue, local)
+
+    def set_policy(policy: str) -> None:
+        queue["spec"]["stopPolicy"] = policy
+        cluster.plane.apply(queue)
+
+    job = start(cluster, "queued", "--pod", "queue=research")
+    wait_for(lambda: "wait for queue research to admit them" in head(cluster, SPACE, "insitu", "logs", job))
+    assert not pods_of(cluster, job)
+    set_policy("None")
+    wait_until_trains(cluster, "queued")
+    set_policy("HoldAndDrain")
+    wait_for_state(cluster, "queued", "stopped")
+    assert "the job pauses" in head(cluster, SPACE, "insitu", "logs", job) and not pods_of(cluster, job)
+    set_policy("None")
+    wait_for_state(cluster, "queued", "finished")
+    assert read_weights(cluster, SPACE, "queued") == {weights}
+    assert json.loads(head(cluster, SPACE, "insitu", "describe", job, "--ledger", "--json"))["attempt"] >= 2

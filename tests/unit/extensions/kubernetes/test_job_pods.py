@@ -1,0 +1,155 @@
+"""The pods of a job, as objects of Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from insitu.base.errors import JobSpecError
+from insitu.base.spec import JobSpec, NodeId, TaskId, TaskSpec
+from insitu.extensions.kubernetes.job_pods import (
+    is_over,
+    is_suspended,
+    make_jobset,
+    name_of_jobset,
+    parse_request,
+    store_of,
+)
+
+
+def make_spec(**options: Any) -> JobSpec:
+    fixed: dict[str, Any] = {"job_id": "Digits_train.v2-3fa9c1", "name": "Digits_train.v2", "cache": "digits"}
+    return JobSpec(**fixed, command=("train.py",), workers=3, shards=3, **options)
+
+
+def make_placement(*nodes: str) -> Any:
+    tasks = tuple(TaskSpec(TaskId("worker", i), NodeId(node), (i,)) for i, node in enumerate(nodes))
+
+    class Placed:
+        pass
+
+    placed = Placed()
+    placed.tasks = tasks  # type: ignore[attr-defined]
+    return placed
+
+
+def make(spec: JobSpec, *nodes: str) -> Any:
+    found = [NodeId(each) for each in sorted(set(nodes))]
+    return make_jobset(spec, make_placement(*nodes), found, "team", "registry/insitu:1")
+
+
+def pods_of(jobset: Any) -> dict[str, Any]:
+    return {
+        each["name"]: each["template"]["spec"]["template"]["spec"]
+        for each in jobset["spec"]["replicatedJobs"]
+    }
+
+
+def test_each_store_with_tasks_has_a_pod_that_mounts_its_disk() -> None:
+    made = make(
+        make_spec(gpus_per_worker=2, memory_per_worker=512, cores_per_worker=3),
+        "store-0",
+        "store-2",
+        "store-0",
+    )
+    pods = pods_of(made)
+    assert pods.keys() == {"store-0", "store-2"}
+    for name, tasks in (("store-0", 2), ("store-2", 1)):
+        claims = [
+            v["persistentVolumeClaim"]["claimName"]
+            for v in pods[name]["volumes"]
+            if "persistentVolumeClaim" in v
+        ]
+        assert claims == [f"data-{name}"]
+        (container,) = pods[name]["containers"]
+        assert container["command"][-2:] == ["--node", name] and container["image"] == "registry/insitu:1"
+        limits = {"memory": f"{512 * tasks}Mi", "nvidia.com/gpu": str(2 * tasks)}
+        assert container["resources"] == {"limits": limits, "requests": {"cpu": str(3 * tasks), **limits}}
+        # Nothing there may ask the API server, or restart by itself.
+        assert pods[name]["automountServiceAccountToken"] is False and pods[name]["restartPolicy"] == "Never"
+        assert "nodeName" not in pods[name] and "affinity" not in pods[name]
+    assert made["spec"]["suspend"] is False and made["metadata"]["name"] == "job-digits-train-v2-3fa9c1"
+
+
+def test_what_is_asked_of_pods_is_in_them() -> None:
+    asked = (
+        "queue=research",
+        "priority=high",
+        "image=other:2",
+        "select=disk=ssd",
+        "toleration=gpu=yes:NoSchedule",
+    )
+    made = make(make_spec(pod=(*asked, "toleration=spot")), "store-1")
+    assert (
+        made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+        and made["spec"]["suspend"] is True
+    )
+    (pod,) = pods_of(made).values()
+    assert pod["priorityClassName"] == "high" and pod["nodeSelector"] == {"disk": "ssd"}
+    assert pod["containers"][0]["image"] == "other:2"
+    assert pod["tolerations"] == [
+        {"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"},
+        {"key": "spot", "operator": "Exists"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("queue", "queue=..., priority=..., image=..."),
+        ("nodes=3", "Received: 'nodes=3'"),
+        ("queue=Research", "small letters"),
+        ("toleration=a:Never", "effects are NoSchedule"),
+        ("select=disk", "select=LABEL=VALUE"),
+    ],
+)
+def test_what_pods_can_not_have_is_refused(given: str, message: str) -> None:
+    with pytest.raises(JobSpecError, match=message):
+        parse_request((given,))
+
+
+def test_an_option_of_pods_is_given_once() -> None:
+    with pytest.raises(JobSpecError, match="'a' and 'b'"):
+        parse_request(("queue=a", "queue=b"))
+
+
+def test_names_are_short_and_end_as_the_ids_of_jobs() -> None:
+    name = name_of_jobset(f"{'long_NAME' * 9}-0a1b2c")
+    assert len(name) <= 44 and name.endswith("-0a1b2c") and name == name.lower() and "--" not in name
+
+
+def test_nodes_that_are_no_stores_have_no_pods() -> None:
+    assert store_of(NodeId("store-12")) == "store-12"
+    with pytest.raises(JobSpecError, match="the node host1, which is none"):
+        store_of(NodeId("host1"))
+
+
+@pytest.mark.parametrize("version", ["1.33", "1.35", "1.37"])
+def test_the_templates_are_jobs_that_kubernetes_takes(version: str) -> None:
+    import kubernetes_validate
+
+    made = make(make_spec(gpus_per_worker=1, pod=("priority=high", "toleration=gpu:NoSchedule")), "store-0")
+    (replicated,) = made["spec"]["replicatedJobs"]
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "x"},
+        "spec": replicated["template"]["spec"],
+    }
+    kubernetes_validate.validate(job, version, strict=True)
+
+
+def test_a_jobset_is_over_or_suspended() -> None:
+    made = make(make_spec(pod=("queue=a",)), "store-0")
+    assert is_suspended(made) and not is_over(made)
+    made["spec"]["suspend"] = False
+    for kind, status in (
+        ("Completed", "True"),
+        ("Failed", "True"),
+        ("Suspended", "True"),
+        ("Completed", "False"),
+    ):
+        made["status"] = {"conditions": [{"type": kind, "status": status}]}
+        assert is_over(made) is (kind != "Suspended" and status == "True")
+    assert not is_suspended(made)
