@@ -23,7 +23,7 @@ from insitu.extensions.kubernetes.job_pods import (
 from insitu.extensions.kubernetes.objects import QUEUE_LABEL
 from insitu.extensions.kubernetes.waits import Snapshot, explain_pod
 
-_GONE_SECONDS = 60.0
+_REMOVED_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
 
 
@@ -75,12 +75,12 @@ class PodStarter:
 
     def _remove(self) -> None:
         self._client.delete("JobSet", self._name)
-        deadline = time.monotonic() + _GONE_SECONDS
+        deadline = time.monotonic() + _REMOVED_SECONDS
         while self._client.find("JobSet", self._name) is not None:
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"The pods of the job's last attempt must go first. Received: JobSet {self._name}, which "
-                    f"is there after {_GONE_SECONDS:g} s. Look at it by kubectl, and resume the job again"
+                    f"is there after {_REMOVED_SECONDS:g} s. Look at it by kubectl, and resume the job again"
                 )
             time.sleep(_LOOK_SECONDS)
 
