@@ -296,6 +296,35 @@ def test_a_job_reads_in_place_and_its_shards_follow_from_the_servers(
     assert shards[0] == shards[1]
 
 
+def test_a_start_writes_the_partitions_alone_that_have_changed(
+    servers: IgniteServers, paths: Paths, tmp_path: Path
+):
+    """All rows are read, and the files are those of a home that has read them for the first time."""
+    folder, fresh = tmp_path / "job", Paths(tmp_path / "fresh")
+    folder.mkdir()
+    (folder / "read.py").write_text(JOB)
+    for home in (paths, fresh):
+        bring_up(home, 3)
+    load(servers, "numbers:grid16_again:0:2000")
+    address, found, kept = servers.address("grid16_again"), [], []
+    for rows in (2000, 2000, 2001):
+        if rows == 2001:
+            load(servers, "numbers:grid16_again:2000:2001")
+        insitu("start", "--workers", "3", address, str(folder), "read.py", address)
+        cache = Catalog(paths).caches()[0]
+        places = [(p.owners[0], cache.name, cache.version, p.index) for p in cache.partitions]
+        found.append([paths.partition(*place).stat().st_ino for place in places])
+        assert cache.rows == rows and dict(cache.origin or {})["remote_bytes"] == 0
+        kept.append(dict(cache.origin or {})["local_bytes"])
+    assert kept[0] == kept[1] < kept[2]  # the servers have sent all rows each time
+    assert found[0] == found[1] and len(set(found[1]) & set(found[2])) == 15
+    expected = read_snapshot(fresh, address, ColumnOptions())
+    assert cache.partitions == expected.partitions and same_rows(cache, expected)
+    for place in places:
+        there = fresh.partition(*place[:2], expected.version, place[3])
+        assert paths.partition(*place).read_bytes() == there.read_bytes()
+
+
 PREDICT = """
 print("PREDICTED", insitu.predict_into(model, rows, {target!r}))
 """

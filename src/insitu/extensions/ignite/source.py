@@ -280,12 +280,14 @@ class IgniteSource:
                 account.local_bytes += part.bytes - part.remote_bytes
                 sent += part.bytes
                 pieces = max(1, part.bytes // block_bytes)
+                digests = {partition: digest for partition, _, digest in part.digests}
                 for rows in np.array_split(np.arange(part.rows), pieces):
                     if len(rows):
                         done += len(rows)
                         cut = slice(int(rows[0]), int(rows[-1]) + 1)
                         columns, at = _cut(part.columns, cut), part.partitions[cut]
-                        yield Block(columns, len(rows), min(sent, self.expected_bytes), done, at)
+                        read = min(sent, self.expected_bytes)
+                        yield Block(columns, len(rows), read, done, at, digests=digests)
 
     def _groups(self, partitions: Sequence[int], block_bytes: int) -> Iterator[Sequence[int]]:
         """Yield partitions that follow each other, of about `block_bytes` together."""
