@@ -392,6 +392,7 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
     numbers = range(first, first + partitions)
     holders = {p: primaries[p : p + 1] or owners_of_partition(p, owners.topology, backups) for p in numbers}
     destinations = tuple(Destination(name, p, holders[p]) for name in names for p in numbers)
+    own_rows = choose_block_rows(found.columns, sizes, len(destinations), is_repeated=bool(primaries))
     rows = RowPlan(
         token="",
         names=names,
@@ -401,9 +402,7 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
         labels=found.labels,
         label_from=found.label_from,
         key=options.key,
-        block_rows=like.block_rows
-        if like
-        else choose_block_rows(found.columns, sizes, len(destinations), is_repeated=bool(primaries)),
+        block_rows=like.block_rows if like else own_rows,
         codec=base.codec if base else options.compress,
         drop_pages=not fits_into_memory(sizes),
         primaries=primaries,
