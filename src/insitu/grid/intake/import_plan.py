@@ -131,8 +131,14 @@ def refuse_conflicts(options: ImportOptions, columns: ColumnOptions, request: Re
         options,
         *("append", "resume", "format", "column", "label_from_filename", "label_from_folder", "read_on"),
         *("reader", "images", "skip_damaged"),
-        *("columns", "rename", "dtype", "drop_nulls", "where", "limit", "sample", "row_id", *CSV_OPTIONS),
+        *("columns", "rename", "drop_nulls", "where", "limit", "sample", "row_id", *CSV_OPTIONS),
     )
+    typed = [f"{name}={dtype}" for name, dtype in columns.dtypes.items() if dtype != "json"]
+    if typed:
+        raise InputError(
+            f"A table of another system keeps its types; --dtype COLUMN=json makes text of any value. "
+            f"Received: --dtype {typed[0]} for {sources}. Leave it out"
+        )
     if named:
         raise InputError(
             f"A table of another system is imported as a whole, in its own order. Received: "

@@ -26,13 +26,14 @@ from insitu.base.errors import InputError, SourceError
 from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec
 from insitu.extensions.ignite import cluster as cluster_module
+from insitu.extensions.ignite import debounce
 from insitu.extensions.ignite.connector import CONNECTOR
 from insitu.extensions.ignite.protocol import NEXT_PAGE, SCAN
 from insitu.extensions.ignite.source import IgniteSource
-from insitu.extensions.ignite.wire import pack_string
+from insitu.extensions.ignite.wire import pack_int, pack_string
 from insitu.grid import Catalog, bring_up, dataset, import_cache
 from insitu.grid.caches import snapshots
-from insitu.grid.caches.snapshots import read_snapshot
+from insitu.grid.caches.snapshots import read_snapshot, read_snapshot_again
 from insitu.grid.catalog.orphaned_imports import list_staged_imports
 from insitu.grid.intake import import_plan
 from insitu.grid.partitions import PartitionWriter, verify_file
@@ -46,6 +47,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSITU_IGNITE_TIMEOUT", "2")
     monkeypatch.setattr(cluster_module, "_PAUSES", (0.01,))
     monkeypatch.setattr(snapshots, "_read", {})
+    monkeypatch.setattr(debounce, "STABLE_SECONDS", 0.01)
 
 
 def test_each_node_holds_the_partitions_of_its_server(paths: Paths) -> None:
@@ -243,6 +245,42 @@ def test_a_start_writes_the_partitions_alone_that_have_changed(
     assert origins[0]["digest"] == origins[1]["digest"] != dict(first.origin or {})["digest"]
     assert list_staged_imports(paths) == []
     assert verify_all(paths, changed) == 4
+
+
+def lists(words: int) -> FakeCache:
+    """Rows with a list of numbers and one of as many words."""
+    kind = binary_type("example.Lists", [("numbers", 24), ("words", 24)])
+
+    def collection(*values: bytes) -> bytes:
+        return bytes([24]) + pack_int(len(values)) + b"\1" + b"".join(values)
+
+    def row(key: int) -> tuple[bytes, bytes]:
+        numbers = collection(number(6, "d", key / 2), number(6, "d", key))
+        named = collection(*[pack_string(f"w{key}")] * words)
+        return number(4, "q", key), binary_object(kind, [("numbers", numbers), ("words", named)])
+
+    return FakeCache([[row(key) for key in range(p, 40, 4)] for p in range(4)], [kind])
+
+
+def test_lists_are_read_again_with_the_options_of_before(paths: Paths, alone: Context) -> None:
+    with cluster_of(2, lists(2)) as cluster:
+        address = cluster.address()
+        with pytest.raises(SourceError, match=r"words is Collection, not of numbers.*--dtype words=json"):
+            read_snapshot(paths, address, NO_OPTIONS)
+        with pytest.raises(InputError, match=r"keeps its types; --dtype COLUMN=json.*--dtype words=str for"):
+            read_snapshot(paths, address, ColumnOptions(dtypes={"words": "str"}))
+        found = dataset(address, dtype="words=json", paths=paths, context=alone)
+        again = read_snapshot_again(paths, found.cache)
+        assert [(p.rows, p.checksum) for p in again.partitions] == [
+            (p.rows, p.checksum) for p in found.cache.partitions
+        ]
+        with pytest.raises(InputError, match="after it was read with --dtype words=json"):
+            dataset(address, without="words", paths=paths, context=alone)
+    batch = dataset(found.cache.name, paths=paths, context=Context(paths), label=None).sample(40)
+    order = np.argsort(batch["key"])
+    np.testing.assert_array_equal(batch["numbers"][order], [[key / 2, key] for key in range(40)])
+    words = np.asarray(batch["words"])[order].tolist()
+    assert words == [f'["w{key}", "w{key}"]' for key in range(40)]
 
 
 def verify_all(paths: Paths, cache: CacheSpec) -> int:
