@@ -258,7 +258,7 @@ class _Finder:
         element = find_number_code(self._buffer, firsts, counts)
         as_text = f"Keep it as text with --dtype {name}=json"
         if element is None:
-            form = find_tensor(read_all(self._buffer, present, self._type_of))
+            form = find_tensor(read_all(self._buffer, present, self._type_of, name))
             if form is None:
                 fact = f"is {name_of_code(code)}, not of numbers of one type, nor of such lists of one shape"
                 self._refuse(name, fact, as_text)
@@ -489,7 +489,7 @@ def _decode(
 
 def _decode_leaf(leaf: Leaf, buffer: Buffer, positions: Positions, type_of: TypeLookup) -> Any:
     if leaf.form == JSON:
-        return write_json(read_all(buffer, positions, type_of), leaf.fill)
+        return write_json(read_all(buffer, positions, type_of, leaf.name), leaf.fill)
     if leaf.code in LISTS:
         return decode_lists(buffer, positions, leaf, type_of)
     return decode_leaf(buffer, positions, leaf)

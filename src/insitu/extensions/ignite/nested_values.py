@@ -129,7 +129,7 @@ def decode_lists(buffer: Buffer, positions: Positions, leaf: Leaf, type_of: Type
     missing = find_missing(codes, leaf)
     places, column = places[~missing], leaf.column
     if leaf.form == TENSOR:
-        values = read_all(buffer, places, type_of)
+        values = read_all(buffer, places, type_of, column.name)
         return spread(read_tensors(values, column.dtype, column.shape, column.name), missing, leaf)
     firsts, counts = find_elements(buffer, places, codes[~missing].tolist())
     if find_number_code(buffer, firsts, counts) not in (leaf.element, NULL):
@@ -164,16 +164,18 @@ def decode_lists(buffer: Buffer, positions: Positions, leaf: Leaf, type_of: Type
 class NestedReader:
     """Reads single values. Raises Malformed, SourceError, and UnknownSchema as `ObjectFields` does."""
 
-    def __init__(self, buffer: Buffer, type_of: TypeLookup) -> None:
-        self._buffer, self._type_of = buffer, type_of
+    def __init__(self, buffer: Buffer, type_of: TypeLookup, name: str) -> None:
+        """`name` is the column, for messages."""
+        self._buffer, self._type_of, self._name = buffer, type_of, name
         self._data = buffer.data
 
     def read(self, position: int, depth: int = 0) -> Any:
         """Return the value at a position. Null is None."""
         if depth > _DEEPEST:
             raise SourceError(
-                f"Values are at most {_DEEPEST} deep in each other. Received: deeper ones, or an object that "
-                f"leads back to one that holds it. Leave the column out with --without"
+                f"Values are at most {_DEEPEST} deep in each other. Received: deeper ones in column "
+                f"{self._name}, or an object that leads back to one that holds it. Leave the column out with "
+                f"--without {self._name}"
             )
         reader = Reader(self._data, position)
         code = reader.read_byte()
@@ -219,8 +221,9 @@ class NestedReader:
                 gather_numbers(self._buffer, np.array([end_of_value(self._data, position) - 8]), "i8")[0]
             )
         raise SourceError(
-            f"Values in a list, a map or an object are numbers, text, times, UUIDs, enums, or such lists, "
-            f"maps and objects. Received: {name_of_code(code)}. Leave the column out with --without"
+            f"Values in lists, maps and objects are numbers, text, times, UUIDs, enums, or such lists, maps "
+            f"and objects. Received: {name_of_code(code)} in column {self._name}. Leave the column out with "
+            f"--without {self._name}"
         )
 
     def _read_elements(self, position: int, code: int, depth: int) -> list[Any]:
@@ -300,9 +303,9 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
-def read_all(buffer: Buffer, positions: Positions, type_of: TypeLookup) -> list[Any]:
+def read_all(buffer: Buffer, positions: Positions, type_of: TypeLookup, name: str) -> list[Any]:
     """Return the values at some positions; None for what is absent."""
-    reader = NestedReader(buffer, type_of)
+    reader = NestedReader(buffer, type_of, name)
     return [None if place < 0 else reader.read(place) for place in positions.tolist()]
 
 

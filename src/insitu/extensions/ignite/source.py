@@ -147,13 +147,13 @@ class IgniteSource:
             types = TypeBook(cluster)
             rows = self._sample(cluster, 1)
             # What is null in all of a few rows, or a list without elements, may be a column by more of them.
-            # Where there are objects of several classes, there may be more of these.
+            # If there are objects of several classes, there may be more of these.
             seen = self._find_fields(rows, types, options, reading, partly=True)
             if seen.problems or seen.mixed:
                 rows = self._sample(cluster, _WIDER)
             self.fields = self._find_fields(rows, types, options, reading, partly=partly)
             self._types = types.known
-        #: What the user should know of the columns.
+        #: Facts that the user should know of the columns.
         self.notes = tuple(
             f"{name} is of {' and of '.join(classes)}: columns are those of all, null where a class has none"
             for name, classes in self.fields.mixed

@@ -105,7 +105,7 @@ class Leaf:
     fill: Any = None
     #: Of Arrow data: the columns that it holds.
     arrow: tuple[Column, ...] = ()
-    #: Of a list of numbers: the type code of its elements.
+    #: The type code of the elements of a list of numbers.
     element: int = 0
     #: How values are read one by one: as JSON, whatever their types, or as TENSOR, of lists in lists; empty:
     #: they aren't.

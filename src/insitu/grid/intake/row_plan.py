@@ -78,7 +78,7 @@ class RowPlan:
     sample: float | None = None
     #: The column that gets the number of each row; None: none does.
     row_id: str | None = None
-    #: What is shared if rows are the same; None: nothing.
+    #: The version whose files are shared as far as rows are the same; None: there is none.
     earlier: Earlier | None = None
 
     def held_by(self, node: NodeId) -> list[int]:

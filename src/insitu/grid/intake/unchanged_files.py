@@ -1,7 +1,7 @@
 """Files that a version of a table's snapshots shares with the version before, since their rows are the same.
 
-The rows of a table are read, and compared by a digest of each partition. What is unchanged isn't written
-again: the new version gets one more name of the file.
+The rows of a table are read, and compared by a digest of each partition. An unchanged one isn't written
+again: the new version gets one more name of its file.
 """
 
 from __future__ import annotations

@@ -419,6 +419,21 @@ def test_null_is_text_or_a_number_beside_a_column_that_says_it(rows: int):
         assert np.flatnonzero(found[f"{name}_is_null"]).tolist() == missing, name
 
 
+def test_where_nothing_is_null_the_column_says_that():
+    names = [("a", 3), ("b", 4), ("c", 6), ("d", 8)]
+    kind = binary_type("Row", names)
+    forms = {"a": (3, "i"), "b": (4, "q"), "c": (6, "d"), "d": (8, "?")}
+
+    def value(index: int) -> bytes:
+        return binary_object(kind, [(name, number(*forms[name], index % 2)) for name, _ in names])
+
+    _, found = read(
+        [value(index) for index in range(100)], [kind], ColumnOptions(fills={"a": "null", "c": "null"})
+    )
+    assert found["a"].tolist() == found["c"].tolist() == [index % 2 for index in range(100)]
+    assert not found["a_is_null"].any() and not found["c_is_null"].any() and "b_is_null" not in found
+
+
 @pytest.mark.parametrize("word", ["mean", "most"])
 def test_words_that_need_all_values_are_refused(word: str):
     for value in (pack_string("a"), number(6, "d", 1)):

@@ -160,7 +160,7 @@ def test_an_object_that_is_null_in_the_first_rows_makes_columns(paths: Paths):
 
 
 def test_a_class_that_is_rare_is_found_and_said(paths: Paths):
-    """Of two classes in the first rows, more rows are looked at for further ones."""
+    """If the first rows are of two classes, more rows are looked at for further ones."""
     kinds = [binary_type(name, [(name.lower(), 6)]) for name in ("Cat", "Dog", "Owl")]
 
     def value(index: int) -> bytes:
