@@ -10,6 +10,8 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Date;
 import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
@@ -119,6 +121,27 @@ public class Load {
         return client.binary().builder("example.Drawing").setField("image", pixels).setField("label", (int) (i % 10)).build();
     }
 
+    static BinaryObject nested(IgniteClient client, long i) {
+        List<Long> ids = new ArrayList<>();
+        for (long j = 0; j < i % 4; j++)
+            ids.add(i * 10 + j);
+        Map<String, Object> map = new LinkedHashMap<>();
+        map.put("k", i);
+        map.put("l", new ArrayList<>(List.of(i / 2.0)));
+        BinaryObject meta = client.binary().builder("example.Tag").setField("name", "tag " + i).setField("n", (int) i).build();
+        return client.binary().builder("example.Nested")
+            .setField("doubles", new ArrayList<>(List.of(i / 2.0, -i / 4.0)))
+            .setField("ids", ids)
+            .setField("matrix", new double[][] {{i, 1}, {2, i / 8.0}})
+            .setField("boxes", new Object[] {(int) i, (int) -i, 7})
+            .setField("words", new LinkedHashSet<>(List.of("a" + i, "b")))
+            .setField("map", map)
+            .setField("tags", new ArrayList<>(List.of(meta, meta)))
+            .setField("text", i % 3 == 0 ? null : "text " + i, String.class)
+            .setField("count", i % 5 == 0 ? null : (Integer) (int) i, Integer.class)
+            .build();
+    }
+
     static BinaryObject mixed(IgniteClient client, long i) {
         BinaryObjectBuilder builder = client.binary().builder("example.Mixed");
         for (int j = 0; j < 5; j++) {
@@ -143,7 +166,9 @@ public class Load {
             i -> i % 2 == 0 ? (Object) person(client, 1) : image(client, i, 4));
         load(client, "grid16_unusable", 10, i -> i, i -> client.binary().builder("example.Unusable")
             .setField("numbers", new ArrayList<>(List.of(1, 2))).setField("names", new String[] {"a", "b"})
-            .setField("map", new HashMap<>(Map.of("a", 1))).setField("good", (int) i).build());
+            .setField("map", new HashMap<>(Map.of("a", 1))).setField("day", LocalDate.of(2024, 1, 1))
+            .setField("good", (int) i).build());
+        load(client, "grid16_nested", 40, i -> i, i -> nested(client, i));
         load(client, "grid16_lists", 60, i -> i, i -> new int[(int) (i % 5)]);
         load(client, "replicated_numbers", 500, i -> i, i -> (int) (i * i));
         load(client, "defaults", 5000, i -> i, i -> i * 3);

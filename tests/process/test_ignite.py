@@ -27,7 +27,9 @@ from insitu.base.paths import Paths
 from insitu.base.spec import CacheSpec
 from insitu.extensions.ignite.description import describe_ignite
 from insitu.grid import Catalog, bring_up, dataset, export_cache, import_cache, read_snapshot, take_down
+from insitu.grid.importing import run_import
 from insitu.grid.sources import ColumnOptions, describe_moves
+from insitu.options import ImportOptions
 
 pytestmark = [pytest.mark.ignite, pytest.mark.skipif(bool(find_missing()), reason=find_missing())]
 
@@ -121,15 +123,66 @@ def test_objects_of_several_schemas_are_one_table(servers: IgniteServers, paths:
         import_cache(paths, "people2", [servers.address("grid16_people")])
 
 
+def test_objects_of_several_classes_are_one_table(servers: IgniteServers, paths: Paths):
+    address = servers.address("grid16_two_classes")
+    with pytest.raises(SourceError, match=r"must have a value in each row.*--fill \w+=null"):
+        import_cache(paths, "two", [address])
+    notes: list[str] = []
+    fill = ("image=0", "age=null", "label=-1", "city=?")
+    options = ImportOptions("two", (address,), fill=fill)
+    (cache,) = run_import(paths, options, note=notes.append)
+    assert "value is of example.Drawing and of example.Person" in notes[0]
+    found = rows_of(paths, cache)
+    assert found["age"].tolist() == [i % 2 == 0 for i in range(20)]
+    assert found["age_is_null"].tolist() == [i % 2 == 1 for i in range(20)]
+    assert found["label"].tolist() == [-1 if i % 2 == 0 else i % 10 for i in range(20)]
+    expected = [[0] * 4 if i % 2 == 0 else [(i * 31 + j * 7) % 256 for j in range(4)] for i in range(20)]
+    assert found["image"].tolist() == expected
+
+
+def test_lists_maps_and_null_are_columns(servers: IgniteServers, paths: Paths, tmp_path: Path):
+    address = servers.address("grid16_nested")
+    with pytest.raises(
+        SourceError, match=r"4 parts.*ids is Collection of 0 to 3.*--ragged ids.*map is Map"
+    ) as caught:
+        import_cache(paths, "nested", [address])
+    for name in ("map", "tags", "words"):
+        assert f"--dtype {name}=json" in str(caught.value), name
+    dtype, fill = ["map=json", "tags=json", "words=json"], ["text=null", "count=null"]
+    (cache,) = import_cache(paths, "nested", [address], dtype=dtype, fill=fill, ragged=["ids"])
+    found, keys = rows_of(paths, cache), range(40)
+    assert found["doubles"].tolist() == [[i / 2, -i / 4] for i in keys]
+    assert found["matrix"].tolist() == [[[i, 1], [2, i / 8]] for i in keys]
+    assert found["boxes"].tolist() == [[i, -i, 7] for i in keys]
+    assert [list(row) for row in found["ids"]] == [[i * 10 + j for j in range(i % 4)] for i in keys]
+    assert [json.loads(text) for text in found["words"]] == [[f"a{i}", "b"] for i in keys]
+    assert [json.loads(text) for text in found["map"]] == [[["k", i], ["l", [i / 2]]] for i in keys]
+    assert [json.loads(text) for text in found["tags"]] == [[{"n": i, "name": f"tag {i}"}] * 2 for i in keys]
+    assert found["text"].tolist() == ["" if i % 3 == 0 else f"text {i}" for i in keys]
+    assert found["text_is_null"].tolist() == [i % 3 == 0 for i in keys]
+    assert found["count"].tolist() == [0 if i % 5 == 0 else i for i in keys]
+    assert found["count_is_null"].tolist() == [i % 5 == 0 for i in keys]
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "read.py").write_text(JOB)
+    given = [*(f"--dtype={each}" for each in dtype), *(f"--fill={each}" for each in fill), "--ragged=ids"]
+    bring_up(paths, 1)
+    started = insitu("start", "--workers", "1", *given, address, str(folder), "read.py", address)
+    assert "40 rows" in started.stderr, started.stderr
+
+
 def test_what_cant_be_a_column_is_named(servers: IgniteServers, paths: Paths):
-    with pytest.raises(SourceError, match=r"map is Map.*names is String.*numbers is Collection") as caught:
-        import_cache(paths, "unusable", [servers.address("grid16_unusable")])
-    assert "--without map" in str(caught.value)
-    without = ["numbers", "names", "map"]
-    (cache,) = import_cache(paths, "usable", [servers.address("grid16_unusable")], without=without)
-    assert rows_of(paths, cache)["good"].tolist() == list(range(10))
-    with pytest.raises(SourceError, match=r"example\.\w+ and of example\.\w+"):
-        import_cache(paths, "two", [servers.address("grid16_two_classes")])
+    address = servers.address("grid16_unusable")
+    with pytest.raises(
+        SourceError, match=r"3 parts.*day is an object that.*map is Map.*names is String"
+    ) as caught:
+        import_cache(paths, "unusable", [address])
+    assert "--without day" in str(caught.value) and "--dtype map=json" in str(caught.value)
+    dtype = ["names=json", "map=json"]
+    (cache,) = import_cache(paths, "usable", [address], without=["day"], dtype=dtype)
+    found = rows_of(paths, cache)
+    assert found["good"].tolist() == list(range(10)) and found["numbers"].tolist() == [[1, 2]] * 10
+    assert set(found["names"]) == {'["a", "b"]'} and set(found["map"]) == {'[["a", 1]]'}
     with pytest.raises(SourceError, match=r"has no rows"):
         import_cache(paths, "empty", [servers.address("grid16_empty")])
     with pytest.raises(InputError, match=r"must exist in Ignite"):
@@ -294,6 +347,35 @@ def test_a_job_reads_in_place_and_its_shards_follow_from_the_servers(
         shards.append([shard["partitions"] for shard in found["shards"]])
         insitu("delete", job, "--yes")
     assert shards[0] == shards[1]
+
+
+def test_a_start_writes_the_partitions_alone_that_have_changed(
+    servers: IgniteServers, paths: Paths, tmp_path: Path
+):
+    """All rows are read, and the files are those of a home that has read them for the first time."""
+    folder, fresh = tmp_path / "job", Paths(tmp_path / "fresh")
+    folder.mkdir()
+    (folder / "read.py").write_text(JOB)
+    for home in (paths, fresh):
+        bring_up(home, 3)
+    load(servers, "numbers:grid16_again:0:2000")
+    address, found, kept = servers.address("grid16_again"), [], []
+    for rows in (2000, 2000, 2001):
+        if rows == 2001:
+            load(servers, "numbers:grid16_again:2000:2001")
+        insitu("start", "--workers", "3", address, str(folder), "read.py", address)
+        cache = Catalog(paths).caches()[0]
+        places = [(p.owners[0], cache.name, cache.version, p.index) for p in cache.partitions]
+        found.append([paths.partition(*place).stat().st_ino for place in places])
+        assert cache.rows == rows and dict(cache.origin or {})["remote_bytes"] == 0
+        kept.append(dict(cache.origin or {})["local_bytes"])
+    assert kept[0] == kept[1] < kept[2]  # the servers have sent all rows each time
+    assert found[0] == found[1] and len(set(found[1]) & set(found[2])) == 15
+    expected = read_snapshot(fresh, address, ColumnOptions())
+    assert cache.partitions == expected.partitions and same_rows(cache, expected)
+    for place in places:
+        there = fresh.partition(*place[:2], expected.version, place[3])
+        assert paths.partition(*place).read_bytes() == there.read_bytes()
 
 
 PREDICT = """

@@ -33,7 +33,7 @@ def read_live_cache(options: JobOptions) -> JobOptions:
 
     Raises InputError and SourceError.
     """
-    given = (options.tensor, options.fill, options.arrow, options.without, options.ragged)
+    given = (options.tensor, options.fill, options.arrow, options.without, options.dtype, options.ragged)
     if not (any(given) or options.config or "://" in options.cache):
         return options  # as most jobs do, without loading what reads sources
     from insitu.grid.sources import find_connector, read_columns

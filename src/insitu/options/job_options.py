@@ -123,6 +123,9 @@ class JobOptions(Declared):
     without: tuple[str, ...] = option(
         (), "Of Ignite: a column that is left out.", metavar="COLUMN", not_at=_OF_TABLES
     )
+    dtype: tuple[str, ...] = option(
+        (), "Of Ignite: lists, maps, objects as text: tags=json.", metavar="COLUMN=json", not_at=_OF_TABLES
+    )
     ragged: tuple[str, ...] = option(
         (), "Of Ignite: arrays of different lengths.", metavar="COLUMN", not_at=_OF_TABLES
     )

@@ -18,6 +18,15 @@ from insitu.base.errors import InputError, SourceError
 from insitu.base.spec import Column
 from insitu.base.wording import format_count
 from insitu.extensions.ignite.arrow_values import find_arrow_columns
+from insitu.extensions.ignite.nested_values import (
+    LISTS,
+    decode_lists,
+    find_elements,
+    find_number_code,
+    find_tensor,
+    read_all,
+    write_json,
+)
 from insitu.extensions.ignite.objects import (
     ABSENT,
     ObjectFields,
@@ -30,7 +39,9 @@ from insitu.extensions.ignite.protocol import BinaryType, CacheConfiguration
 from insitu.extensions.ignite.rows import Buffer, Positions, Rows
 from insitu.extensions.ignite.values import (
     ARRAYS,
+    JSON,
     NUMBERS,
+    TENSOR,
     Leaf,
     MissingValues,
     are_sql_dates,
@@ -44,6 +55,7 @@ from insitu.extensions.ignite.wire import (
     DECIMAL,
     ENUM,
     FIXED_BYTES,
+    MAP,
     NULL,
     OBJECT,
     OPTIMIZED,
@@ -54,7 +66,7 @@ from insitu.extensions.ignite.wire import (
     name_of_code,
 )
 from insitu.grid.partitions import RAGGED, TEXT, is_ragged
-from insitu.grid.sources import ColumnOptions, SourceOptions
+from insitu.grid.sources import ENDING_OF_MASK, FILL_WORDS, ColumnOptions, SourceOptions
 
 TypeLookup = Callable[[int], BinaryType]
 _OBJECTS = (OBJECT, WRAPPED)
@@ -78,8 +90,8 @@ class Struct:
 
     #: The path of field names, joined by dots; "key" or "value" for the whole.
     name: str
-    #: The class.
-    kind: BinaryType
+    #: The classes: its fields are those of all of them.
+    kinds: tuple[BinaryType, ...]
     #: (number of the field, what it makes).
     fields: tuple[tuple[int, Struct | Leaf], ...]
 
@@ -110,6 +122,23 @@ class RowFields:
         """The classes of all objects."""
         return tuple(kind for part in (self.key, self.value) if part is not None for kind in _classes(part))
 
+    @property
+    def mixed(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """(its name, the names of its classes) of each object that is of several ones."""
+        parts = [part for part in (self.key, self.value) if part is not None]
+        return tuple(
+            (each.name, tuple(kind.name for kind in each.kinds))
+            for part in parts
+            for each in _structs(part)
+            if len(each.kinds) > 1
+        )
+
+
+def _structs(part: Struct | Leaf) -> list[Struct]:
+    if isinstance(part, Leaf):
+        return []
+    return [part, *(each for _, inner in part.fields for each in _structs(inner))]
+
 
 def _leaves(part: Struct | Leaf) -> list[Leaf]:
     if isinstance(part, Leaf):
@@ -118,9 +147,7 @@ def _leaves(part: Struct | Leaf) -> list[Leaf]:
 
 
 def _classes(part: Struct | Leaf) -> list[BinaryType]:
-    if isinstance(part, Leaf):
-        return []
-    return [part.kind, *(kind for _, inner in part.fields for kind in _classes(inner))]
+    return [kind for each in _structs(part) for kind in each.kinds]
 
 
 class _Finder:
@@ -155,15 +182,16 @@ class _Finder:
             )
         if name in self._options.without:
             return None
+        if name in self._options.dtypes:
+            return self._fill(Leaf(name, NULL, Column(name, TEXT), form=JSON))
         positions = follow_handles(self._buffer, positions)
         codes = gather_codes(self._buffer, positions)
         codes[codes == BINARY_ENUM] = ENUM
         codes[np.isin(codes, _OBJECTS)] = OBJECT
         kinds = [int(code) for code in np.unique(codes) if code != NULL]
         if len(kinds) > 1:
-            return self._refuse(
-                name, f"is {' and '.join(map(name_of_code, kinds))} in turn", "Store one type"
-            )
+            way_out = f"Store one type, keep them as text with --dtype {name}=json"
+            return self._refuse(name, f"is {' and '.join(map(name_of_code, kinds))} in turn", way_out)
         code = kinds[0] if kinds else ENUM if declared == BINARY_ENUM else declared
         if code == OBJECT:
             return self._find_struct(name, prefix, positions, around)
@@ -186,43 +214,61 @@ class _Finder:
             return self._refuse(name, f"is more than {_DEEPEST} objects deep", "Store it further up")
         headers = ObjectFields(self._buffer, objects, self._type_of)
         numbers = np.unique(headers.types)
-        if len(numbers) > 1 or not numbers[0]:
-            names = [
-                self._type_of(int(number)).name if number else "no registered class" for number in numbers
-            ]
-            return self._refuse(
-                name, f"is of {' and of '.join(names)}", "Store one registered class in a cache"
-            )
-        kind = self._type_of(int(numbers[0]))
+        if not numbers.all():
+            return self._refuse(name, "is of no registered class", "Store registered classes")
+        kinds = tuple(sorted((self._type_of(int(number)) for number in numbers), key=lambda each: each.name))
+        # A number is made of a field's name: equal names have equal ones, whatever the class.
+        parts = {part.number: part for kind in reversed(kinds) for part in kind.fields}
         fields = []
-        for part in sorted(kind.fields, key=lambda part: part.name):
+        for part in sorted(parts.values(), key=lambda part: part.name):
             path = f"{prefix}{part.name}"
             found = self.find(path, f"{path}.", headers.locate(part.number), part.code, (*around, objects))
             if found is not None:
                 fields.append((part.number, found))
-        if not kind.fields:
-            return self._refuse(name, f"is of {kind.name}, which has no fields by name", "Store fields")
-        return Struct(name, kind, tuple(fields)) if fields else None
+        for kind in kinds:
+            if not kind.fields:
+                return self._refuse(name, f"is of {kind.name}, which has no fields by name", "Store fields")
+        return Struct(name, kinds, tuple(fields)) if fields else None
 
     def _find_leaf(self, name: str, code: int, present: Positions) -> Leaf | None:
         if name in self._options.arrow:
             return self._find_arrow(name, code, present)
+        if code in LISTS:
+            return self._find_list(name, code, present)
         if code in ARRAYS:
-            column = self._find_array(name, code, present)
+            lengths = read_lengths(self._buffer, present, np.dtype(ARRAYS[code]).itemsize)
+            column = self._find_array(name, code, ARRAYS[code], lengths)
         elif code in _SCALARS:
             column = Column(name, *_SCALARS[code])
         elif code == OPTIMIZED and len(present) and are_sql_dates(self._buffer, present):
             column = Column(name, "int64")
         else:
             column = None
-            self._refuse(name, f"is {name_of_code(code)}", _way_out(code))
+            self._refuse(name, f"is {name_of_code(code)}", _way_out(name, code))
         if column is None:
             return None
         enum = self._find_enum(name, present) if code == ENUM else 0
         if enum is None:
             return None
-        leaf = Leaf(name, code, column, enum)
-        return replace(leaf, fill=self._fill(leaf))
+        return self._fill(Leaf(name, code, column, enum))
+
+    def _find_list(self, name: str, code: int, present: Positions) -> Leaf | None:
+        """Return the leaf of lists: of numbers of one type, or of such lists, all of one shape."""
+        firsts, counts = find_elements(self._buffer, present, [code] * len(present))
+        element = find_number_code(self._buffer, firsts, counts)
+        as_text = f"Keep it as text with --dtype {name}=json"
+        if element is None:
+            form = find_tensor(read_all(self._buffer, present, self._type_of, name))
+            if form is None:
+                fact = f"is {name_of_code(code)}, not of numbers of one type, nor of such lists of one shape"
+                self._refuse(name, fact, as_text)
+                return None
+            return self._fill(Leaf(name, code, Column(name, *form), form=TENSOR))
+        if element == NULL:
+            self._refuse(name, f"is {name_of_code(code)}, null or empty in all of the first rows", as_text)
+            return None
+        column = self._find_array(name, code, NUMBERS[element], counts)
+        return None if column is None else self._fill(Leaf(name, code, column, element=element))
 
     def _find_enum(self, name: str, present: Positions) -> int | None:
         """Return the number of the class of an enum; None, and note a problem, where there isn't one."""
@@ -246,8 +292,8 @@ class _Finder:
         values = decode_leaf(self._buffer, present, leaf)
         return replace(leaf, arrow=find_arrow_columns(values, name, self._ragged))
 
-    def _find_array(self, name: str, code: int, present: Positions) -> Column | None:
-        element = ARRAYS[code]
+    def _find_array(self, name: str, code: int, element: str, lengths: Positions) -> Column | None:
+        """Return the column of arrays of dtype `element` with so many elements each."""
         if name in self._ragged:
             return Column(name, element + RAGGED)
         if name in self._options.tensors:
@@ -257,8 +303,7 @@ class _Finder:
                 self._refuse(name, f"is {name_of_code(code)}, where --tensor says {dtype}", way_out)
                 return None
             return Column(name, dtype, shape)
-        size = np.dtype(element).itemsize
-        lengths = np.unique(read_lengths(self._buffer, present, size))
+        lengths = np.unique(lengths)
         if len(lengths) != 1 or not lengths[0]:
             fact = f"is {name_of_code(code)}, null in all of the first rows"
             if len(lengths):
@@ -268,11 +313,22 @@ class _Finder:
             return None
         return Column(name, element, (int(lengths[0]),))
 
-    def _fill(self, leaf: Leaf) -> Any:
-        column, text = leaf.column, self._options.fills.get(leaf.name)
+    def _fill(self, leaf: Leaf) -> Leaf:
+        """Return a leaf with what takes the place of null."""
+        text = self._options.fills.get(leaf.name)
+        if text != "null":
+            return replace(leaf, fill=self._find_fill(leaf, text))
+        zero = self._find_fill(leaf, "" if leaf.column.dtype == TEXT or is_ragged(leaf.column) else "0")
+        return replace(leaf, fill=zero, mask=Column(f"{leaf.name}{ENDING_OF_MASK}", "bool"))
+
+    def _find_fill(self, leaf: Leaf, text: str | None) -> Any:
+        column = leaf.column
         if text is None:
             kind = "" if column.dtype == TEXT or is_ragged(column) else np.dtype(column.dtype).kind
-            return float("nan") if kind == "f" and leaf.code not in ARRAYS else None
+            return float("nan") if kind == "f" and not column.shape else None
+        if text in FILL_WORDS:
+            way_out = f"Give a value, or --fill {leaf.name}=null for a column that says which were missing"
+            return self._refuse(leaf.name, f"is read once, and --fill says {text!r} of all values", way_out)
         if column.dtype == TEXT:
             return text
         if is_ragged(column):
@@ -299,13 +355,13 @@ def _parse_value(text: str, dtype: np.dtype[Any]) -> Any:
     return value
 
 
-def _way_out(code: int) -> str:
+def _way_out(name: str, code: int) -> str:
     if code == OPTIMIZED:
         return "Store java.util.Date or java.sql.Timestamp for a time of java.time, else numbers or text"
     if code == OBJECT:
         return "Store an object in one of the first rows"
-    if name_of_code(code).endswith("[]") or name_of_code(code) in ("Collection", "Map"):
-        return "Store an array of numbers, a field for each element, or Arrow data in a byte[] (--arrow)"
+    if code == MAP:
+        return f"Keep it as text with --dtype {name}=json"
     return "Store its fields, numbers or text"
 
 
@@ -357,7 +413,9 @@ def _check(
             f"Leave one out with --without"
         )
     named = {
-        "--tensor": set(options.tensors) - {leaf.name for leaf in found.leaves if leaf.code in ARRAYS},
+        "--tensor": set(options.tensors)
+        - {leaf.name for leaf in found.leaves if leaf.code in ARRAYS or leaf.element},
+        "--dtype": set(options.dtypes) - {leaf.name for leaf in found.leaves if leaf.form == JSON},
         "--fill": set(options.fills) - {leaf.name for leaf in found.leaves if not leaf.arrow},
         "--arrow": options.arrow - {leaf.name for leaf in found.leaves if leaf.arrow},
         "--without": options.without - seen,
@@ -392,20 +450,31 @@ def _decode(
     part: Struct | Leaf, buffer: Buffer, positions: Positions, type_of: TypeLookup, found: dict[str, Any]
 ) -> None:
     if isinstance(part, Leaf):
-        found[part.name] = decode_leaf(buffer, positions, part)
+        found[part.name] = _decode_leaf(part, buffer, positions, type_of)
+        if part.mask is not None:
+            is_missing = gather_codes(buffer, positions) == NULL
+            if part.column.dtype in ("float32", "float64") and not part.column.shape:
+                is_missing |= np.isnan(found[part.name])
+                found[part.name][is_missing] = 0
+            found[part.mask.name] = is_missing
         return
     objects = locate_objects(buffer, positions, part.name)
     present = objects != ABSENT
     headers = ObjectFields(buffer, objects[present], type_of)
-    other = headers.types[headers.types != part.kind.number]
+    other = headers.types[~np.isin(headers.types, [kind.number for kind in part.kinds])]
     if len(other):
+        known = " and ".join(kind.name for kind in part.kinds)
         raise SourceError(
-            f"All {part.name} must be objects of one class. Received: {part.kind.name} and "
-            f"{type_of(int(other[0])).name}. Keep one class in a cache, or leave it out with "
+            f"All {part.name} must be objects of the classes that the first rows are of: {known}. Received: "
+            f"{type_of(int(other[0])).name}. Keep others in a cache of their own, or leave them out with "
             f"--without {part.name}"
         )
     whole = bool(present.all())
-    short = [number for number, inner in part.fields if isinstance(inner, Leaf) and inner.code in FIXED_BYTES]
+    short = [
+        number
+        for number, inner in part.fields
+        if isinstance(inner, Leaf) and inner.code in FIXED_BYTES and not inner.form and inner.mask is None
+    ]
     aligned = headers.align(short) if whole else None
     for number, inner in part.fields:
         if aligned is not None and number in aligned.distances and isinstance(inner, Leaf):
@@ -416,6 +485,14 @@ def _decode(
             spread = np.full(len(objects), ABSENT, np.int64)
             spread[present] = headers.locate(number)
             _decode(inner, buffer, spread, type_of, found)
+
+
+def _decode_leaf(leaf: Leaf, buffer: Buffer, positions: Positions, type_of: TypeLookup) -> Any:
+    if leaf.form == JSON:
+        return write_json(read_all(buffer, positions, type_of, leaf.name), leaf.fill)
+    if leaf.code in LISTS:
+        return decode_lists(buffer, positions, leaf, type_of)
+    return decode_leaf(buffer, positions, leaf)
 
 
 def _null_error(missing: MissingValues, fields: RowFields, rows: Rows, type_of: TypeLookup) -> SourceError:
@@ -429,6 +506,7 @@ def _null_error(missing: MissingValues, fields: RowFields, rows: Rows, type_of: 
         )
     return SourceError(
         f"Column {missing.name} must have a value in each row. Received: null in {len(missing.rows)} of "
-        f"{len(rows.keys)} rows{where}. Say what takes its place with --fill {missing.name}=VALUE, or leave "
-        f"the column out with --without {missing.name}"
+        f"{len(rows.keys)} rows{where}. Say what takes its place with --fill {missing.name}=VALUE, with "
+        f"--fill {missing.name}=null also which ones it was, or leave the column out with --without "
+        f"{missing.name}"
     )

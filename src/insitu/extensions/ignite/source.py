@@ -147,10 +147,17 @@ class IgniteSource:
             types = TypeBook(cluster)
             rows = self._sample(cluster, 1)
             # What is null in all of a few rows, or a list without elements, may be a column by more of them.
-            if self._find_fields(rows, types, options, reading, partly=True).problems:
+            # If there are objects of several classes, there may be more of these.
+            seen = self._find_fields(rows, types, options, reading, partly=True)
+            if seen.problems or seen.mixed:
                 rows = self._sample(cluster, _WIDER)
             self.fields = self._find_fields(rows, types, options, reading, partly=partly)
             self._types = types.known
+        #: Facts that the user should know of the columns.
+        self.notes = tuple(
+            f"{name} is of {' and of '.join(classes)}: columns are those of all, null where a class has none"
+            for name, classes in self.fields.mixed
+        )
         self.row_bytes = len(rows.data) / len(rows.keys)
         self.columns = self.fields.columns
         self.expected_rows = int(self.ignite_rows * self._arrow_rows(rows))
@@ -280,12 +287,14 @@ class IgniteSource:
                 account.local_bytes += part.bytes - part.remote_bytes
                 sent += part.bytes
                 pieces = max(1, part.bytes // block_bytes)
+                digests = {partition: digest for partition, _, digest in part.digests}
                 for rows in np.array_split(np.arange(part.rows), pieces):
                     if len(rows):
                         done += len(rows)
                         cut = slice(int(rows[0]), int(rows[-1]) + 1)
                         columns, at = _cut(part.columns, cut), part.partitions[cut]
-                        yield Block(columns, len(rows), min(sent, self.expected_bytes), done, at)
+                        read = min(sent, self.expected_bytes)
+                        yield Block(columns, len(rows), read, done, at, digests=digests)
 
     def _groups(self, partitions: Sequence[int], block_bytes: int) -> Iterator[Sequence[int]]:
         """Yield partitions that follow each other, of about `block_bytes` together."""

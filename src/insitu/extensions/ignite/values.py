@@ -86,6 +86,9 @@ _SQL_DATE_HEAD = bytes([OPTIMIZED]) + pack_int(_SQL_DATE_BYTES) + b"f" + pack_in
 follow."""
 
 
+JSON, TENSOR = "json", "tensor"
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A column, or with Arrow several ones, that the values at one place of each row make."""
@@ -102,11 +105,18 @@ class Leaf:
     fill: Any = None
     #: Of Arrow data: the columns that it holds.
     arrow: tuple[Column, ...] = ()
+    #: The type code of the elements of a list of numbers.
+    element: int = 0
+    #: How values are read one by one: as JSON, whatever their types, or as TENSOR, of lists in lists; empty:
+    #: they aren't.
+    form: str = ""
+    #: The column that says which values were missing; None: none does.
+    mask: Column | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns of the cache that it makes."""
-        return self.arrow or (self.column,)
+        return self.arrow or ((self.column,) if self.mask is None else (self.column, self.mask))
 
 
 class MissingValues(Exception):
@@ -126,22 +136,34 @@ def decode_leaf(buffer: Buffer, positions: Positions, leaf: Leaf) -> Any:
     codes[codes == BINARY_ENUM] = ENUM
     if (codes == leaf.code).all():
         return _convert(buffer, positions, leaf)
+    missing = find_missing(codes, leaf)
+    return spread(_convert(buffer, positions[~missing], leaf), missing, leaf)
+
+
+def find_missing(codes: npt.NDArray[np.uint8], leaf: Leaf) -> npt.NDArray[np.bool_]:
+    """Return which values are null. Raises SourceError for values of another type, and MissingValues."""
     other = codes[(codes != leaf.code) & (codes != NULL)]
     if len(other):
         raise SourceError(
             f"Values of column {leaf.name} must be of one type. Received: {name_of_code(leaf.code)} and "
-            f"{name_of_code(int(other[0]))}. Store one type, or leave the column out with "
-            f"--without {leaf.name}"
+            f"{name_of_code(int(other[0]))}. Store one type, keep them as text with "
+            f"--dtype {leaf.name}=json, or leave the column out with --without {leaf.name}"
         )
-    missing = codes == NULL
-    if leaf.fill is None:
+    missing: npt.NDArray[np.bool_] = codes == NULL
+    if missing.any() and leaf.fill is None:
         raise MissingValues(leaf.name, np.flatnonzero(missing))
-    present = _convert(buffer, positions[~missing], leaf)
+    return missing
+
+
+def spread(present: Any, missing: npt.NDArray[np.bool_], leaf: Leaf) -> Any:
+    """Return the values that are there, and what takes the place of those that are missing, in order."""
+    if not missing.any():
+        return present
     if leaf.column.dtype == TEXT or is_ragged(leaf.column):
         places = np.cumsum(~missing) - 1
-        spread = present.take(pa.array(places, pa.int64(), mask=missing))
-        return pc.fill_null(spread, pa.scalar(leaf.fill, present.type))
-    filled = np.full((len(positions), *leaf.column.shape), leaf.fill, leaf.column.dtype)
+        taken = present.take(pa.array(places, pa.int64(), mask=missing))
+        return pc.fill_null(taken, pa.scalar(leaf.fill, present.type))
+    filled = np.full((len(missing), *leaf.column.shape), leaf.fill, leaf.column.dtype)
     filled[~missing] = present
     return filled
 

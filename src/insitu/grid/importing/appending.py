@@ -134,28 +134,6 @@ def link_file(source: Path, target: Path) -> None:
         staged.replace(target)
 
 
-def share_unchanged(paths: Paths, before: CacheSpec, staged: StagedPaths, cache: CacheSpec) -> frozenset[int]:
-    """Replace staged partitions that have the bytes of those of `before`, on the same nodes, by further names
-    of their files. Returns which partitions were; others stay as they were staged."""
-    shared = set()
-    for old, new in zip(before.partitions, cache.partitions, strict=True):
-        same = (old.checksum, old.bytes, old.rows) == (new.checksum, new.bytes, new.rows)
-        for owner in set(old.owners) & set(new.owners) if same else ():
-            source = paths.partition(owner, before.name, before.version, old.index)
-            target = staged.partition(owner, new.index)
-            linked = target.with_suffix(".linked")
-            # A file that is a link, was cut short or is lost is written again.
-            with contextlib.suppress(OSError):
-                found = source.lstat()
-                if stat.S_ISREG(found.st_mode) and found.st_size == old.bytes:
-                    os.link(source, linked)
-                    linked.replace(target)
-                    shared.add(new.index)
-                    record = paths.verified(owner, before.name, before.version, old.index)
-                    shutil.copyfile(record, target.with_suffix(record.suffix))
-    return frozenset(shared)
-
-
 def _check_link(paths: Paths, source: Path) -> None:
     """Raise GridError if another member of a shared home has put a link in the place of a partition: its
     target must not get into the store."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from insitu.base.disk.access import apply_modes, make_folder
@@ -237,13 +237,11 @@ def owners_of(cache: CacheSpec) -> set[NodeId]:
     return {owner for info in cache.partitions for owner in info.owners}
 
 
-def record_as_verified(
-    paths: Paths, caches: Sequence[CacheSpec], first_partition: int, shared: Collection[int] = ()
-) -> None:
-    """Spare the first training the reading of what this import wrote; copies by the system are read then, and
-    files `shared` with an earlier version, as they are there."""
+def record_as_verified(paths: Paths, caches: Sequence[CacheSpec], first_partition: int) -> None:
+    """Spare the first training the reading of what this import wrote or has found right; copies by the system
+    are read then."""
     for cache in caches:
-        for info in (own for own in cache.partitions[first_partition:] if own.index not in shared):
+        for info in cache.partitions[first_partition:]:
             place = (info.owners[0], cache.name, cache.version, info.index)
             record_written(paths.partition(*place), info, paths.verified(*place))
 

@@ -50,7 +50,6 @@ from insitu.grid.importing.appending import (
     check_base,
     check_columns,
     join_labels,
-    share_unchanged,
 )
 from insitu.grid.importing.import_journal import ImportJournal, Place, find_resumable
 from insitu.grid.importing.import_sources import (
@@ -92,6 +91,7 @@ from insitu.grid.intake import (
     columns_of_rows,
     cut_block,
     describe_origin,
+    find_earlier,
     fits_into_memory,
     label_of,
     measure_rows,
@@ -211,8 +211,9 @@ def run_import(
 
     `remote` are the agents of the cluster whose head has this home, if it has one: partitions go to them.
     `beside_servers` keeps the partitions of a table of another system, each on the node beside the server
-    that is primary for it, or on its node in the version `after`, whose files are shared if rows are as they
-    were. `data`: the rows of an object of Python, in the place of `options.sources`.
+    that is primary for it, or on its node in the version `after`. Files are shared with the version before,
+    of partitions whose rows are as they were. `data`: the rows of an object of Python, in the place of
+    `options.sources`.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports into
     the cache, StorageFull, TransferError if an agent fails; after any of them all is as it was before.
@@ -391,6 +392,7 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
     numbers = range(first, first + partitions)
     holders = {p: primaries[p : p + 1] or owners_of_partition(p, owners.topology, backups) for p in numbers}
     destinations = tuple(Destination(name, p, holders[p]) for name in names for p in numbers)
+    own_rows = choose_block_rows(found.columns, sizes, len(destinations), is_repeated=bool(primaries))
     rows = RowPlan(
         token="",
         names=names,
@@ -400,7 +402,7 @@ def make_plan(job: ImportJob, found: Inspected) -> ImportPlan:
         labels=found.labels,
         label_from=found.label_from,
         key=options.key,
-        block_rows=like.block_rows if like else choose_block_rows(found.columns, sizes, len(destinations)),
+        block_rows=like.block_rows if like else own_rows,
         codec=base.codec if base else options.compress,
         drop_pages=not fits_into_memory(sizes),
         primaries=primaries,
@@ -453,7 +455,9 @@ def _reserve(job: ImportJob, plan: ImportPlan) -> ImportPlan:
         token = f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}"
         block_rows = plan.rows.block_rows
     sweep(paths, names, kept=token)
-    return replace(plan, rows=replace(plan.rows, token=token, block_rows=block_rows))
+    before = job.after or (job.catalog.find(names[0]) if job.beside_servers else None)
+    rows = replace(plan.rows, token=token, block_rows=block_rows)
+    return replace(plan, rows=replace(rows, earlier=find_earlier(before, rows, plan.sources[0])))
 
 
 # Write: read, route and build, then publish
@@ -469,11 +473,11 @@ def _write_and_publish(job: ImportJob, plan: ImportPlan) -> list[CacheSpec]:
         with full_disk_as_error(paths.home, kept if options.resume else "Nothing of it was kept"):
             job.owners.record_stores()
             versions += _build_in_blocks(job, plan)
-            shared = _put_in_place(job, plan, versions)
+            _put_in_place(job, plan, versions)
             dropped = job.catalog.publish(versions, overwrite=options.overwrite or options.append)
             published = True
             commit_manifests(paths, versions)
-            record_as_verified(paths, versions, plan.first_partition, shared)
+            record_as_verified(paths, versions, plan.first_partition)
     finally:
         for name in names:
             if published or not options.resume:
@@ -498,7 +502,8 @@ def _build_in_blocks(job: ImportJob, plan: ImportPlan) -> list[CacheSpec]:
                     f"{rows.block_rows} rows. Received: texts so much longer that a block doesn't fit into "
                     f"memory. Import all rows again with --overwrite"
                 ) from None
-            plan = replace(plan, rows=replace(rows, block_rows=max(1, rows.block_rows // _FEWER_ROWS)))
+            fewer = max(1, rows.block_rows // _FEWER_ROWS)
+            plan = replace(plan, rows=replace(rows, block_rows=fewer, earlier=None))
             for name in rows.names:
                 shutil.rmtree(job.paths.staged(name, rows.token).root)
 
@@ -633,17 +638,11 @@ def _describe_version(job: ImportJob, plan: ImportPlan, name: str, own: Sequence
     )
 
 
-def _put_in_place(job: ImportJob, plan: ImportPlan, versions: Sequence[CacheSpec]) -> frozenset[int]:
-    """Put the staged partitions into the stores, where nobody reads them yet. Returns those that share the
-    files of the version that the new one follows."""
-    paths, token = job.paths, plan.rows.token
-    check_quotas(paths, dict.fromkeys(job.owners.keep_here(plan.topology.nodes), 0))
-    shared: frozenset[int] = frozenset()
+def _put_in_place(job: ImportJob, plan: ImportPlan, versions: Sequence[CacheSpec]) -> None:
+    """Put the staged partitions into the stores, where nobody reads them yet."""
+    check_quotas(job.paths, dict.fromkeys(job.owners.keep_here(plan.topology.nodes), 0))
     for cache in versions:
-        if job.after is not None:
-            shared = share_unchanged(paths, job.after, paths.staged(cache.name, token), cache)
-        job.owners.put_in_place(token, cache, plan.base)
-    return shared
+        job.owners.put_in_place(plan.rows.token, cache, plan.base)
 
 
 def check_names(paths: Paths, options: ImportOptions) -> None:

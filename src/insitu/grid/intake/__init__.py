@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from insitu.grid.intake.row_plan import FILENAME, FOLDER, Destination, RowPlan
     from insitu.grid.intake.row_receiver import RowIntake, RowMessage
     from insitu.grid.intake.source_blocks import FileState, SourceBlocks
+    from insitu.grid.intake.unchanged_files import find_earlier
     from insitu.grid.intake.unit_reader import (
         Unit,
         count_rows,

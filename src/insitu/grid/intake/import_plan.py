@@ -19,6 +19,7 @@ from insitu.base.spec import CacheSpec, Column, NodeId, Topology
 from insitu.grid.intake.partition_builder import BUFFER_BYTES
 from insitu.grid.intake.row_plan import MAX_PARTITIONS, RowPlan
 from insitu.grid.intake.source_blocks import FileState, read_blocks
+from insitu.grid.intake.unchanged_files import WRITTEN_BY, name_writers
 from insitu.grid.layout import HostPlaces, ServerPlaces, find_places
 from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
 from insitu.grid.ray_data import ReaderRequest
@@ -130,8 +131,14 @@ def refuse_conflicts(options: ImportOptions, columns: ColumnOptions, request: Re
         options,
         *("append", "resume", "format", "column", "label_from_filename", "label_from_folder", "read_on"),
         *("reader", "images", "skip_damaged"),
-        *("columns", "rename", "dtype", "drop_nulls", "where", "limit", "sample", "row_id", *CSV_OPTIONS),
+        *("columns", "rename", "drop_nulls", "where", "limit", "sample", "row_id", *CSV_OPTIONS),
     )
+    typed = [f"{name}={dtype}" for name, dtype in columns.dtypes.items() if dtype != "json"]
+    if typed:
+        raise InputError(
+            f"A table of another system keeps its types; --dtype COLUMN=json makes text of any value. "
+            f"Received: --dtype {typed[0]} for {sources}. Leave it out"
+        )
     if named:
         raise InputError(
             f"A table of another system is imported as a whole, in its own order. Received: "
@@ -257,9 +264,18 @@ def fits_into_memory(sizes: RowSizes) -> bool:
     return sizes.bytes <= memory // 4
 
 
-def choose_block_rows(columns: tuple[Column, ...], sizes: RowSizes, destinations: int) -> int:
-    """Return the rows of a block, so that the blocks of all destinations fit into memory together."""
-    return rows_per_block(columns, sizes.text_bytes, limit=BUFFER_BYTES // destinations)
+def choose_block_rows(
+    columns: tuple[Column, ...], sizes: RowSizes, destinations: int, *, is_repeated: bool = False
+) -> int:
+    """Return the rows of a block, so that the blocks of all destinations fit into memory together.
+
+    `is_repeated`: the same sources are read again and again. Then it is a power of two if texts vary, so that
+    it stays the same if they become a little longer, and files of equal rows with it.
+    """
+    rows = rows_per_block(columns, sizes.text_bytes, limit=BUFFER_BYTES // destinations)
+    if is_repeated and any(map(is_variable, columns)):
+        return 1 << (rows.bit_length() - 1)
+    return rows
 
 
 def check_key(key: str | None, columns: tuple[Column, ...]) -> None:
@@ -339,7 +355,8 @@ def describe_origin(plan: ImportPlan) -> Mapping[str, Any] | None:
     source = next((source for source in plan.sources if isinstance(source, TableSource)), None)
     if source is None or source.origin is None:
         return None
+    origin = source.origin | {WRITTEN_BY: name_writers()}
     places = plan.hosts.places if plan.hosts else _find_places(source) if plan.rows.primaries else None
     if places is None:
-        return source.origin
-    return source.origin | {"servers": list(places.servers), "primaries": list(places.primaries)}
+        return origin
+    return origin | {"servers": list(places.servers), "primaries": list(places.primaries)}

@@ -21,6 +21,7 @@ from insitu.base.errors import GridError
 from insitu.base.paths import Paths
 from insitu.base.spec import Column, NodeId
 from insitu.grid.intake.row_plan import RowPlan
+from insitu.grid.intake.unchanged_files import UnchangedFiles
 from insitu.grid.partitions import (
     PartitionWriter,
     WritePacing,
@@ -117,6 +118,11 @@ class PartitionBuilders:
         #: Rows of the content that was taken over. Written by `adopt`.
         self._adopted = np.zeros(len(files), dtype=np.int64)
         self._passed_over = np.zeros(len(files), dtype=np.int64)
+        self._earlier = plan.earlier
+        self._partitions = [plan.destinations[number].partition for number in held]
+        self._unchanged = UnchangedFiles(paths, plan, held)
+        #: By destination: whether its file is that of the version before; one more for rows of none.
+        self._is_shared = np.zeros(len(files) + 1, dtype=np.bool_)
         self._text_bytes = [0] * threads
         """Bytes of the texts that each thread has collected."""
 
@@ -143,8 +149,13 @@ class PartitionBuilders:
     def append(self, block: Block, destinations: Rows | None) -> None:
         """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 if it is None.
 
-        A destination `len(self.rows)` means that the row belongs to none of them.
+        A destination `len(self.rows)` means that the row belongs to none of them. Rows of partitions that are
+        as they were in the version before are passed over.
         """
+        if self._earlier is not None and block.digests is not None:
+            self._is_shared[self._unchanged.find(block.digests)] = True
+            given = np.zeros(block.rows, np.int64) if destinations is None else destinations
+            destinations = np.where(self._is_shared[given], len(self.rows), given)
         if destinations is None:
             order, counts = np.arange(block.rows), np.array([block.rows])
         else:
@@ -188,6 +199,8 @@ class PartitionBuilders:
         """Complete all partitions, so that they survive a power cut. Raises OSError and GridError."""
         for thread in self._threads:
             thread.wait()
+        for number in np.flatnonzero((self.rows == 0) & ~self._is_shared[:-1]):
+            self._is_shared[number] = self._unchanged.has(int(number), "")
         closed = [self._close(destination) for destination in range(len(self.files))]
         one_by_one = sum(map(len, self.files)) <= _SYNCED_ONE_BY_ONE
         with ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -203,6 +216,8 @@ class PartitionBuilders:
 
     def _close(self, destination: int) -> tuple[int, str]:
         """Complete the first file of a destination. Returns (bytes, checksum)."""
+        if self._is_shared[destination]:
+            return 0, ""
         if self._passed_over[destination]:
             raise GridError(
                 f"What an interrupted import has left holds {int(self._passed_over[destination])} rows more "
@@ -213,6 +228,10 @@ class PartitionBuilders:
 
     def _secure(self, destination: int, size: int, checksum: str, *, sync: bool) -> Finished:
         """Make the copies of a file that is complete, and with `sync` have all survive a power cut."""
+        if self._is_shared[destination] and self._earlier is not None:
+            self._unchanged.put_in_place(destination)
+            info = self._earlier.partitions[self._partitions[destination]]
+            return Finished(info.rows, info.bytes, info.checksum, 0, ())
         (file, *copies), writer = self.files[destination], self._writers[destination]
         for copy in copies:
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from insitu.base.errors import InputError
-from insitu.base.spec import CODECS, Column, NodeId, check_cache_name, check_simple_name
+from insitu.base.spec import CODECS, Column, NodeId, PartitionInfo, check_cache_name, check_simple_name
 from insitu.base.typed import convert_exactly
 
 MAX_PARTITIONS = 1 << 16
@@ -30,6 +30,18 @@ class Destination:
     partition: int
     #: The nodes that hold it, the primary first.
     owners: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The version of the cache whose files the new one shares as far as their rows are the same."""
+
+    #: Its number.
+    version: int
+    #: Its partitions.
+    partitions: tuple[PartitionInfo, ...]
+    #: The digest of the rows of each; empty: it has none.
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,8 @@ class RowPlan:
     sample: float | None = None
     #: The column that gets the number of each row; None: none does.
     row_id: str | None = None
+    #: The version whose files are shared as far as rows are the same; None: there is none.
+    earlier: Earlier | None = None
 
     def held_by(self, node: NodeId) -> list[int]:
         """Return the numbers of the destinations that a node holds."""
@@ -96,7 +110,14 @@ class RowPlan:
             raise InputError(f"Names of files or folders make labels. Received: {plan.label_from!r:.40}")
         if not plan.columns or len(plan.destinations) != len(plan.names) * plan.partitions:
             raise InputError("An import has columns, and a destination for each partition")
+        if plan.earlier is not None:
+            _check_earlier(plan.earlier, plan.partitions)
         return plan
+
+
+def _check_earlier(earlier: Earlier, partitions: int) -> None:
+    if earlier.version < 1 or {len(earlier.partitions), len(earlier.digests)} != {partitions}:
+        raise InputError(f"An earlier version has the {partitions} partitions of the import, each a digest")
 
 
 def _check_column(column: Column) -> None:

@@ -36,6 +36,7 @@ from insitu.grid.sources.base import (
 )
 from insitu.grid.sources.column_options import (
     COLUMN_OPTIONS,
+    FILL_WORDS,
     ColumnOptions,
     parse_column_options,
     read_columns,
@@ -62,7 +63,7 @@ from insitu.grid.sources.parallel import count_threads, map_ordered
 from insitu.grid.sources.pictures import SUFFIXES
 from insitu.grid.sources.selection import select_columns
 from insitu.grid.sources.streams import BatchStream, find_table, open_object
-from insitu.grid.sources.table_layout import ColumnProblems, Problem
+from insitu.grid.sources.table_layout import ENDING_OF_MASK, ColumnProblems, Problem
 from insitu.grid.sources.tables import (
     ArrowSource,
     MissingValues,

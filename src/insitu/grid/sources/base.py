@@ -118,6 +118,9 @@ class Block:
     partitions: npt.NDArray[np.int64] | None = None
     #: The number of each row among those of all sources; None: they are consecutive.
     numbers: npt.NDArray[np.int64] | None = None
+    #: A digest of all rows of each partition of which it has some; None: it isn't known. Equal rows have an
+    #: equal one in each reading.
+    digests: Mapping[int, str] | None = None
 
 
 class Source(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 
 from insitu.base.errors import InputError
 
-COLUMN_OPTIONS = ("tensor", "fill", "arrow", "without", "ragged")
+COLUMN_OPTIONS = ("tensor", "fill", "arrow", "without", "dtype", "ragged")
 """What is said of the columns of a table of another system to `insitu.dataset`."""
 DTYPES = (
     "bool",
@@ -77,7 +77,8 @@ class ColumnOptions:
         tensors = {
             name: f"{dtype}[{','.join(map(str, shape))}]" for name, (dtype, shape) in self.tensors.items()
         }
-        return {
+        dtypes = {"dtype": sorted(f"{name}={dtype}" for name, dtype in self.dtypes.items())}
+        return (dtypes if self.dtypes else {}) | {
             "tensor": sorted(f"{name}={form}" for name, form in tensors.items()),
             "fill": sorted(f"{name}={value}" for name, value in self.fills.items()),
             "arrow": sorted(self.arrow),
@@ -107,7 +108,7 @@ def parse_column_options(given: Mapping[str, Any]) -> ColumnOptions:
     )
 
 
-_IMPORT_OPTIONS = (*COLUMN_OPTIONS, "columns", "rename", "dtype", "drop_nulls", "where")
+_IMPORT_OPTIONS = (*COLUMN_OPTIONS, "columns", "rename", "drop_nulls", "where")
 
 
 def read_columns(options: Any) -> ColumnOptions:

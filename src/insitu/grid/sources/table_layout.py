@@ -22,7 +22,7 @@ from insitu.grid.partitions import RAGGED, TEXT
 from insitu.grid.sources.base import TableColumn
 from insitu.grid.sources.column_options import ALL_COLUMNS, DTYPES, TIME_WORDS, ColumnOptions
 
-_ENDING_OF_MASK = "_is_null"
+ENDING_OF_MASK = "_is_null"
 """Behind the name of a column: that of the column which says which of its values were missing."""
 _SHOWN = 20
 
@@ -306,7 +306,7 @@ def _plan_column(
     if fill == "null":
         zero = "" if column.dtype == TEXT or column.dtype.endswith(RAGGED) else "0"
         yield TableColumn(name, column, zero, form)
-        yield TableColumn(name, Column(f"{renamed}{_ENDING_OF_MASK}", "bool"), None, form, is_mask=True)
+        yield TableColumn(name, Column(f"{renamed}{ENDING_OF_MASK}", "bool"), None, form, is_mask=True)
         return
     yield TableColumn(name, column, fill, form)
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ignite_columns import CONFIGURATION, SQL_DATE_HEAD, decimal_bytes, key, read
 from ignite_wire import NULL, array, binary_object, binary_type, number
 
 from insitu.base.errors import InputError, SourceError
@@ -25,49 +26,11 @@ from insitu.extensions.ignite.rows import find_rows
 from insitu.extensions.ignite.wire import Malformed, pack_byte_array, pack_int, pack_string
 from insitu.grid.sources import ColumnOptions, SourceOptions, parse_column_options
 
-CONFIGURATION = CacheConfiguration("CACHE", "PARTITIONED", 0, "", "", frozenset())
-
-
-def key(index: int) -> bytes:
-    return number(4, "q", index)
-
-
-def read(
-    values: Sequence[bytes],
-    types: Sequence[BinaryType] = (),
-    options: ColumnOptions | None = None,
-    ragged: Sequence[str] = (),
-    configuration: CacheConfiguration = CONFIGURATION,
-    keys: Callable[[int], bytes] = key,
-) -> tuple[dict[str, Column], dict[str, Any]]:
-    """The columns and the values of a cache with these values."""
-    data = b"".join(keys(i) + value for i, value in enumerate(values))
-    rows = find_rows(data, len(values))
-    known = {kind.number: kind for kind in types}
-    fields = find_fields(
-        rows,
-        configuration,
-        known.__getitem__,
-        options or ColumnOptions(),
-        SourceOptions(ragged_columns=frozenset(ragged)),
-    )
-    return {column.name: column for column in fields.columns}, decode_rows(fields, rows, known.__getitem__)
-
-
-def decimal_bytes(value: Decimal) -> bytes:
-    sign, digits, exponent = value.as_tuple()
-    magnitude = int("".join(map(str, digits)))
-    data = bytearray(magnitude.to_bytes(magnitude.bit_length() // 8 + 1, "big"))
-    data[0] |= 0x80 if sign else 0
-    return bytes([30]) + struct.pack("<ii", -int(exponent), len(data)) + bytes(data)
-
 
 def integers(bits: int) -> st.SearchStrategy[int]:
     return st.integers(-(1 << bits - 1), (1 << bits - 1) - 1)
 
 
-SQL_DATE_HEAD = b"\xfe\x0f\x00\x00\x00f:\xde\xd5@\x97f"
-"""How Ignite 2.17 writes a java.sql.Date before its milliseconds."""
 LOCAL_DATE = b"\xfe\x0e\x00\x00\x00e\xeb\xdf6\x06\xb2H\x03\xe4\x07\x00\x00\x01\x02"
 FLOATS = st.floats(width=32, allow_nan=False)
 DOUBLES = st.floats(allow_nan=False)
@@ -217,7 +180,7 @@ def test_an_object_that_stands_twice_in_a_row_is_read_twice():
 
 def test_what_a_handle_leads_to_is_named_where_it_is_no_column():
     row = binary_type("Row", [("a", 24), ("b", 24), ("n", 3)])
-    listed = bytes([24]) + pack_int(1) + b"\1" + number(3, "i", 5)
+    listed = bytes([24]) + pack_int(1) + b"\1" + pack_string("a")
     fields = [("a", listed), ("b", bytes([102]) + pack_int(len(listed))), ("n", number(3, "i", 1))]
     values = [binary_object(row, fields)] * 2
     with pytest.raises(SourceError, match=r"a is Collection.*b is Collection.*--without b"):
@@ -361,7 +324,7 @@ def test_arrow_data_whose_offsets_point_elsewhere_is_refused():
 def test_all_that_cant_be_a_column_is_named_with_the_way_out():
     kind = binary_type("Bad", [("list", 24), ("names", 20), ("good", 3), ("gone", 103)])
     fields = [
-        ("list", bytes([24]) + pack_int(1) + b"\0" + number(3, "i", 1)),
+        ("list", bytes([24]) + pack_int(1) + b"\0" + pack_string("a")),
         ("names", bytes([20]) + pack_int(1) + pack_string("a")),
         ("good", number(3, "i", 1)),
         ("gone", NULL),
@@ -370,18 +333,112 @@ def test_all_that_cant_be_a_column_is_named_with_the_way_out():
         read([binary_object(kind, fields)], [kind])
     text = str(caught.value)
     assert "3 parts" in text and "--without list" in text and "names is String[]" in text
-    assert "gone is null in all of the first 1 rows" in text
+    assert "gone is null in all of the first 1 rows" in text and "--dtype list=json" in text
     _, found = read(
         [binary_object(kind, fields)], [kind], ColumnOptions(without=frozenset(["list", "names", "gone"]))
     )
     assert found["good"].tolist() == [1]
 
 
-def test_two_classes_in_one_cache_are_named():
-    one, two = binary_type("One", [("a", 3)]), binary_type("Two", [("a", 3)])
-    values = [binary_object(kind, [("a", number(3, "i", 1))]) for kind in (one, two)]
-    with pytest.raises(SourceError, match=r"is of .*One.*Two|is of .*Two.*One"):
-        read(values, [one, two])
+CAT = binary_type("Cat", [("age", 3), ("lives", 3), ("weight", 6)])
+DOG = binary_type(
+    "Dog", [("age", 3), ("tricks", 9), ("weight", 5)], ["age", "tricks"], ["age", "tricks", "weight"]
+)
+
+
+def cat(age: int) -> bytes:
+    return binary_object(
+        CAT, [("age", number(3, "i", age)), ("lives", number(3, "i", 9)), ("weight", number(6, "d", age / 2))]
+    )
+
+
+def dog(age: int, tricks: str = "sit") -> bytes:
+    return binary_object(DOG, [("age", number(3, "i", age)), ("tricks", pack_string(tricks))])
+
+
+def test_objects_of_several_classes_have_the_columns_of_all():
+    values = [cat(1), dog(2), cat(3)]
+    with pytest.raises(SourceError, match=r"Column lives must have a value.*null in 1 of 3 rows.*lives=null"):
+        read(values, [CAT, DOG])
+    options = ColumnOptions(fills={"lives": "null", "tricks": "null"})
+    columns, found = read(values, [DOG, CAT], options)
+    assert list(columns) == [
+        *("key", "age", "lives", "lives_is_null", "tricks", "tricks_is_null", "weight"),
+    ]
+    assert columns["lives_is_null"] == Column("lives_is_null", "bool")
+    assert found["age"].tolist() == [1, 2, 3] and found["lives"].tolist() == [9, 0, 9]
+    assert found["lives_is_null"].tolist() == [False, True, False]
+    assert found["tricks"].to_pylist() == ["", "sit", ""]
+    assert found["tricks_is_null"].tolist() == [True, False, True]
+    assert math.isnan(found["weight"][1]) and found["weight"][[0, 2]].tolist() == [0.5, 1.5]
+
+
+def test_fields_of_one_name_are_of_one_type_in_all_classes():
+    heavy = [("age", number(3, "i", 1)), ("tricks", NULL), ("weight", number(5, "f", 1))]
+    with pytest.raises(SourceError, match=r"weight is float and double in turn.*--dtype weight=json"):
+        read([cat(1), binary_object(DOG, heavy)], [CAT, DOG], ColumnOptions(fills={"lives": "0"}))
+
+
+def test_a_class_that_none_of_the_first_rows_is_of_is_named():
+    types = {kind.number: kind for kind in (CAT, DOG)}
+    fields = find_fields(
+        find_rows(key(0) + cat(1), 1),
+        *(CONFIGURATION, types.__getitem__, ColumnOptions(), SourceOptions()),
+    )
+    later = find_rows(key(0) + cat(1) + key(1) + dog(2), 2)
+    with pytest.raises(SourceError, match=r"first rows are of: Cat. Received: Dog.*--without value"):
+        decode_rows(fields, later, types.__getitem__)
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_null_is_text_or_a_number_beside_a_column_that_says_it(rows: int):
+    """Also where fields stand at equal distances, side by side."""
+    names = [("a", 3), ("b", 4), ("c", 6), ("d", 8), ("text", 9)]
+    kind = binary_type("Row", names)
+    values = [
+        binary_object(
+            kind,
+            [
+                ("a", NULL if index == 1 else number(3, "i", index)),
+                ("b", number(4, "q", index)),
+                ("c", number(6, "d", math.nan if index == 2 else index)),
+                ("d", number(8, "?", index % 2)),
+                ("text", NULL if index == 1 else pack_string(str(index))),
+            ],
+        )
+        for index in range(rows)
+    ]
+    with pytest.raises(SourceError, match=r"Column a must have"):
+        read(values, [kind])
+    fills = {"a": "null", "text": "null", "c": "null", "b": "null"}
+    _, found = read(values, [kind], ColumnOptions(fills=fills))
+    assert found["a"].tolist() == [0, 0, *range(2, rows)]
+    assert found["text"].to_pylist() == ["0", "", *map(str, range(2, rows))]
+    assert found["c"].tolist() == [0.0, 1.0, 0.0, *range(3, rows)]
+    for name, missing in (("a", [1]), ("text", [1]), ("c", [2]), ("b", [])):
+        assert np.flatnonzero(found[f"{name}_is_null"]).tolist() == missing, name
+
+
+def test_where_nothing_is_null_the_column_says_that():
+    names = [("a", 3), ("b", 4), ("c", 6), ("d", 8)]
+    kind = binary_type("Row", names)
+    forms = {"a": (3, "i"), "b": (4, "q"), "c": (6, "d"), "d": (8, "?")}
+
+    def value(index: int) -> bytes:
+        return binary_object(kind, [(name, number(*forms[name], index % 2)) for name, _ in names])
+
+    _, found = read(
+        [value(index) for index in range(100)], [kind], ColumnOptions(fills={"a": "null", "c": "null"})
+    )
+    assert found["a"].tolist() == found["c"].tolist() == [index % 2 for index in range(100)]
+    assert not found["a_is_null"].any() and not found["c_is_null"].any() and "b_is_null" not in found
+
+
+@pytest.mark.parametrize("word", ["mean", "most"])
+def test_words_that_need_all_values_are_refused(word: str):
+    for value in (pack_string("a"), number(6, "d", 1)):
+        with pytest.raises(SourceError, match=f"--fill says '{word}'.*--fill value=null"):
+            read([value], options=ColumnOptions(fills={"value": word}))
 
 
 def test_values_of_two_types_are_named():

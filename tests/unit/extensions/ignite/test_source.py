@@ -51,7 +51,9 @@ from insitu.extensions.ignite.protocol import (
 from insitu.extensions.ignite.source import TypeBook
 from insitu.extensions.ignite.wire import pack_int, pack_string
 from insitu.grid import Catalog, dataset, import_cache
+from insitu.grid.importing import run_import
 from insitu.grid.sources import ColumnOptions, SourceOptions
+from insitu.options import ImportOptions
 
 HANDSHAKE = 1
 
@@ -155,6 +157,25 @@ def test_an_object_that_is_null_in_the_first_rows_makes_columns(paths: Paths):
         (cache,) = import_cache(paths, "sizes", [cluster.address()], fill=["size.width=-1"])
     found = rows_of(paths, cache)
     np.testing.assert_array_equal(found["size.width"], [-1] * 600 + list(range(600, 900)))
+
+
+def test_a_class_that_is_rare_is_found_and_said(paths: Paths):
+    """If the first rows are of two classes, more rows are looked at for further ones."""
+    kinds = [binary_type(name, [(name.lower(), 6)]) for name in ("Cat", "Dog", "Owl")]
+
+    def value(index: int) -> bytes:
+        kind = kinds[2 if index == 700 else index % 2]
+        return binary_object(kind, [(kind.name.lower(), number(6, "d", index))])
+
+    rows = [(number(4, "q", index), value(index)) for index in range(900)]
+    notes: list[str] = []
+    with cluster_of(2, FakeCache([rows[:300], rows[300:500], rows[500:]], kinds)) as cluster:
+        options = ImportOptions("pets", (cluster.address(),))
+        (cache,) = run_import(paths, options, note=notes.append)
+    assert "value is of Cat and of Dog and of Owl: columns are those of all" in notes[0]
+    found = rows_of(paths, cache)
+    assert np.flatnonzero(~np.isnan(found["owl"])).tolist() == [700] and found["owl"][700] == 700
+    assert np.isnan(found["cat"]).tolist() == [index % 2 == 1 or index == 700 for index in range(900)]
 
 
 def test_a_server_that_dies_is_replaced_by_the_next_primary(paths: Paths):

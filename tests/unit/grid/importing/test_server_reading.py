@@ -17,6 +17,7 @@ from ignite_wire import (
     binary_object,
     binary_type,
     cluster_of,
+    drawing,
     drawings,
     number,
 )
@@ -234,6 +235,41 @@ def test_what_is_read_again_stays_on_its_nodes(head: Paths, hosts: StoreHosts) -
         "b": True,
         "c": True,
     }
+
+
+def test_hosts_write_the_partitions_alone_that_have_changed(
+    head: Paths, hosts: StoreHosts, tmp_path: Path
+) -> None:
+    remote, rows = hosts.remote(), drawings(90, 6)
+
+    def files(cache: CacheSpec) -> list[tuple[int, bytes]]:
+        places = [(p.owners[0], cache.name, cache.version, p.index) for p in cache.partitions]
+        paths = [hosts.paths[place[0]].partition(*place) for place in places]
+        return [(path.stat().st_ino, path.read_bytes()) for path in paths]
+
+    with servers_on(rows, 1, 2, 3) as cluster:
+        first = read_snapshot(head, cluster.address(), NO_OPTIONS, remote=remote)
+        before = files(first)
+        rows.partitions[4].append(drawing(94))
+        spoiled = hosts.paths[NodeId("b")].partition(NodeId("b"), first.name, 1, 1)
+        spoiled.write_bytes(bytes(spoiled.stat().st_size))
+        second = read_snapshot(head, cluster.address(), NO_OPTIONS, remote=remote)
+        after = files(second)
+        plain = read_here(tmp_path, cluster)
+        third = read_snapshot_again(head, second, remote)
+    assert [a[0] == b[0] for a, b in zip(before, after, strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert checksums(second) == checksums(plain) and second.rows == 91
+    assert [after[p][1] == before[p][1] for p in range(6)] == [True] * 4 + [False, True]
+    assert files(third) == after and third.version == 3
+    for paths in hosts.paths.values():
+        assert not list(paths.staging.iterdir())
 
 
 def test_a_node_that_is_gone_has_its_partitions_read_by_others(head: Paths, hosts: StoreHosts) -> None:
