@@ -1,7 +1,4 @@
-"""`insitu k8s` against a real control plane, with pods as processes: from an empty namespace to a training.
-
-The test kubelet runs no commands in pods for others, so `execute` enters a container's namespaces instead.
-"""
+"""`insitu k8s` against a real control plane, with pods as processes: from an empty namespace to a training."""
 
 from __future__ import annotations
 
@@ -10,18 +7,26 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hosts_lab
 import k8s_binaries
-import numpy as np
 import pytest
-from command_line import CliRunner
 
 pytest.importorskip("kubernetes", reason="the library `kubernetes` must be installed: make ready-k8s")
 
+from k8s_insitu import (
+    IMAGE,
+    SMALL,
+    act_as_administrator,
+    head,
+    insitu,
+    read_weights,
+    use,
+    write_input,
+)
 from k8s_kubelet import Cluster
 from k8s_plane import wait_for
 
@@ -34,19 +39,6 @@ _CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-sch
 _OBSTACLE = hosts_lab.find_obstacle() or k8s_binaries.find_obstacle(*_CONTROL_PLANE)
 pytestmark = [pytest.mark.k8s, pytest.mark.long, pytest.mark.skipif(bool(_OBSTACLE), reason=_OBSTACLE)]
 
-IMAGE = "insitu:test"
-SMALL = ("--cpu", "200m", "--memory", "1Gi", "--image", IMAGE, "--timeout", "3m")
-SCRIPT = """
-import hashlib
-import keras, insitu
-train = insitu.dataset("d", label="y").shuffle().batch(64)
-with insitu.MultiWorkerMirroredStrategy().scope():
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, activation="softmax")])
-    model.compile("adam", "sparse_categorical_crossentropy")
-model.fit(train, epochs=40, callbacks=[insitu.BackupAndRestore()], verbose=0)
-print("weights", hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest())
-"""
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -56,61 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def as_administrator(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(cluster.plane.kubeconfig, monkeypatch)
-
-    def execute(_: object, namespace: str, pod: str, container: str, command: Sequence[str]) -> Any:
-        done = run_in(cluster, namespace, pod, *command, container=container)
-        return done.returncode, done.stdout, done.stderr
-
-    monkeypatch.setattr(KubeconfigTransport, "execute", execute)
-
-
-def use(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
-
-
-def run_in(
-    cluster: Cluster, namespace: str, pod: str, *command: str, container: str = "head", given: bytes = b""
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in a container, as `kubectl exec` does."""
-    found = next(each for each in cluster.find(namespace, pod).containers if each.name == container)
-    enter = [
-        "nsenter",
-        "-t",
-        str(found.pid),
-        "-m",
-        "-p",
-        "-u",
-        "-i",
-        "-n",
-        "--root",
-        "-S",
-        "10001",
-        "-G",
-        "10001",
-    ]
-    variables = [f"{name}={value}" for name, value in found.environment.items()]
-    return subprocess.run(
-        [*enter, "env", "-i", *variables, "KERAS_BACKEND=jax", *command],
-        input=given.decode(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd="/",
-    )
-
-
-def head(cluster: Cluster, namespace: str, *command: str, given: bytes = b"") -> str:
-    done = run_in(cluster, namespace, "head-0", *command, given=given)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def insitu(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().run(["k8s", *arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, done.stdout, done.stderr
+    act_as_administrator(cluster, monkeypatch)
 
 
 def error_of(*arguments: str) -> str:
@@ -126,15 +64,6 @@ def states_of(namespace: str) -> dict[str, str]:
     }
 
 
-def write_input(cluster: Cluster, namespace: str) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2000, 8)).astype("float32").tolist()
-    lines = "".join(json.dumps({"x": row, "y": int(sum(row) > 0)}) + "\n" for row in x)
-    for path, text in (("/tmp/d.jsonl", lines), ("/tmp/job/train.py", SCRIPT)):
-        script = f"mkdir -p /tmp/job && cat > {path}"
-        head(cluster, namespace, "sh", "-c", script, given=text.encode())
-
-
 def job_of(cluster: Cluster, namespace: str) -> dict[str, Any]:
     (job,) = json.loads(head(cluster, namespace, "insitu", "ps", "--all", "--json"))
     return dict(job)
@@ -143,11 +72,6 @@ def job_of(cluster: Cluster, namespace: str) -> dict[str, Any]:
 def node_of(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
     listed = json.loads(head(cluster, namespace, "insitu", "nodes", "--json"))
     return dict(next(each for each in listed if each["node"] == name))
-
-
-def weights_of(cluster: Cluster, namespace: str, job: str) -> set[str]:
-    logs = head(cluster, namespace, "insitu", "logs", job)
-    return {line.rsplit(" ", 1)[-1] for line in logs.splitlines() if " weights " in line}
 
 
 def test_a_cluster_trains_loses_pods_scales_and_goes(cluster: Cluster) -> None:
@@ -159,7 +83,7 @@ def test_a_cluster_trains_loses_pods_scales_and_goes(cluster: Cluster) -> None:
     head(cluster, "story", "insitu", "import", "d", "/tmp/d.jsonl", "--backups", "1")
     start = ("insitu", "start", "--workers", "2", "--seed", "1")
     head(cluster, "story", *start, "--name", "calm", "d", "/tmp/job", "train.py")
-    (wanted,) = weights_of(cluster, "story", "calm")
+    (wanted,) = read_weights(cluster, "story", "calm")
     head(cluster, "story", "insitu", "delete", "--yes", job_of(cluster, "story")["job_id"])
 
     # The head's pod goes in the middle. Its disk has all that it knows, so the next one resumes the job.
@@ -172,7 +96,7 @@ def test_a_cluster_trains_loses_pods_scales_and_goes(cluster: Cluster) -> None:
     wait_for(
         lambda: job_of(cluster, "story")["state"] == "finished", why=lambda: str(job_of(cluster, "story"))
     )
-    assert weights_of(cluster, "story", "lost") == {wanted}
+    assert read_weights(cluster, "story", "lost") == {wanted}
 
     # A store's pod comes back at another address, and its node stays.
     address = cluster.get_pod("story", "store-1")["status"]["podIP"]
