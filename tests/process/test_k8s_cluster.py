@@ -1,4 +1,4 @@
-"""`insitu k8s` against a real control plane, with pods as processes: from an empty namespace to a training."""
+"""`insitu k8s` against a real control plane, pods as processes: from an empty namespace to a training."""
 
 from __future__ import annotations
 
