@@ -58,6 +58,8 @@ class JobWatch:
         self._paths, self._client = paths, client
         #: Why it couldn't ask, as it was logged last.
         self._said = ""
+        #: The threads that do what follows for jobs, by the names of their JobSets.
+        self._acting: dict[str, threading.Thread] = {}
 
     def run(self, ending: threading.Event) -> None:
         """Look until the head ends. The API server may be away: jobs continue."""
@@ -77,9 +79,12 @@ class JobWatch:
             return
         found = {str(each["metadata"]["name"]): each for each in self._client.list("JobSet", JOB_LABEL)}
         for name, job in jobs.items():
-            step = decide_step(self._read(job), found.get(name))
-            if step:
-                self._do(step, job, name)
+            if name in self._acting and self._acting[name].is_alive():
+                continue
+            if step := decide_step(self._read(job), found.get(name)):
+                # A stop takes as long as tasks take to end, and others don't wait for it.
+                self._acting[name] = threading.Thread(target=self._do, args=(step, job, name), daemon=True)
+                self._acting[name].start()
 
     def _list_jobs(self) -> list[JobPaths]:
         from insitu.cluster import list_job_ids, read_spec
@@ -120,9 +125,10 @@ class JobWatch:
             MergedLog(job).log(f"JobSet {name} was deleted: the job is stopped")
         elif step == "resume":
             MergedLog(job).log(f"the queue has admitted JobSet {name} again")
-            paused.unlink(missing_ok=True)
         arguments = ["resume", "--detach"] if step == "resume" else ["stop"]
         command = [sys.executable, "-P", "-m", "insitu", *arguments, job.root.name]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             logger.warning("%s: %s", job.root.name, " ".join(done.stderr.split()))
+        elif step == "resume":
+            paused.unlink(missing_ok=True)
