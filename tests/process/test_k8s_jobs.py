@@ -167,6 +167,19 @@ def test_the_pods_of_a_job_wait_for_the_next_pod_of_the_head(cluster: Cluster, w
     assert {store: pod["metadata"]["uid"] for store, pod in pods_of(cluster, job).items()} == before
 
 
+def test_training_continues_while_the_api_server_is_away(cluster: Cluster, weights: str) -> None:
+    job = start(cluster, "away")
+    wait_until_trains(cluster, "away")
+    cluster.plane.stop("kube-apiserver")
+    try:
+        wait_for_state(cluster, "away", "finished")
+    finally:
+        cluster.plane.start("kube-apiserver")
+        cluster.plane.wait_ready()
+    assert read_weights(cluster, SPACE, "away") == {weights}
+    wait_for(lambda: has_condition(find_jobset(cluster, job), "Completed"), 120)
+
+
 @pytest.mark.parametrize(
     "options, said",
     [
