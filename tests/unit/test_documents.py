@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,34 @@ def test_the_page_of_the_command_line_has_all_commands() -> None:
     assert named == set(re.findall(r"^### insitu (\S+)$", page, re.MULTILINE))
     assert "| `--workers` `INTEGER` | Worker tasks. |" in page
     assert page.count("\n\n    insitu ") > 20  # examples
+
+
+def commands_in(page: Path) -> Iterator[list[str]]:
+    """Yield the words behind `insitu` of each command in a page's consoles."""
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for line in re.findall(r"^\$ (?:\w+=\S+ )*insitu (.*)$", block.replace("\\\n", ""), re.MULTILINE):
+            yield shlex.split(line, comments=True)
+
+
+def parse(command: click.Command, words: list[str]) -> tuple[dict[str, object], list[str], object]:
+    context = click.Context(command, **command.context_settings)
+    return command.make_parser(context).parse_args(list(words))
+
+
+def test_commands_have_the_options_that_a_page_gives() -> None:
+    top = typer.main.get_command(build_app())  # type: ignore[arg-type]
+    wrong = []
+    for page in PAGES:
+        for words in commands_in(page):
+            command, rest = top, words
+            try:
+                while isinstance(command, click.Group):
+                    _, rest, _ = parse(command, rest)
+                    command = command.commands[rest.pop(0)]
+                parse(command, rest)
+            except (click.UsageError, KeyError) as error:
+                wrong.append(f"{name_of(page)}: insitu {' '.join(words)}: {error}")
+    assert wrong == []
 
 
 def test_documents_that_the_code_names_exist() -> None:
