@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 PATIENCE = 280.0
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "estimators.md"
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 
 KILLED = """
 import json, os, signal, sys
@@ -174,7 +174,8 @@ def test_the_last_checkpoint_is_scored_though_the_evaluator_and_the_chief_are_ki
 
 
 def examples() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    texts = [(HOW_TO / name).read_text() for name in ("evaluator.md", "train-and-evaluate.md")]
+    return re.findall(r"```python\n(.*?)```", "".join(texts), re.DOTALL)
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,18 +21,25 @@ from insitu.cli import build_app
 ROOT = Path(__file__).parents[2]
 DOCS, SOURCE = ROOT / "docs", ROOT / "src" / "insitu"
 PAGES = list_pages()
-HOW_TO = (
-    *("drain.md", "hosts-by-ssh.md", "import-on-hosts.md", "lost-head.md", "lost-host.md"),
-    *("nodes-read-sources.md", "ray.md", "rebalance.md", "remote.md"),
-)
+HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
 PLAIN = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
+    DOCS / "limits.md",
     *sorted((DOCS / "concepts").glob("*.md")),
-    DOCS / "tutorial" / "first-hour.md",
-    *sorted(DOCS / "how-to" / name for name in HOW_TO),
-    DOCS / "reference" / "compatibility.md",
-    DOCS / "reference" / "environment.md",
+    *sorted((DOCS / "tutorial").glob("*.md")),
+    *HOW_TO,
+    *(
+        DOCS / "reference" / name
+        for name in (
+            *("compatibility.md", "environment.md", "estimators.md", "feature-columns.md", "ignite.md"),
+            *("numbers.md", "parameter-servers.md", "rest.md", "tables.md", "tf-distribute.md"),
+        )
+    ),
+    *(
+        DOCS / "explanations" / name
+        for name in ("files.md", "ignite.md", "imports.md", "page.md", "speed.md")
+    ),
 ]
 """Pages whose sentences are measured."""
 LONGEST, MEAN = 30, 15  # words of a sentence
@@ -90,6 +98,35 @@ def test_the_page_of_the_command_line_has_all_commands() -> None:
     assert named == set(re.findall(r"^### insitu (\S+)$", page, re.MULTILINE))
     assert "| `--workers` `INTEGER` | Worker tasks. |" in page
     assert page.count("\n\n    insitu ") > 20  # examples
+
+
+def commands_in(page: Path) -> Iterator[list[str]]:
+    """Yield the words behind `insitu` of each command in a page's consoles."""
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for line in re.findall(r"^\$ (?:\w+=\S+ )*insitu (.*)$", block.replace("\\\n", ""), re.MULTILINE):
+            yield shlex.split(line, comments=True)
+
+
+def parse(command: click.Command, words: list[str]) -> tuple[dict[str, object], list[str], object]:
+    context = click.Context(command, **command.context_settings)
+    return command.make_parser(context).parse_args(list(words))
+
+
+def test_commands_have_the_options_that_a_page_gives() -> None:
+    top = typer.main.get_command(build_app())  # type: ignore[arg-type]
+    wrong = []
+    for page in PAGES:
+        for words in commands_in(page):
+            command, rest = top, words
+            try:
+                while isinstance(command, click.Group):
+                    _, rest, _ = parse(command, rest)
+                    inner = command.get_command(click.Context(command), rest[0])
+                    command, rest = command.commands[rest[0]] if inner is None else inner, rest[1:]
+                parse(command, rest)
+            except (click.UsageError, KeyError) as error:
+                wrong.append(f"{name_of(page)}: insitu {' '.join(words)}: {error}")
+    assert wrong == []
 
 
 def test_documents_that_the_code_names_exist() -> None:
@@ -173,9 +210,9 @@ def test_sentences_are_short(page: Path) -> None:
     assert sum(lengths.values()) <= MEAN * len(lengths)
 
 
-@pytest.mark.parametrize("name", HOW_TO)
-def test_a_how_to_is_a_short_page(name: str) -> None:
-    assert len((DOCS / "how-to" / name).read_text().split()) <= 400
+@pytest.mark.parametrize("page", HOW_TO, ids=name_of)
+def test_a_how_to_is_a_short_page(page: Path) -> None:
+    assert len(page.read_text().split()) <= 400
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "concepts").glob("*.md")), ids=name_of)

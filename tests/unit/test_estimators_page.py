@@ -1,5 +1,6 @@
-"""The examples of estimators in docs/how-to/estimators.md run as written, one after another. Those that need
-a job are run by process/test_evaluator.py."""
+"""The examples of estimators.md in docs/how-to and docs/reference run as written, one after another.
+
+Those that need a job are run by process/test_evaluator.py."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "estimators.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / folder / "estimators.md").read_text() for folder in ("how-to", "reference"))
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, as it saves
@@ -17,7 +19,7 @@ def test_the_examples_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
-    blocks = re.findall(r"```python estimator\n(.*?)```", PAGE, re.S)
+    blocks = re.findall(r"```python estimator\n(.*?)```", PAGES, re.S)
     assert len(blocks) == 2
     for block in blocks:
         exec(compile(block, "docs/how-to/estimators.md", "exec"), names)

@@ -1,4 +1,4 @@
-"""docs/how-to/migration.md has all public names of `tf.distribute`, and the tests that it names exist."""
+"""docs/reference/tf-distribute.md has all public names of `tf.distribute`, and names tests that exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
-PAGE = (TESTS.parent / "docs" / "how-to" / "migration.md").read_text()
+PAGE = (TESTS.parent / "docs" / "reference" / "tf-distribute.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line[:1] == "|"
 ]

@@ -55,7 +55,7 @@ def top(
     """Show how fast the tasks of a job train, what a step is spent on, and what they use, until the job ends.
 
     Each task measures itself. Rates are those of the last ten seconds of training. A step is split into what
-    the task did in it (docs/how-to/numbers.md). Where the output is no terminal, the table is printed once.
+    the task did in it (docs/reference/numbers.md). If the output is no terminal, the table is printed once.
 
     Examples:
 

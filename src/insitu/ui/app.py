@@ -47,8 +47,8 @@ _STATUSES: tuple[tuple[type[InsituError], int], ...] = (
 )
 _DESCRIPTION = """Jobs, caches and nodes of one $INSITU_HOME, in the forms of docs/reference/json.md.
 
-Send `Authorization: Bearer TOKEN`; docs/how-to/page.md says where the tokens are. A token with the role view
-may read. An error is `{"error": {"kind", "message", "logs"}}`."""
+Send `Authorization: Bearer TOKEN`; docs/reference/rest.md says where the tokens are. A token with the role
+view may read. An error is `{"error": {"kind", "message", "logs"}}`."""
 
 
 def make_application(state: UIState, audit: AuditLog, origins: frozenset[str]) -> ASGIApp:

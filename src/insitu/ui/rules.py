@@ -112,7 +112,7 @@ def check_role(facts: Facts, session: Session | None) -> Refusal | None:
         return Refusal(
             401,
             "Sign in with the link that `insitu ui --link` prints, or send a bearer token "
-            "(docs/how-to/page.md)",
+            "(docs/reference/rest.md)",
         )
     if facts.method in CHANGING and session.role != "operate" and facts.path not in FOR_VIEWERS:
         return Refusal(403, "This needs the role operate. Received: a session with the role view")

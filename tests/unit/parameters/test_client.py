@@ -30,9 +30,9 @@ def test_connecting_with_bad_arguments_fails():
 
 
 def test_the_example_of_the_documentation_runs():
-    text = (Path(__file__).parents[3] / "docs" / "how-to" / "parameters.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "numpy-servers.md").read_text()
     found: dict[str, Any] = {}
-    exec(text.split("## From NumPy")[1].split("```python\n")[1].split("```")[0], found)
+    exec(text.split("```python\n")[1].split("```")[0], found)
     assert found["push"].result() == "applied"
     assert found["rows"].shape == (3, 8)
 

@@ -1,7 +1,7 @@
 """Tables of other systems, which URLs name, such as ignite://HOST/CACHE.
 
-A package registers a connector for the scheme of the URLs (`insitu.connectors`, docs/how-to/plugins.md). It
-opens a table as a source, says where rows are and how they are read again, and writes rows if it can.
+A package registers a connector for the scheme of the URLs (`insitu.connectors`, docs/reference/plugins.md).
+It opens a table as a source, says where rows are and how they are read again, and writes rows if it can.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def test_keys_that_come_twice_are_refused(paths: Paths, tmp_path: Path) -> None:
 
 
 def test_predictions_land_under_the_keys_of_their_rows(paths: Paths, drawn: str, tmp_path: Path) -> None:
-    """The recipe of docs/how-to/ignite.md."""
+    """Rows that a model has predicted come back under the keys of the rows."""
     rows = dataset(drawn, features=["key", "image"], label=None, paths=paths, context=Context(paths))
     keys, scores = [], []
     for batch in rows.batch(128):
