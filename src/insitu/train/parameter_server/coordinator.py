@@ -39,9 +39,9 @@ from numpy.typing import NDArray
 from insitu.base import errors
 from insitu.base.context import Context
 from insitu.base.errors import InputError, ServerLost, ServerMoved, ServerStalled, TrainingError
+from insitu.base.serialization import NotSerializable, from_bytes, to_bytes
 from insitu.parameters import ClosureClient
 from insitu.train.backends import active_backend
-from insitu.train.collectives import NotSerializable, from_bytes, to_bytes
 from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.replica import to_numpy
 
