@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from insitu.extensions.tracking import track
     from insitu.grid import Dataset, dataset
     from insitu.parameters import ParameterServer
-    from insitu.service import import_data, start
+    from insitu.service import import_data, run, start
     from insitu.train import (
         BackupAndRestore,
         CentralStorageStrategy,
@@ -118,6 +118,7 @@ __all__ = [
     "over_batch",
     "parameters",
     "predict_into",
+    "run",
     "start",
     "track",
 ]

@@ -29,6 +29,7 @@
     │   ├── RevisionCompacted   it doesn't remember changes so far back
     │   └── LeaseEnded          a key was to go with a lease that isn't alive
     ├── ClusterError            the controller or an engine can't do what is asked
+    │   ├── TaskFailed          a function that insitu.run has started has failed
     │   └── Unpublished         data that a task has written is on its disk alone when its script ends
     ├── ExchangeError           buffers could not be moved between tasks
     │   ├── JoinTimeout
@@ -236,6 +237,17 @@ class LeaseEnded(MetadataError):
 
 class ClusterError(InsituError):
     """The controller or an engine can't do what is asked."""
+
+
+class TaskFailed(ClusterError):
+    """A function that `insitu.run` has started has failed. `job_id` is its job, `task` the one that failed,
+    such as worker:1, and `traceback` its text; both are "" if none is to blame or was killed."""
+
+    def __init__(self, message: str, *, job_id: str, task: str, traceback: str, logs: str) -> None:
+        super().__init__(message, logs=logs)
+        self.job_id = job_id
+        self.task = task
+        self.traceback = traceback
 
 
 class Unpublished(ClusterError):
