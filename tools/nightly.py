@@ -39,6 +39,7 @@ SUITES = {
     "test-formats": "make ready-formats && make test-formats",
     "test-stores": "make ready-stores && make test-stores",
     "test-track": "make ready-track && make test-track",
+    "test-notebook": "make ready-notebook && make test-notebook",
     "test-ignite": "make ready-ignite && make test-ignite",
     "docs": "make docs",
     "smoke": "make ready-smoke && make smoke",
