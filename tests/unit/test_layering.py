@@ -324,9 +324,9 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
 
 
 CORE = [path for path in MODULES if room_of(path) != "extensions"]
-LINES, FILES = 127_703, 693
+LINES, FILES = 128_013, 693
 """Of Python in the core, at most: what is added replaces something, or its commit says why not."""
-ALL_LINES = 140_681
+ALL_LINES = 141_007
 """With the extensions."""
 
 

@@ -53,6 +53,13 @@
 
 Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path of
 further messages.
+
+Example:
+    >>> try:
+    ...     insitu.dataset("no-such-cache")
+    ... except insitu.errors.UnknownCache as error:
+    ...     error.exit_code
+    2
 """
 
 from __future__ import annotations

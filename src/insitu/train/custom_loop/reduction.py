@@ -21,7 +21,13 @@ from insitu.train.replica import ModelState, broadcast_state
 
 
 class ReduceOp(enum.Enum):
-    """How values of replicas are combined, as `tf.distribute.ReduceOp`."""
+    """How values of replicas are combined, as `tf.distribute.ReduceOp`.
+
+    Example:
+        >>> strategy = insitu.get_strategy()
+        >>> float(strategy.reduce(insitu.ReduceOp.SUM, np.array([1.0, 2.0]), axis=0))
+        3.0
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
