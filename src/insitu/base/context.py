@@ -52,7 +52,13 @@ _FIRST_WORKER = TaskId("worker", 0)
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The identity of this process, read from its environment."""
+    """The identity of this process, read from its environment.
+
+    Example:
+        >>> me = insitu.context()
+        >>> me.task.role, me.task.index, me.num_shards, me.job_id
+        ('worker', 0, 1, None)
+    """
 
     #: Names below $INSITU_HOME.
     paths: Paths
@@ -270,6 +276,10 @@ def context() -> Context:
 
     `repeats_event` is true while a callback is called again for an event that a lost process may have
     handled, wholly or in part: a callback that sends mails or counts calls elsewhere can skip it.
+
+    Example:
+        >>> str(insitu.context().task)
+        'worker:0'
     """
     found = read_context(os.environ)
     return replace(found, repeats_event=True) if _repeating else found

@@ -29,6 +29,7 @@
     │   ├── RevisionCompacted   it doesn't remember changes so far back
     │   └── LeaseEnded          a key was to go with a lease that isn't alive
     ├── ClusterError            the controller or an engine can't do what is asked
+    │   ├── TaskFailed          a function that insitu.run has started has failed
     │   └── Unpublished         data that a task has written is on its disk alone when its script ends
     ├── ExchangeError           buffers could not be moved between tasks
     │   ├── JoinTimeout
@@ -52,6 +53,13 @@
 
 Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path of
 further messages.
+
+Example:
+    >>> try:
+    ...     insitu.dataset("no-such-cache")
+    ... except insitu.errors.UnknownCache as error:
+    ...     error.exit_code
+    2
 """
 
 from __future__ import annotations
@@ -236,6 +244,17 @@ class LeaseEnded(MetadataError):
 
 class ClusterError(InsituError):
     """The controller or an engine can't do what is asked."""
+
+
+class TaskFailed(ClusterError):
+    """A function that `insitu.run` has started has failed. `job_id` is its job, `task` the one that failed,
+    such as worker:1, and `traceback` its text; both are "" if none is to blame or was killed."""
+
+    def __init__(self, message: str, *, job_id: str, task: str, traceback: str, logs: str) -> None:
+        super().__init__(message, logs=logs)
+        self.job_id = job_id
+        self.task = task
+        self.traceback = traceback
 
 
 class Unpublished(ClusterError):

@@ -51,6 +51,15 @@ class ParameterServer:
 
     Either call `serve()`, which returns after `stop()`, or use it as a context manager: then it serves in a
     thread of its own.
+
+    Example:
+        >>> with insitu.ParameterServer(mode="async") as server:
+        ...     with insitu.parameters.connect([server.address]) as client:
+        ...         start = np.zeros(3, "float32")
+        ...         plan = client.define({"w": ((3,), "float32", start)}, updater={"name": "sgd"})
+        ...         newest = client.pull().result()
+        ...         print(newest, client.values["w"])
+        0 [0. 0. 0.]
     """
 
     def __init__(

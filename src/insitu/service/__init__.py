@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         format_staleness,
         format_time,
     )
+    from insitu.service.function_jobs import FunctionTask, run
     from insitu.service.job_template import (
         MOST_CLASSES,
         FeatureFacts,

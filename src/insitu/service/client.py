@@ -115,7 +115,8 @@ class Job:
     def __init__(self, job_id: str) -> None:
         #: Its id, as `insitu ps` shows it.
         self.id = job_id
-        self._job = Paths.default().job(job_id)
+        #: The names of its files.
+        self.paths = Paths.default().job(job_id)
 
     def __repr__(self) -> str:
         return f"Job({self.id!r}, {self.state})"
@@ -125,12 +126,12 @@ class Job:
         """Its state: pending, running, finished, failed or stopped."""
         from insitu.cluster import read_status
 
-        return str(read_status(self._job).state.phase)
+        return str(read_status(self.paths).state.phase)
 
     @property
     def code(self) -> Path:
         """The folder in which its script runs and writes."""
-        return self._job.code
+        return self.paths.code
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended, at most `timeout` seconds. Returns its exit code, 0 if it has finished.
@@ -140,14 +141,14 @@ class Job:
         from insitu.cluster import is_running, read_exit_code
 
         deadline = None if timeout is None else time.monotonic() + timeout
-        while is_running(self._job):
+        while is_running(self.paths):
             if deadline is not None and time.monotonic() > deadline:
                 raise ClusterError(
                     f"{self.id} must end within {timeout:g} s. Received: a job that is {self.state}. It "
                     f"continues; wait again, or stop it by stop()"
                 )
             time.sleep(_POLL_SECONDS)
-        return read_exit_code(self._job)
+        return read_exit_code(self.paths)
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
         """Yield the lines of its output, with the task before each. `follow`: also those to come, to its
@@ -155,7 +156,7 @@ class Job:
         from insitu.cluster import follow as follow_log
         from insitu.cluster import is_running
 
-        job = self._job
+        job = self.paths
         for lines in follow_log(job.output, (lambda: not is_running(job)) if follow else (lambda: True)):
             yield from (line.decode(errors="replace") for line in lines)
 
@@ -165,7 +166,7 @@ class Job:
         row."""
         from insitu.cluster import read_curve
 
-        ends = {(point.call, point.epoch): point.metrics for point in read_curve(self._job)}
+        ends = {(point.call, point.epoch): point.metrics for point in read_curve(self.paths)}
         found: dict[str, list[float]] = {}
         for metrics in ends.values():
             for name, value in metrics.items():
@@ -176,7 +177,7 @@ class Job:
         """End it. It can be continued by `insitu resume`. Raises JobEnded if it has ended already."""
         from insitu.cluster import stop_job
 
-        stop_job(self._job)
+        stop_job(self.paths)
 
 
 def start(

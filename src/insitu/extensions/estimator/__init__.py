@@ -1,6 +1,10 @@
 """`insitu.estimator`: train and evaluate by global steps, with the names of tf.estimator.
 
 Begin reading with `training.py`.
+
+Example:
+    >>> column = insitu.feature_column.numeric_column("image", shape=(64,))
+    >>> classifier = insitu.estimator.LinearClassifier([column], n_classes=10)
 """
 
 from __future__ import annotations

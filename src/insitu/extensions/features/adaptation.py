@@ -42,6 +42,12 @@ def adapt(layers: Any, data: Dataset | str) -> None:
     rows at most.
 
     Raises InputError for what can't be adapted so, and for NaN.
+
+    Example:
+        >>> layer = keras.layers.Normalization()
+        >>> insitu.adapt(layer, insitu.dataset("digits/train", label=None, features="image").batch(32))
+        >>> tuple(layer.mean.shape)
+        (1, 64)
     """
     is_by_name = isinstance(layers, Mapping)
     shown = "dataset"  # in a call that can be pasted

@@ -2,6 +2,12 @@
 
 Their values equal those of TensorFlow's columns, on each backend. What needs text, a vocabulary or a hash is
 done by NumPy before the graph (`FeatureTransform`), the rest by a layer (`DenseFeatures`).
+
+Example:
+    >>> age = insitu.feature_column.numeric_column("age")
+    >>> ranges = insitu.feature_column.bucketized_column(age, [18, 30, 65])
+    >>> ranges.name
+    'age_bucketized'
 """
 
 from __future__ import annotations

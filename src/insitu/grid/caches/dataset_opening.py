@@ -45,6 +45,14 @@ def dataset(
     job that was started on it has read it; outside a job the first call reads it. `tensor`, `fill`, `arrow`,
     `without` and `ragged` are then as on the command line, such as tensor="image=uint8[28,28]" or
     without=["a", "b"].
+
+    Example:
+        >>> images, labels = next(iter(insitu.dataset("digits/train").batch(10)))
+        >>> images.shape, labels.dtype
+        ((10, 64), dtype('int64'))
+        >>> numbers = next(iter(insitu.dataset("digits/train", features="row", label=None).batch(4)))
+        >>> numbers.dtype
+        dtype('int64')
     """
     context = context or context_of_process()
     paths = paths or context.paths

@@ -90,6 +90,13 @@ class Dataset(PositionedData):
     those of all tasks. `model.fit` under an insitu strategy takes it apart by shard. Every row comes once an
     epoch, but for `filter`, `take` and `repeat`. Arrays of an unshuffled dataset may be read-only views of
     the file.
+
+    Example:
+        >>> rows = insitu.dataset("digits/train").shuffle().batch(32)
+        >>> images, labels = next(iter(rows))
+        >>> images.shape, images.dtype, labels.shape
+        ((32, 64), dtype('float32'), (32,))
+        >>> scaled = rows.map(lambda images, labels: (images / 16, labels))
     """
 
     def __init__(

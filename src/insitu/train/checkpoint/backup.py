@@ -47,6 +47,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         CheckpointError: if the newest checkpoint is of another model, or of other vocabularies; at the next
             save or at the end of training, if a checkpoint could not be written (if only room was lacking,
             there is a warning, and training continues).
+
+    Example:
+        >>> callback = insitu.BackupAndRestore("backups", save_freq=500)
+        >>> insitu.BackupAndRestore(save_freq="day")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        insitu.base.errors.TrainingError: ...
     """
 
     restores_training = True

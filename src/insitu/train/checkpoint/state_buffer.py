@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.base.serialization import Payload, parse_dtype
 from insitu.exchange import ALIGNMENT, Pages, aligned_empty
-from insitu.train.collectives import Payload, parse_dtype
 
 _SLICE_BYTES = 1 << 20
 """Bytes that are read at a time, and summed while they are in the processor's cache."""

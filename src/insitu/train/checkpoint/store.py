@@ -41,8 +41,8 @@ from insitu.base.disk.durable import (
 from insitu.base.disk.signatures import read_user_key, sign, unsign
 from insitu.base.errors import CheckpointError, ClusterError
 from insitu.base.paths import Paths
+from insitu.base.serialization import decode, encode
 from insitu.train.checkpoint.state_buffer import StateBuffer, read_arrays
-from insitu.train.collectives import decode, encode
 
 FORMAT = 4
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")

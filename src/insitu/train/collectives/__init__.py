@@ -12,15 +12,4 @@ from insitu.train.collectives.gather import (
     pack_leaves,
     squeeze_shards,
 )
-from insitu.train.collectives.serialization import (
-    NotSerializable,
-    Payload,
-    copy_value,
-    decode,
-    encode,
-    from_bytes,
-    keep_serializable,
-    parse_dtype,
-    to_bytes,
-)
 from insitu.train.collectives.transfer import all_gather_json, broadcast_value

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.base.serialization import decode, encode, parse_dtype
 from insitu.exchange import Group, aligned_empty
-from insitu.train.collectives.serialization import decode, encode, parse_dtype
 
 CHUNK_BYTES = 8 << 20
 """Size of one send. It bounds the memory that the transport sets aside."""

@@ -36,6 +36,14 @@ class DistributedDataset(PositionedData):
 
     A restarted loop resumes in the epoch whose rows its checkpoint hasn't seen. `state_dict()` says where it
     is; on TensorFlow the dataset may also be a part of a `tf.train.Checkpoint`.
+
+    Example:
+        >>> strategy = insitu.get_strategy()
+        >>> rows = strategy.distribute_dataset(insitu.dataset("digits/train").batch(32))
+        >>> len(rows)
+        4
+        >>> [tuple(images.shape) for images, labels in rows]
+        [(32, 64), (32, 64), (32, 64), (4, 64)]
     """
 
     def __init__(
@@ -152,7 +160,15 @@ class DistributedDataset(PositionedData):
 
 
 class DistributedIterator:
-    """Yields the steps of one epoch. Also has the methods of TensorFlow's iterators."""
+    """Yields the steps of one epoch. Also has the methods of TensorFlow's iterators.
+
+    Example:
+        >>> strategy = insitu.get_strategy()
+        >>> steps = iter(strategy.distribute_dataset(insitu.dataset("digits/train").batch(32)))
+        >>> images, labels = next(steps)
+        >>> tuple(labels.shape)
+        (32,)
+    """
 
     def __init__(self, steps: Iterator[Any], element_spec: Any) -> None:
         self._steps = steps

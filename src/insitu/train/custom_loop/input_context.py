@@ -10,7 +10,12 @@ from insitu.base.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """Who reads the data that a function makes, as `tf.distribute.InputContext`."""
+    """Who reads the data that a function makes, as `tf.distribute.InputContext`.
+
+    Example:
+        >>> insitu.InputContext(num_input_pipelines=2, num_replicas_in_sync=4).get_per_replica_batch_size(64)
+        16
+    """
 
     #: Functions that make data, all tasks together: one in each, or one for each replica.
     num_input_pipelines: int = 1
@@ -40,7 +45,12 @@ class ValueContext:
 
 
 class InputReplicationMode(enum.Enum):
-    """For whom a function makes data, as `tf.distribute.InputReplicationMode`."""
+    """For whom a function makes data, as `tf.distribute.InputReplicationMode`.
+
+    Example:
+        >>> mode = insitu.InputReplicationMode.PER_REPLICA
+        >>> options = insitu.InputOptions(experimental_replication_mode=mode)
+    """
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
@@ -51,6 +61,10 @@ class InputOptions:
     """How data is distributed, as `tf.distribute.InputOptions`.
 
     Neither the place nor the number of rows read ahead changes a result; insitu decides on both.
+
+    Example:
+        >>> insitu.InputOptions().experimental_replication_mode.name
+        'PER_WORKER'
     """
 
     #: Whether batches are copied to devices ahead. insitu decides.
@@ -78,7 +92,11 @@ def is_per_replica(options: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How `strategy.run` compiles, as `tf.distribute.RunOptions`. Options for TPUs alone change no number."""
+    """How `strategy.run` compiles, as `tf.distribute.RunOptions`. Options for TPUs alone change no number.
+
+    Example:
+        >>> options = insitu.RunOptions()
+    """
 
     #: Whether a TPU program takes batches of any size. Here all do.
     experimental_enable_dynamic_batch_size: bool = True

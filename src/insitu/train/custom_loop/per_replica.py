@@ -17,6 +17,11 @@ class PerReplica:
     """One leaf of a structure: `values[i]` belongs to the i-th replica of this process.
 
     None for a replica that had no rows to compute it from.
+
+    Example:
+        >>> losses = insitu.DistributedValues((0.5, 0.25))
+        >>> losses.values[1]
+        0.25
     """
 
     values: tuple[Any, ...]

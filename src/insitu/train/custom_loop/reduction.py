@@ -12,15 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.base.errors import TrainingError
+from insitu.base.serialization import from_bytes, to_bytes
 from insitu.exchange import Group
-from insitu.train.collectives import from_bytes, gather_bytes, gather_counts, pack_leaves, to_bytes
+from insitu.train.collectives import gather_bytes, gather_counts, pack_leaves
 from insitu.train.custom_loop.per_replica import values_per_replica
 from insitu.train.elastic import Membership
 from insitu.train.replica import ModelState, broadcast_state
 
 
 class ReduceOp(enum.Enum):
-    """How values of replicas are combined, as `tf.distribute.ReduceOp`."""
+    """How values of replicas are combined, as `tf.distribute.ReduceOp`.
+
+    Example:
+        >>> strategy = insitu.get_strategy()
+        >>> float(strategy.reduce(insitu.ReduceOp.SUM, np.array([1.0, 2.0]), axis=0))
+        3.0
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"

@@ -37,12 +37,23 @@ def find_strategy() -> Any:
 
 
 def has_strategy() -> bool:
-    """Return True in a strategy's scope, and in a step that `strategy.run` runs."""
+    """Return True in a strategy's scope, and in a step that `strategy.run` runs.
+
+    Example:
+        >>> insitu.has_strategy()
+        False
+    """
     return find_strategy() is not None
 
 
 def in_cross_replica_context() -> bool:
-    """Return True in a strategy's scope, outside of steps."""
+    """Return True in a strategy's scope, outside of steps.
+
+    Example:
+        >>> with insitu.OneDeviceStrategy("cpu:0").scope():
+        ...     insitu.in_cross_replica_context()
+        True
+    """
     return current_share() is None and bool(_scopes)
 
 
@@ -50,6 +61,13 @@ def get_replica_context() -> ReplicaContext | None:
     """Return which replica runs. In a strategy's scope, outside of steps, None, as `tf.distribute` has it.
 
     Outside of all scopes it is replica 0 of 1.
+
+    Example:
+        >>> insitu.get_replica_context().replica_id_in_sync_group
+        0
+        >>> with insitu.OneDeviceStrategy("cpu:0").scope():
+        ...     insitu.get_replica_context() is None
+        True
     """
     share = current_share()
     if share is None:
@@ -58,7 +76,13 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 class ReplicaContext:
-    """One replica of a step, as `tf.distribute.ReplicaContext`."""
+    """One replica of a step, as `tf.distribute.ReplicaContext`.
+
+    Example:
+        >>> replica = insitu.get_replica_context()
+        >>> replica.replica_id_in_sync_group, replica.num_replicas_in_sync
+        (0, 1)
+    """
 
     def __init__(self, strategy: Any, share: Share | None) -> None:
         #: The strategy that runs the step; None outside of all.

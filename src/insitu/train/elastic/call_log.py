@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import keras
 
 from insitu.base.errors import TrainingError
+from insitu.base.serialization import NotSerializable, copy_value, encode
 from insitu.exchange import Group
-from insitu.train.collectives import NotSerializable, copy_value, encode
 from insitu.train.elastic.divergence import Fingerprint
 from insitu.train.elastic.lockstep import ResumePoint
 from insitu.train.elastic.position import Kind, LoopPosition

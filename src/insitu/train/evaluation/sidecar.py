@@ -71,6 +71,11 @@ class SidecarEvaluator:
     Raises:
         TrainingError: for a model that isn't compiled, or has its tables on parameter servers; for data that
             can be read once; without `checkpoint_dir` outside a job.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+        >>> model.compile("adam", "mse")
+        >>> evaluator = insitu.SidecarEvaluator(model, (np.zeros((8, 64)), np.zeros((8, 10))), "backups")
     """
 
     def __init__(

@@ -41,6 +41,9 @@ class TensorBoard(keras.callbacks.Callback):
     Raises:
         TrainingError: for other arguments; as training begins, for gradients under a strategy that doesn't
             exchange them between tasks, and for those that a LossScaleOptimizer has multiplied.
+
+    Example:
+        >>> callback = insitu.TensorBoard("logs", histograms=["weights"])
     """
 
     hears_batches = False

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import xxhash
 
-from insitu.train.collectives import NotSerializable, copy_value, encode, keep_serializable
+from insitu.base.serialization import NotSerializable, copy_value, encode, keep_serializable
 from insitu.train.fit.held_objects import CantBeCarried, can_read, read_object, write_object
 from insitu.train.fit.writer_files import Marks, appending, mark_files, rewind_files
 

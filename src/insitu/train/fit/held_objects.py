@@ -26,7 +26,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.train.collectives import copy_value, keep_serializable
+from insitu.base.serialization import copy_value, keep_serializable
 from insitu.train.replica import to_numpy
 
 _MAX_DEPTH = 8

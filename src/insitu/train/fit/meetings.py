@@ -15,8 +15,9 @@ from zlib import crc32
 
 from insitu.base.errors import StorageFull
 from insitu.base.paths import JobPaths
+from insitu.base.serialization import NotSerializable, from_bytes, to_bytes
 from insitu.grid import publish_file
-from insitu.train.collectives import NotSerializable, barrier_token, from_bytes, to_bytes
+from insitu.train.collectives import barrier_token
 from insitu.train.elastic import RESTORE, LoopPosition, Membership, SynchronousMembership
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.fit.chief_state import send_restored

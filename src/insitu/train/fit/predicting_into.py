@@ -47,6 +47,12 @@ def predict_into(
 
     Returns how many rows this task has predicted. Raises InputError, SourceError, and TrainingError for a
     model of no strategy that is given a part of the rows.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
+        >>> rows = insitu.dataset("digits/train").batch(32)
+        >>> insitu.predict_into(model, rows, "guesses.csv")
+        100
     """
     if not isinstance(dataset, Dataset) or dataset.passes != 1:
         raise InputError(

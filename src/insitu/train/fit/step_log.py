@@ -50,6 +50,9 @@ class StepLog(keras.callbacks.Callback):
 
     Raises:
         TrainingError: for a number of steps below 1.
+
+    Example:
+        >>> callback = insitu.StepLog(every=50)
     """
 
     hears_batches = False

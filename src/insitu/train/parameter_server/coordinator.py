@@ -16,6 +16,12 @@ A worker that dies takes nothing along but what it was doing: others run that. I
 from its start. For it, functions that have ended are over, and `fetch` and `join` return what they returned
 to the others; it gets the newest weights. It then takes part again. A function may have pushed its gradient
 before its worker died, so its gradient may be applied twice, as with `tf.distribute`.
+
+Example:
+    >>> coordinator = insitu.coordinator.ClusterCoordinator(strategy)  # doctest: +SKIP
+    >>> losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(100)]  # doctest: +SKIP
+    >>> coordinator.join()  # doctest: +SKIP
+    >>> coordinator.fetch(losses[-1])  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -39,9 +45,9 @@ from numpy.typing import NDArray
 from insitu.base import errors
 from insitu.base.context import Context
 from insitu.base.errors import InputError, ServerLost, ServerMoved, ServerStalled, TrainingError
+from insitu.base.serialization import NotSerializable, from_bytes, to_bytes
 from insitu.parameters import ClosureClient
 from insitu.train.backends import active_backend
-from insitu.train.collectives import NotSerializable, from_bytes, to_bytes
 from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.replica import to_numpy
 

@@ -2,6 +2,11 @@
 
 Models are saved with the registered names `insitu>Embedding` and `insitu>KeyIndex`, which Keras finds once
 `insitu.layers` has been loaded, whatever module path a file names.
+
+Example:
+    >>> layer = insitu.layers.Embedding(8, input_dim=1000)
+    >>> tuple(layer(np.array([[1, 2, 3]])).shape)
+    (1, 3, 8)
 """
 
 from __future__ import annotations

@@ -23,7 +23,11 @@ _RUNS_AGAIN_ENV = "INSITU_SCRIPT_RUNS_AGAIN"
 
 class Server:
     """Stands for `tf.distribute.Server`. All arguments are those of TensorFlow's; what they say about the
-    cluster is known from the job."""
+    cluster is known from the job.
+
+    Example:
+        >>> server = insitu.Server({"worker": ["host-1:2222"]}, "worker", 0)  # doctest: +SKIP
+    """
 
     def __init__(
         self,

@@ -41,6 +41,11 @@ def over_batch(loss: Loss, *, rows: str) -> Loss:
     number of replicas. With `rows="global"` the rows are those of the global batch, as on one device.
     Replicas then exchange all arguments of the loss. `fit` raises TrainingError if that is impossible:
     for `train_step`, for outputs for pairs of rows, and on parameter servers.
+
+    Example:
+        >>> def loss(labels, outputs):
+        ...     return keras.ops.mean(keras.ops.abs(outputs - keras.ops.mean(outputs, axis=0)))
+        >>> loss = insitu.over_batch(loss, rows="global")
     """
     if rows not in (REPLICA, GLOBAL):
         raise InputError(f"The rows of a loss are those of a 'replica' or 'global'. Received: rows={rows!r}")

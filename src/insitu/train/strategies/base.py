@@ -69,6 +69,14 @@ class Strategy:
 
     Models compiled inside `scope()` train under the strategy: their `fit`, `evaluate` and `predict` are
     collective, so every task calls them in the same order.
+
+    Example:
+        >>> strategy = insitu.get_strategy()
+        >>> strategy.num_replicas_in_sync
+        1
+        >>> with strategy.scope():
+        ...     insitu.has_strategy()
+        True
     """
 
     def __init__(self, membership: Membership) -> None:

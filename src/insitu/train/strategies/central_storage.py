@@ -25,6 +25,14 @@ class CentralStorageStrategy(MultiDeviceStrategy):
 
     Raises:
         InputError: for a device that isn't there; the message lists those that are.
+
+    Example:
+        >>> strategy = insitu.CentralStorageStrategy(["cpu:0"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(10)])
+        ...     model.compile("adam", "mse")
+        >>> strategy.num_replicas_in_sync
+        1
     """
 
     def __init__(

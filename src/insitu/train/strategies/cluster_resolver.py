@@ -1,6 +1,12 @@
 """Tell a script which tasks there are, and which it is, as `tf.distribute.cluster_resolver` does.
 
 A job's tasks are in TF_CONFIG, which `insitu start` sets, or a user by hand.
+
+Example:
+    >>> workers = insitu.cluster_resolver.ClusterSpec({"worker": ["a:2222", "b:2222"]})
+    >>> resolver = insitu.cluster_resolver.SimpleClusterResolver(workers)
+    >>> resolver.master("worker", 1)
+    'b:2222'
 """
 
 from __future__ import annotations

@@ -77,7 +77,11 @@ def choose_communication(implementation: Any, backend: str, accelerators: bool) 
 
 
 class ReductionToOneDevice:
-    """Adds up gradients on one device, and copies the sum to the others."""
+    """Adds up gradients on one device, and copies the sum to the others.
+
+    Example:
+        >>> strategy = insitu.MirroredStrategy(["cpu:0"], insitu.ReductionToOneDevice())
+    """
 
     def __init__(self, reduce_to_device: Any = None, accumulation_fn: Any = None) -> None:
         if reduce_to_device is not None or accumulation_fn is not None:
@@ -88,14 +92,22 @@ class ReductionToOneDevice:
 
 
 class HierarchicalCopyAllReduce:
-    """Adds up gradients of GPUs in groups. Here they are added on one device, as TensorFlow does on CPUs."""
+    """Adds up gradients of GPUs in groups. Here they are added on one device, as TensorFlow does on CPUs.
+
+    Example:
+        >>> strategy = insitu.MirroredStrategy(["cpu:0"], insitu.HierarchicalCopyAllReduce(num_packs=2))
+    """
 
     def __init__(self, num_packs: int = 1) -> None:
         self.num_packs = _check_packs(num_packs)
 
 
 class NcclAllReduce:
-    """Adds up gradients of GPUs by NCCL: on JAX. Elsewhere they are added on one device."""
+    """Adds up gradients of GPUs by NCCL: on JAX. Elsewhere they are added on one device.
+
+    Example:
+        >>> strategy = insitu.MirroredStrategy(["cpu:0"], insitu.NcclAllReduce())
+    """
 
     def __init__(self, num_packs: int = 1) -> None:
         self.num_packs = _check_packs(num_packs)

@@ -15,6 +15,11 @@ def get_strategy() -> Strategy:
 
     Raises:
         TrainingError: outside of all scopes in a job of several workers.
+
+    Example:
+        >>> with (strategy := insitu.OneDeviceStrategy("cpu:0")).scope():
+        ...     insitu.get_strategy() is strategy
+        True
     """
     found: Strategy | None = find_strategy()
     if found is not None:

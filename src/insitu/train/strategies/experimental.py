@@ -1,4 +1,10 @@
-"""Gives the names of `tf.distribute.experimental`, which are `insitu.experimental.X` here."""
+"""Gives the names of `tf.distribute.experimental`, which are `insitu.experimental.X` here.
+
+Example:
+    >>> options = insitu.experimental.CommunicationOptions(timeout_seconds=60.0)
+    >>> options.timeout_seconds
+    60.0
+"""
 
 from __future__ import annotations
 

@@ -59,6 +59,13 @@ class HybridStrategy(SynchronousStrategy):
         context: who this process is; read from the environment by default.
 
     Raises TrainingError in a job without ps tasks, or for a model without such a table.
+
+    Example:
+        >>> strategy = insitu.HybridStrategy()  # doctest: +SKIP
+        >>> with strategy.scope():  # doctest: +SKIP
+        ...     layers = [insitu.layers.Embedding(8), keras.layers.Flatten(), keras.layers.Dense(1)]
+        ...     model = keras.Sequential(layers)
+        ...     model.compile("adam", "mse")
     """
 
     def __init__(

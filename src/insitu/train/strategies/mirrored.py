@@ -43,6 +43,14 @@ class MirroredStrategy(MultiDeviceStrategy):
 
     Raises:
         InputError: for a device that doesn't exist; the message lists those that do.
+
+    Example:
+        >>> strategy = insitu.MirroredStrategy(["cpu:0"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(10)])
+        ...     model.compile("adam", "mse")
+        >>> strategy.num_replicas_in_sync
+        1
     """
 
     def __init__(

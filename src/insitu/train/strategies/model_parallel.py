@@ -52,6 +52,10 @@ class ModelParallelStrategy(SynchronousStrategy):
         InputError: for devices that aren't there, a mesh or a layout map that doesn't fit.
         TrainingError: for a mesh or a layout map on another backend than JAX; if workers don't share the
             mesh's first axis evenly.
+
+    Example:
+        >>> strategy = insitu.ModelParallelStrategy()
+        >>> strategy.place({"embedding": "cpu:0", "dense": "cpu:0"})
     """
 
     def __init__(

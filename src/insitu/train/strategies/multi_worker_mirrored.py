@@ -65,6 +65,14 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
     Raises:
         TrainingError: for an unknown communication or compression, one that the backend doesn't have, or a
             task that isn't a worker.
+
+    Example:
+        >>> strategy = insitu.MultiWorkerMirroredStrategy()
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(10)])
+        ...     model.compile("adam", "mse")
+        >>> strategy.num_replicas_in_sync
+        1
     """
 
     def __init__(

@@ -26,6 +26,14 @@ class OneDeviceStrategy(SynchronousStrategy):
     Raises:
         InputError: for a device that isn't there; the message lists those that are.
         TrainingError: in a job with several workers, each of which would train a model of its own.
+
+    Example:
+        >>> strategy = insitu.OneDeviceStrategy("cpu:0")
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(10)])
+        ...     model.compile("adam", "mse")
+        >>> strategy.num_replicas_in_sync
+        1
     """
 
     def __init__(self, device: str | Device = "cpu:0", *, context: Context | None = None) -> None:

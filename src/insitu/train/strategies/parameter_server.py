@@ -102,6 +102,12 @@ class ParameterServerStrategy(Strategy):
     Raises:
         InputError: for a mode or a number that can't be.
         TrainingError: in a job without ps tasks, or a task that isn't a worker or ps.
+
+    Example:
+        >>> strategy = insitu.ParameterServerStrategy(mode="sync")  # doctest: +SKIP
+        >>> with strategy.scope():  # doctest: +SKIP
+        ...     model = keras.Sequential([keras.layers.Dense(10)])
+        ...     model.compile("adam", "mse")
     """
 
     def __init__(

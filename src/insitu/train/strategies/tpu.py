@@ -26,6 +26,9 @@ class TPUStrategy(MirroredStrategy):
 
     Raises:
         TrainingError: if there is no TPU; the message says what was looked for.
+
+    Example:
+        >>> strategy = insitu.TPUStrategy()  # doctest: +SKIP
     """
 
     def __init__(

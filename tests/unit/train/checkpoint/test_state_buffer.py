@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from insitu.base.serialization import Payload, encode
 from insitu.train.checkpoint.state_buffer import StateBuffer, compute_offsets, read_arrays
-from insitu.train.collectives.serialization import Payload, encode
 
 DTYPES = ["float32", "float64", "int8", "bool", "uint16", ml_dtypes.bfloat16, "<U3"]
 SIZES = st.lists(st.integers(0, 300), max_size=6)

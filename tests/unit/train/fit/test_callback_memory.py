@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.train.collectives.serialization import decode, encode
+from insitu.base.serialization import decode, encode
 from insitu.train.fit import callback_memory
 from insitu.train.fit.callback_memory import CallbackMemory, is_memory
 

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 
+from insitu.base.serialization import decode, encode
 from insitu.train import TensorBoard
-from insitu.train.collectives.serialization import decode, encode
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.fit.writer_files import appending, begin_files, mark_files, rewind_files, take_over_files
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from insitu.train.collectives.serialization import (
+from insitu.base.serialization import (
     NotSerializable,
     copy_value,
     decode,

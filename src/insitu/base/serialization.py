@@ -62,6 +62,8 @@ def _encode(value: Any, arrays: list[NDArray[Any]], depth: int) -> Any:
         return value
     if depth > _MAX_DEPTH:
         raise NotSerializable(f"A value is nested deeper than {_MAX_DEPTH} levels, or contains itself")
+    if isinstance(value, np.ma.MaskedArray):
+        raise NotSerializable("Masked arrays can't be serialized: their masks would be lost")
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
         format_dtype(array.dtype)
