@@ -95,7 +95,7 @@ Examples:
 _OF_READING = (
     *("format", "column", "columns", "without", "rename", "dtype", "fill", "drop_nulls", "where", "ragged"),
     *("tensor", "delimiter", "decimal", "header", "encoding", "quote", "comment", "null_values", "features"),
-    *("render", "as_json"),
+    *("render", "images", "skip_damaged", "label_from_folder", "as_json"),
 )
 """The options of `import` that say how sources are read."""
 

@@ -11,7 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from insitu.base.spec import Column
-from insitu.grid.importing.import_sources import choose_reading, refuse_for_format, write_command
+from insitu.grid.importing.import_sources import (
+    choose_reading,
+    command_advised,
+    refuse_for_format,
+    write_command,
+)
 from insitu.grid.sources import (
     ArrowSource,
     ColumnProblems,
@@ -21,6 +26,7 @@ from insitu.grid.sources import (
     counts_rows,
     describe_columns,
     find_sources,
+    group_images,
     open_all,
     open_sources,
 )
@@ -82,10 +88,12 @@ def inspect_files(options: ImportOptions) -> Inspection:
 
     Raises InputError, and SourceError for what can't be read at all.
     """
-    files = find_sources(options.sources, options.format)
+    single = find_sources(options.sources, options.format)
+    files = group_images(single)
     refuse_for_format(options, files)
     reading = choose_reading(options, None)
-    sources: Sequence[Source] = open_all(files, reading)
+    with command_advised(options, files):
+        sources: Sequence[Source] = open_all(files, reading)
     problems: tuple[str, ...] = ()
     remedy: tuple[str, ...] = ()
     layout: tuple[TableColumn, ...] = ()
@@ -108,8 +116,8 @@ def inspect_files(options: ImportOptions) -> Inspection:
         )
     return Inspection(
         sources[0].format,
-        len(files),
-        sum(file.stat().st_size for file, _ in files),
+        len(single),
+        sum(file.stat().st_size for file, _ in single),
         sum(source.expected_rows for source in sources),
         all(map(counts_rows, sources)),
         columns,

@@ -69,3 +69,19 @@ def test_what_is_advised_takes_the_place_of_what_was_given(tmp_path: Path) -> No
     found = inspect_files(ImportOptions("CACHE", (source,), dtype=("x=str",)))
     assert found.command == f"insitu import CACHE {source} --dtype x=json"
     assert inspect_files(ImportOptions("CACHE", (source,), dtype=("x=json",))).problems == ()
+
+
+def test_a_folder_of_images_is_shown_with_its_size(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        for number in range(3):
+            pixels = np.full((8, 6, 3), number, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / label / f"{number}.png")
+    with pytest.raises(SourceError, match=r"`insitu import CACHE \S+ --label-from-folder --images 8x6x3`"):
+        inspect_files(ImportOptions("CACHE", (str(tmp_path),)))
+    given = ImportOptions("CACHE", (str(tmp_path),), images=(8, 6, 3), label_from_folder=True)
+    found = inspect_files(given)
+    assert (found.format, found.files, found.rows) == ("images", 6, 6)
+    assert [column.name for column in found.columns][:1] == ["image"]
