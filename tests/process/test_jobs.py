@@ -675,7 +675,7 @@ def test_the_shell_completes_jobs_and_caches(insitu: Insitu) -> None:
         (("--stall-timeout", "0", "data/train", "JOB", "train.py"), "--stall-timeout must be positive"),
         (
             ("--engine", "ray", "data/train", "JOB", "train.py"),
-            "--engine must be local or hosts. Received",
+            "--engine must be local, hosts or k8s. Received",
         ),
         (("--name", "a/b", "data/train", "JOB", "train.py"), "A job's name"),
         (("data/trian", "JOB", "train.py"), "Did you mean data/train"),

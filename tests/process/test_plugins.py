@@ -225,7 +225,7 @@ def test_export_converts_a_model_by_a_plug_in(installed: Path, tmp_path: Path, h
     assert Paths(home).job(job.root.name).exports.is_dir()
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("ps",), ("import", "--help"), ("start", "--help")])
+@pytest.mark.parametrize("arguments", [("ps",), ("import", "--help"), ("start", "--help")])
 def test_commands_that_need_no_plug_in_look_for_none(
     installed: Path, home: Path, arguments: tuple[str, ...]
 ) -> None:

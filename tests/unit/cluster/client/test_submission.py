@@ -102,7 +102,7 @@ def test_a_job_is_named_after_its_cache_and_not_only_after_a_split(cache: str, n
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "ray"}, "--engine must be local or hosts. Received: ray"),
+        ({"engine": "ray"}, "--engine must be local, hosts or k8s. Received: ray"),
         ({"name": "a b"}, "A job's name"),
         ({"workers": 9}, "9"),
         (

@@ -12,5 +12,5 @@ from insitu.cluster.engines.selection import open_engine
 
 
 def test_another_name_is_refused(tmp_path: Path):
-    with pytest.raises(ClusterError, match=r"as insitu\.engines: none\. Received: 'cloud'\. Install"):
+    with pytest.raises(ClusterError, match=r"as insitu\.engines: k8s\. Received: 'cloud'\. Install"):
         open_engine("cloud", JobPaths(tmp_path), wake=0)

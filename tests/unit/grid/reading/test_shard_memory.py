@@ -42,7 +42,7 @@ def names(paths: Paths, tmp_path: Path) -> tuple[str, str, str]:
     sources = [str(tmp_path / "a.parquet")]
     options: dict[str, Any] = {"partitions": 4, "backups": 1, "ragged": ["tokens"]}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("insitu.grid.importing.importer.choose_block_rows", lambda *_: 64)
+        patch.setattr("insitu.grid.importing.importer.choose_block_rows", lambda *_, **__: 64)
         import_cache(paths, "plain", sources, **options)
         import_cache(paths, "lz4", sources, compress="lz4", **options)
         import_cache(paths, "zstd", sources, compress="zstd", **options)
