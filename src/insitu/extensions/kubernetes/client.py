@@ -30,6 +30,7 @@ _RESOURCES = {
     "PersistentVolume": ("api/v1", "persistentvolumes"),
     "StorageClass": ("apis/storage.k8s.io/v1", "storageclasses"),
     "Secret": ("api/v1", "secrets"),
+    "ConfigMap": ("api/v1", "configmaps"),
     "Service": ("api/v1", "services"),
     "ServiceAccount": ("api/v1", "serviceaccounts"),
     "Pod": ("api/v1", "pods"),

@@ -53,7 +53,7 @@ class ClusterOptions(Declared):
     page_url: str = option(
         "", "URL of the page behind an Ingress that ends TLS.", metavar="URL",
         default_text="the page makes a certificate")
-    monitor: bool = option(False, "Serve metrics to Prometheus, and make a ServiceMonitor.")
+    monitor: bool = option(False, "Serve metrics, with a ServiceMonitor and a dashboard for Grafana.")
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -23,6 +23,12 @@ def format_objects(options: ClusterOptions) -> str:
         def ignore_aliases(self, data: object) -> bool:
             return True  # parts that are alike are written out: not all tools follow references
 
+    def write_text(dumper: Plain, text: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Plain.add_representer(str, write_text)
+
     head = (
         "# The secret with the cluster's token isn't here. `insitu k8s up` makes it. Without that:\n"
         f"# kubectl --namespace {namespace} create secret generic {TOKEN_SECRET} "
