@@ -111,11 +111,11 @@ class Client:
         except ApiFailure as failure:
             raise explain(failure, "patch", f"{each['kind']} {name}", self.namespace) from failure
 
-    def create(self, each: Object) -> None:
-        """Make an object that isn't there."""
+    def create(self, each: Object) -> Object:
+        """Make an object that isn't there. Returns it as it is then."""
         name = each["metadata"]["name"]
         try:
-            self._call("POST", path_of(each["kind"], self.namespace), {"fieldManager": MANAGER}, each)
+            return self._call("POST", path_of(each["kind"], self.namespace), {"fieldManager": MANAGER}, each)
         except ApiFailure as failure:
             raise explain(failure, "create", f"{each['kind']} {name}", self.namespace) from failure
 

@@ -104,7 +104,7 @@ def _watch_jobs(paths: Paths) -> None:
     try:
         JobWatch(paths, open_client()).run(threading.Event())
     except InsituError as error:
-        logger.warning("jobs don't follow their JobSets: %s", error)
+        logger.warning("jobs don't follow their pods: %s", error)
 
 
 def run_tasks_here(job_id: str, node: str, environment: Mapping[str, str]) -> int:
