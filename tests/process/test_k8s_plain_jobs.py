@@ -108,7 +108,8 @@ def test_deleting_the_first_job_deletes_all_and_stops_the_training(cluster: Clus
     wait_for_state(cluster, "deleted", "stopped")
     assert "was deleted in Kubernetes: the job is stopped" in head(cluster, SPACE, "insitu", "logs", job)
     wait_for(lambda: not jobs_of(cluster, job) and not has_pods(cluster, job))
-    head(cluster, SPACE, "insitu", "resume", "--detach", job)
+    resume = ("insitu", "resume", "--detach", job)  # refused until the last supervisor has ended
+    wait_for(lambda: run_in(cluster, SPACE, "head-0", *resume).returncode == 0)
     wait_for_state(cluster, "deleted", "finished")
     assert read_weights(cluster, SPACE, "deleted") == {weights}
     assert len(jobs_of(cluster, job)) == 2

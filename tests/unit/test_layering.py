@@ -326,9 +326,9 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
 
 
 CORE = [path for path in MODULES if room_of(path) != "extensions"]
-LINES, FILES = 127_561, 693
+LINES, FILES = 127_606, 694
 """Of Python in the core, at most: what is added replaces something, or its commit says why not."""
-ALL_LINES = 143_603
+ALL_LINES = 143_652
 """With the extensions."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from insitu.base.process.process_log import LOG_FORMAT
 from insitu.extensions.kubernetes.options import ClusterOptions
 
 Object = dict[str, Any]
@@ -290,6 +291,8 @@ def _make_container(
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
+    if options.log_format != "text":
+        container["env"].append({"name": LOG_FORMAT, "value": options.log_format})
     if port is not None:
         container["ports"] = [{"name": name, "containerPort": port, "protocol": "TCP"}]
         probe = {"tcpSocket": {"port": name}}

@@ -53,6 +53,8 @@ class ClusterOptions(Declared):
     page_url: str = option(
         "", "URL of the page behind an Ingress that ends TLS.", metavar="URL",
         default_text="the page makes a certificate")
+    log_format: str = option(
+        "text", "Lines that head and stores log: text, or JSON.", choices=("text", "json"))
     monitor: bool = option(False, "Serve metrics, with a ServiceMonitor and a dashboard for Grafana.")
     # fmt: on
 
