@@ -88,9 +88,7 @@ def render(request: RenderRequest) -> None:
         sys.stdout.write(format_objects(options))
         return
     write_chart(Path(request.helm), make_chart(options))
-    print_notice(
-        f"The chart is in {request.helm}. values.yaml has the options; `helm install` shows what follows."
-    )
+    print_notice(f"The chart is in {request.helm}. Its values.yaml has the options.")
 
 
 def up(request: UpRequest) -> None:
