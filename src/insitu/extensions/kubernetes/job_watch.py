@@ -31,7 +31,7 @@ class WatchedJob:
 
     #: Whether its supervisor lives.
     is_running: bool
-    #: Whether tasks were launched.
+    #: Whether tasks were launched in this attempt.
     has_begun: bool
     #: Whether it has ended, in any way.
     has_ended: bool
@@ -103,7 +103,8 @@ class JobWatch:
         state = Journal(job.journal).state()
         return WatchedJob(
             is_running(job),
-            any(task.incarnation > 0 for task in state.tasks),
+            # A job that resumes has no objects yet, or those of its last attempt.
+            state.phase not in (*ENDED, "pending") and any(task.incarnation > 0 for task in state.tasks),
             state.phase in ENDED,
             (job.root / _PAUSED).exists(),
         )
