@@ -149,7 +149,9 @@ def test_a_jobset_that_is_deleted_stops_its_job(cluster: Cluster) -> None:
     name = find_jobset(cluster, job)["metadata"]["name"]
     cluster.plane.api.ask("DELETE", f"{JOBSETS}/{name}")
     wait_for_state(cluster, "deleted", "stopped")
-    assert f"JobSet {name} was deleted: the job is stopped" in head(cluster, SPACE, "insitu", "logs", job)
+    assert f"{name} was deleted in Kubernetes: the job is stopped" in head(
+        cluster, SPACE, "insitu", "logs", job
+    )
     wait_for(lambda: not pods_of(cluster, job))
 
 

@@ -92,7 +92,10 @@ class FakeApi:
             )
             self.objects[address.path] = given
         elif method == "POST":
+            given["metadata"]["uid"] = f"uid-{len(self.changes)}"
             self.objects[f"{address.path}/{given['metadata']['name']}"] = given
+            self.after(method, address.path)
+            return 201, json.dumps(given).encode()
         elif method == "DELETE" and self.objects.pop(address.path, None) is None:
             return status_of(404, "NotFound", "not found")
         self.after(method, address.path)
@@ -109,8 +112,13 @@ class FakeApi:
             return 200, json.dumps(self.objects[path]).encode()
         if path.rsplit("/", 1)[-1].endswith("s") or path.endswith("storageclasses"):
             found = [o for at, o in self.objects.items() if at.rpartition("/")[0] == path]
-            wanted = dict(each.split("=") for each in selector.split(",") if each)
-            found = [o for o in found if wanted.items() <= (o["metadata"].get("labels") or {}).items()]
+            wanted = [each.partition("=") for each in selector.split(",") if each]
+            found = [
+                o
+                for o in found
+                for labels in (o["metadata"].get("labels") or {},)
+                if all(key in labels and (not equal or labels[key] == v) for key, equal, v in wanted)
+            ]
             return 200, json.dumps({"items": found}).encode()
         return status_of(404, "NotFound", f"{path} not found")
 

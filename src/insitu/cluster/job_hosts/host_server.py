@@ -29,6 +29,7 @@ from insitu.base.disk.access import make_sticky_folder
 from insitu.base.errors import ClusterError, InsituError
 from insitu.base.net.ports import format_address, hold_port
 from insitu.base.paths import HOME_ENV, JobPaths, Paths
+from insitu.base.process.process_log import start_logging
 from insitu.base.process.processes import (
     adopt_orphans,
     end_all_children,
@@ -538,7 +539,7 @@ class HostWitness:
 
 def main(arguments: list[str]) -> int:
     home, node, job_id, address, host = arguments
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging()
     token = sys.stdin.read().strip()
     adopt_orphans()
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from insitu.base.errors import InsituError
 from insitu.base.paths import Paths
+from insitu.base.process.process_log import start_logging
 from insitu.base.process.processes import ProcessIdentity
 from insitu.cluster.job_hosts import tie_to
 from insitu.cluster.nodes.agent import Agent
@@ -28,7 +29,7 @@ def run_agent(
     paths: Paths, options: AgentOptions, token: str, report: Callable[[dict[str, Any]], None]
 ) -> None:
     """Be the agent until the head or a signal ends it. Raises InsituError if it can't join."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging()
     # Else each stranger at the port of the store's server makes a line.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     tie_to(ProcessIdentity(*each) for each in options.tied_to)

@@ -17,6 +17,7 @@ from pathlib import Path
 from insitu.base.errors import ClusterError, InsituError
 from insitu.base.net.ports import format_address
 from insitu.base.paths import Paths
+from insitu.base.process.process_log import start_logging
 from insitu.cluster.failover import begin_to_lead, end_leading
 from insitu.cluster.leases import REPLACED_EXIT_CODE
 from insitu.cluster.nodes.head import Head
@@ -76,7 +77,7 @@ def run_head(paths: Paths, host: str, port: int, token: str, report: Callable[[s
 
 
 def _serve(paths: Paths, host: str, port: int, won: str, report: Callable[[str], None]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging()
     lock = take_process_lock(paths.head_lock)
     if lock is None:
         raise ClusterError(f"A home has one head. Received: another process holds {paths.head_lock}")

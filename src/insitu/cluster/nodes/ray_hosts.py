@@ -14,6 +14,7 @@ from typing import Any
 from insitu.base._version import __version__
 from insitu.base.errors import ClusterError, InputError
 from insitu.base.paths import Paths
+from insitu.base.process.process_log import start_logging
 from insitu.base.spec import NodeId
 from insitu.cluster.decide import DrainNode, KeepNode, holders, plan_drains
 from insitu.cluster.failover import start_head
@@ -357,7 +358,7 @@ class AgentController:
     """An actor of Ray: a `HolderKeeper` and a thread that lets it advance."""
 
     def __init__(self, namespace: str, settings: HolderSettings) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        start_logging()
 
         def ask(node: NodeId, seconds: float | None) -> None:
             ask_to_drain(settings.head, settings.token, node, seconds)

@@ -30,6 +30,7 @@ _RESOURCES = {
     "PersistentVolume": ("api/v1", "persistentvolumes"),
     "StorageClass": ("apis/storage.k8s.io/v1", "storageclasses"),
     "Secret": ("api/v1", "secrets"),
+    "ConfigMap": ("api/v1", "configmaps"),
     "Service": ("api/v1", "services"),
     "ServiceAccount": ("api/v1", "serviceaccounts"),
     "Pod": ("api/v1", "pods"),
@@ -110,11 +111,11 @@ class Client:
         except ApiFailure as failure:
             raise explain(failure, "patch", f"{each['kind']} {name}", self.namespace) from failure
 
-    def create(self, each: Object) -> None:
-        """Make an object that isn't there."""
+    def create(self, each: Object) -> Object:
+        """Make an object that isn't there. Returns it as it is then."""
         name = each["metadata"]["name"]
         try:
-            self._call("POST", path_of(each["kind"], self.namespace), {"fieldManager": MANAGER}, each)
+            return self._call("POST", path_of(each["kind"], self.namespace), {"fieldManager": MANAGER}, each)
         except ApiFailure as failure:
             raise explain(failure, "create", f"{each['kind']} {name}", self.namespace) from failure
 

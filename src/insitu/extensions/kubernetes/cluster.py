@@ -32,7 +32,7 @@ _LOOK_SECONDS = 1.0
 _TOKEN_BYTES = 32
 _KINDS = (
     *("StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy", "RoleBinding", "Role"),
-    *("ServiceAccount", "Secret"),
+    *("ServiceAccount", "Secret", "ConfigMap"),
 )
 """What `down` deletes, in this order. Head and stores go before, one after the other."""
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"

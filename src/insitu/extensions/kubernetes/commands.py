@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ from insitu.cli import (
 )
 from insitu.extensions.kubernetes.options import (
     ClusterOptions,
+    RenderRequest,
     UpRequest,
     check_namespace,
 )
@@ -49,6 +51,7 @@ Examples:
 
     insitu k8s render --nodes 3 --storage-class local-path
     insitu k8s render --nodes 3 --gpus 4 --namespace team > cluster.yaml
+    insitu k8s render --nodes 3 --storage-class local-path --helm chart
 """
 _UP_HELP = """
 Bring up a cluster in a namespace, or change it, and wait until it's ready.
@@ -76,10 +79,16 @@ NamespaceOption = Annotated[
 TimeoutOption = Annotated[str, typer.Option(metavar="TIME", help="Longest time to wait.")]
 
 
-def render(options: ClusterOptions) -> None:
+def render(request: RenderRequest) -> None:
+    from insitu.extensions.kubernetes.chart import make_chart, write_chart
     from insitu.extensions.kubernetes.rendering import format_objects
 
-    sys.stdout.write(format_objects(options))
+    options = _take_cluster_options(request)
+    if not request.helm:
+        sys.stdout.write(format_objects(options))
+        return
+    write_chart(Path(request.helm), make_chart(options))
+    print_notice(f"The chart is in {request.helm}. Its values.yaml has the options.")
 
 
 def up(request: UpRequest) -> None:
@@ -88,8 +97,7 @@ def up(request: UpRequest) -> None:
 
     seconds = parse_duration("--timeout", request.timeout)
     client = open_client(request.context, request.namespace)
-    options = ClusterOptions(**{name: getattr(request, name) for name in ClusterOptions.__slots__})
-    options = replace(options, namespace=client.namespace)
+    options = replace(_take_cluster_options(request), namespace=client.namespace)
     bring_up(client, options, print_notice, waits=not request.no_wait)
     print_notice(f"{format_count(options.nodes, 'store')} and the head are applied to {client.namespace}.")
     if request.no_wait:
@@ -226,6 +234,11 @@ def run_tasks(
     end_process(run_tasks_here(job, node, os.environ))
 
 
+def _take_cluster_options(request: ClusterOptions) -> ClusterOptions:
+    """Return the options of a cluster alone, without those of a command."""
+    return ClusterOptions(**{name: getattr(request, name) for name in ClusterOptions.__slots__})
+
+
 def open_client(context: str, namespace: str) -> Client:
     """Return the API that a context names. Raises InputError."""
     from insitu.extensions.kubernetes.client import Client, KubeconfigTransport
@@ -259,7 +272,7 @@ def _print_once() -> Callable[[str], None]:
     return notify
 
 
-app.command("render", help=_RENDER_HELP)(take_options(ClusterOptions, {}, render))
+app.command("render", help=_RENDER_HELP)(take_options(RenderRequest, {}, render))
 app.command("up", help=_UP_HELP)(take_options(UpRequest, {}, up))
 app.command("status")(status)
 app.command("scale")(scale)

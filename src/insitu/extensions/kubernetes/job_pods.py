@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from insitu.base.errors import JobSpecError
 from insitu.base.spec import JobSpec, NodeId, Placement
@@ -25,9 +24,11 @@ from insitu.extensions.kubernetes.objects import (
 )
 
 JOB_LABEL = "insitu.dev/job"
-JOBSET_API = "jobset.x-k8s.io/v1alpha2"
+JOB_API, JOBSET_API = "batch/v1", "jobset.x-k8s.io/v1alpha2"
+_ENDED = ("Complete", "Completed", "Failed")
+"""Conditions of a Job or a JobSet."""
 _MOST_NAME = 40
-"""Characters of a JobSet's name: names of its pods have 63 at most, with what comes behind."""
+"""Characters of an object's name: names of its pods have 63 at most, with what comes behind."""
 _REPLACED = 6
 """Pods of a store that may fail by themselves. What the cluster takes away doesn't count."""
 _KEYS = ("queue", "priority", "image", "toleration", "select")
@@ -93,39 +94,62 @@ def _parse_toleration(text: str) -> Object:
     return {"key": found["key"], **operator, **({"effect": found["effect"]} if found["effect"] else {})}
 
 
-def name_of_jobset(job_id: str) -> str:
+def name_of_job(job_id: str) -> str:
     """Return the name of a job's object: its id as far as Kubernetes takes it, with its random end."""
     name = re.sub(r"[^a-z0-9]+", "-", job_id.lower())
     return f"job-{name[-_MOST_NAME:]}".replace("--", "-")
 
 
-def make_jobset(
-    spec: JobSpec, placement: Placement, nodes: Sequence[NodeId], namespace: str, image: str
-) -> Object:
-    """Return the JobSet with the pods of a job beside the stores of some nodes.
+def check_queue(request: PodRequest, *, has_jobsets: bool) -> None:
+    """Raise JobSpecError for a queue if JobSet isn't installed."""
+    if request.queue and not has_jobsets:
+        raise JobSpecError(
+            f"--pod queue=NAME needs JobSet: a queue admits all pods of a job together. Received: --pod "
+            f"queue={request.queue}, and an API server without {JOBSET_API}. Install JobSet: "
+            f"https://jobset.sigs.k8s.io/docs/installation, or leave the queue out"
+        )
 
-    It waits suspended if a queue admits it. `image` is that of the stores.
+
+def make_job_objects(
+    spec: JobSpec,
+    placement: Placement,
+    nodes: Sequence[NodeId],
+    namespace: str,
+    image: str,
+    *,
+    has_jobsets: bool,
+) -> list[Object]:
+    """Return the objects with the pods of a job beside the stores of some nodes: a JobSet, or without that a
+    Job for each store, of which one is to own the others.
+
+    A JobSet waits suspended if a queue admits it. `image` is that of the stores. Raises JobSpecError.
     """
     request = parse_request(spec.pod)
+    check_queue(request, has_jobsets=has_jobsets)
     tasks = Counter(task.node for task in placement.tasks)
-    labels = {JOB_LABEL: spec.job_id, MANAGED_BY: "insitu"}
-    return {
-        "apiVersion": JOBSET_API,
-        "kind": "JobSet",
-        "metadata": {
-            "name": name_of_jobset(spec.job_id),
-            "namespace": namespace,
-            "labels": labels | ({QUEUE_LABEL: request.queue} if request.queue else {}),
-        },
-        "spec": {
-            "suspend": bool(request.queue),
-            "failurePolicy": {"maxRestarts": 0},
-            "replicatedJobs": [
-                {"name": node, "replicas": 1, "template": _make_job(spec, request, node, tasks[node], image)}
-                for node in sorted(nodes)
-            ],
-        },
+    jobs = {node: _make_job(spec, request, node, tasks[node], image) for node in sorted(nodes)}
+    name = name_of_job(spec.job_id)
+    metadata: Object = {"namespace": namespace, "labels": {JOB_LABEL: spec.job_id, MANAGED_BY: "insitu"}}
+    if not has_jobsets:
+        return [
+            {
+                "apiVersion": JOB_API,
+                "kind": "Job",
+                "metadata": {"name": f"{name}-{node}", **metadata},
+                "spec": job["spec"],
+            }
+            for node, job in jobs.items()
+        ]
+    if request.queue:
+        metadata["labels"] = {**metadata["labels"], QUEUE_LABEL: request.queue}
+    jobset = {
+        "suspend": bool(request.queue),
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [{"name": node, "replicas": 1, "template": job} for node, job in jobs.items()],
     }
+    return [
+        {"apiVersion": JOBSET_API, "kind": "JobSet", "metadata": {"name": name, **metadata}, "spec": jobset}
+    ]
 
 
 def _make_job(spec: JobSpec, request: PodRequest, node: NodeId, tasks: int, image: str) -> Object:
@@ -180,12 +204,42 @@ def store_of(node: NodeId) -> str:
     return str(node)
 
 
-def is_over(jobset: Mapping[str, Any]) -> bool:
-    """Return whether all pods of a job have ended, or one has failed for good."""
-    conditions = (jobset.get("status") or {}).get("conditions") or ()
-    return any(each["type"] in ("Completed", "Failed") and each["status"] == "True" for each in conditions)
+def group_by_job(objects: Iterable[Object]) -> dict[str, list[Object]]:
+    """Return the objects of each job, by its id: its JobSet, or if there is none its Jobs.
+
+    So a job whose JobSet is deleted has none once its Jobs have gone, too. The API of JobSet may be missing
+    for a moment, and its Jobs are there then.
+    """
+    found: dict[str, list[Object]] = {}
+    for each in objects:
+        found.setdefault(str(each["metadata"]["labels"][JOB_LABEL]), []).append(each)
+    return {
+        job: [each for each in of_job if each["kind"] == "JobSet"] or of_job for job, of_job in found.items()
+    }
 
 
-def is_suspended(jobset: Mapping[str, Any]) -> bool:
+def find_owner(objects: Iterable[Object]) -> Object | None:
+    """Return the object of a job with which all others go; None if it has gone."""
+    return next((each for each in objects if not each["metadata"].get("ownerReferences")), None)
+
+
+def set_owner(each: Object, owner: Object) -> Object:
+    """Return an object that goes with its owner."""
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+    }
+    return {**each, "metadata": {**each["metadata"], "ownerReferences": [reference]}}
+
+
+def is_over(objects: Iterable[Object]) -> bool:
+    """Return whether the pods of an attempt have ended: all of a JobSet, or the first one of several Jobs."""
+    conditions = (each for one in objects for each in (one.get("status") or {}).get("conditions") or ())
+    return any(each["type"] in _ENDED and each["status"] == "True" for each in conditions)
+
+
+def is_suspended(objects: Sequence[Object]) -> bool:
     """Return whether a job has to wait for its queue."""
-    return bool(jobset["spec"].get("suspend"))
+    return any(each["spec"].get("suspend") for each in objects)

@@ -11,16 +11,20 @@ from insitu.base.paths import JobPaths
 from insitu.base.spec import JobSpec, NodeId
 from insitu.extensions.kubernetes.client import Client, KubeconfigTransport
 from insitu.extensions.kubernetes.job_pods import (
+    JOB_API,
     JOB_LABEL,
     JOBSET_API,
+    check_queue,
+    find_owner,
+    group_by_job,
     is_over,
     is_suspended,
-    make_jobset,
-    name_of_jobset,
+    make_job_objects,
     parse_request,
+    set_owner,
     store_of,
 )
-from insitu.extensions.kubernetes.objects import QUEUE_LABEL
+from insitu.extensions.kubernetes.objects import QUEUE_LABEL, Object
 from insitu.extensions.kubernetes.waits import Snapshot, explain_pod
 
 _REMOVED_SECONDS = 60.0
@@ -32,6 +36,18 @@ def open_client() -> Client:
     return Client(KubeconfigTransport.of_pod(), "")
 
 
+def list_objects(client: Client, job_id: str = "") -> dict[str, list[Object]]:
+    """Return the objects of a job, or of all jobs with pods, by the job's id."""
+    kinds = {"Job": JOB_API} | ({"JobSet": JOBSET_API} if client.serves(JOBSET_API) else {})
+    selector = f"{JOB_LABEL}={job_id}" if job_id else JOB_LABEL
+    # Those in a list don't say their kind.
+    return group_by_job(
+        {**each, "apiVersion": version, "kind": kind}
+        for kind, version in kinds.items()
+        for each in client.list(kind, selector)
+    )
+
+
 class PodStarter:
     """Makes the pods of one job; see `ServerStarter` of the hosts' engine."""
 
@@ -39,19 +55,13 @@ class PodStarter:
 
     def __init__(self, job: JobPaths) -> None:
         self._job = job
-        self._name = name_of_jobset(job.root.name)
         self._client = open_client()
 
     @staticmethod
     def check(spec: JobSpec) -> None:
         request = parse_request(spec.pod)
         client = open_client()
-        if not client.serves(JOBSET_API):
-            raise InputError(
-                f"--engine k8s makes a JobSet. Received: an API server without {JOBSET_API}. Install JobSet: "
-                f"https://jobset.sigs.k8s.io/docs/installation, or leave --engine out: tasks run in the "
-                f"pods of the stores then"
-            )
+        check_queue(request, has_jobsets=client.serves(JOBSET_API))
         if request.queue and client.find("LocalQueue", request.queue) is None:
             raise InputError(
                 f"--pod queue=NAME is a LocalQueue of Kueue in the namespace {client.namespace}. Received: "
@@ -64,23 +74,35 @@ class PodStarter:
         for node in nodes:
             store_of(node)
         spec, (placement, _) = read_spec(self._job), read_placement(self._job)
-        found = self._client.find("JobSet", self._name)
-        if found is not None and is_over(found):  # of an attempt that has ended
-            self._remove()
-            found = None
-        if found is None:
-            image = self._find_image(nodes[0])
-            wanted = make_jobset(spec, placement, nodes, self._client.namespace, image)
-            self._client.create(wanted)
+        found = self._list()
+        owner = find_owner(found)
+        if found and (owner is None or is_over(found)):  # of an attempt that has ended
+            self._remove(found)
+            found, owner = [], None
+        has_jobsets = owner["kind"] == "JobSet" if owner else self._client.serves(JOBSET_API)
+        image = self._find_image(nodes[0])
+        wanted = make_job_objects(
+            spec, placement, nodes, self._client.namespace, image, has_jobsets=has_jobsets
+        )
+        names = {each["metadata"]["name"] for each in found}
+        for each in wanted:
+            if each["metadata"]["name"] not in names:
+                made = self._client.create(set_owner(each, owner) if owner else each)
+                owner = owner or made
 
-    def _remove(self) -> None:
-        self._client.delete("JobSet", self._name)
+    def _list(self) -> list[Object]:
+        job = self._job.root.name
+        return list_objects(self._client, job).get(job, [])
+
+    def _remove(self, found: Sequence[Object]) -> None:
+        for each in found:
+            self._client.delete(each["kind"], each["metadata"]["name"])
         deadline = time.monotonic() + _REMOVED_SECONDS
-        while self._client.find("JobSet", self._name) is not None:
+        while left := self._list():
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"The pods of the job's last attempt must go first. Received: JobSet {self._name}, which "
-                    f"is there after {_REMOVED_SECONDS:g} s. Look at it by kubectl, and resume the job again"
+                    f"The pods of the job's last attempt must go first. Received: {_name(left)}, which is "
+                    f"there after {_REMOVED_SECONDS:g} s. Look at it by kubectl, and resume the job again"
                 )
             time.sleep(_LOOK_SECONDS)
 
@@ -94,15 +116,19 @@ class PodStarter:
         return str(store["spec"]["containers"][0]["image"])
 
     def explain_waiting(self, nodes: Collection[NodeId], *, may_pause: bool) -> str:
-        found = self._client.find("JobSet", self._name)
-        if found is None:
-            raise ClusterError(f"the job's JobSet {self._name} was deleted")
+        found = self._list()
+        if not found:
+            raise ClusterError("the pods of the job were deleted in Kubernetes")
         if is_suspended(found) and not may_pause:
-            raise ClusterError(f"the queue has taken the pods of JobSet {self._name} away")
+            raise ClusterError(f"the queue has taken the pods of {_name(found)} away")
         if is_suspended(found):
-            queue = found["metadata"].get("labels", {}).get(QUEUE_LABEL)
+            queue = found[0]["metadata"].get("labels", {}).get(QUEUE_LABEL)
             return f"its pods wait for queue {queue} to admit them" if queue else "its pods are suspended"
         return explain_pods(self._client, self._job.root.name)
+
+
+def _name(found: Sequence[Object]) -> str:
+    return f"{found[0]['kind']} {found[0]['metadata']['name']}"
 
 
 def explain_pods(client: Client, job_id: str) -> str:

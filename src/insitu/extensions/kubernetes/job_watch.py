@@ -1,4 +1,4 @@
-"""Has jobs follow their JobSets: one that somebody deletes is stopped, one that its queue suspends pauses.
+"""Has jobs follow their objects: a job stops if they are deleted, and pauses if its queue suspends them.
 
 The head's process asks again and again; nothing is kept but a mark in the folder of a paused job.
 """
@@ -9,14 +9,16 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from insitu.base.errors import InsituError
 from insitu.base.paths import JobPaths, Paths
 from insitu.extensions.kubernetes.client import Client
-from insitu.extensions.kubernetes.job_pods import JOB_LABEL, is_suspended, name_of_jobset
+from insitu.extensions.kubernetes.job_pods import is_suspended, name_of_job
+from insitu.extensions.kubernetes.job_starter import list_objects
+from insitu.extensions.kubernetes.objects import Object
 
 logger = logging.getLogger("insitu")
 _LOOK_SECONDS = 2.0
@@ -29,7 +31,7 @@ class WatchedJob:
 
     #: Whether its supervisor lives.
     is_running: bool
-    #: Whether tasks were launched.
+    #: Whether tasks were launched in this attempt.
     has_begun: bool
     #: Whether it has ended, in any way.
     has_ended: bool
@@ -40,19 +42,19 @@ class WatchedJob:
 Step = Literal["", "stop", "pause", "resume", "forget"]
 
 
-def decide_step(job: WatchedJob, jobset: Mapping[str, Any] | None) -> Step:
-    """Return what follows for a job from its JobSet; None: there is none. Pure."""
-    if jobset is None:
+def decide_step(job: WatchedJob, objects: Sequence[Object]) -> Step:
+    """Return what follows for a job from its JobSet, or its Jobs. Pure."""
+    if not objects:
         if job.is_paused:
             return "forget"
         return "stop" if job.is_running and job.has_begun else ""
-    if is_suspended(jobset):
+    if is_suspended(objects):
         return "pause" if job.is_running and job.has_begun and not job.is_paused else ""
     return "resume" if job.is_paused and job.has_ended and not job.is_running else ""
 
 
 class JobWatch:
-    """Asks for the JobSets of this home's jobs, in a thread of the head."""
+    """Asks for the objects of this home's jobs, in a thread of the head."""
 
     def __init__(self, paths: Paths, client: Client) -> None:
         self._paths, self._client = paths, client
@@ -70,20 +72,21 @@ class JobWatch:
             except (InsituError, OSError) as error:
                 if str(error) != self._said:
                     self._said = str(error)
-                    logger.warning("JobSets can't be looked at: %s", error)
+                    logger.warning("the pods of jobs can't be looked at: %s", error)
 
     def look(self) -> None:
         """Look once, and do what follows. Raises InsituError, OSError."""
-        jobs = {name_of_jobset(job.root.name): job for job in self._list_jobs()}
+        jobs = self._list_jobs()
         if not jobs:
             return
-        found = {str(each["metadata"]["name"]): each for each in self._client.list("JobSet", JOB_LABEL)}
-        for name, job in jobs.items():
+        found = list_objects(self._client)
+        for job in jobs:
+            name = job.root.name
             if name in self._acting and self._acting[name].is_alive():
                 continue
-            if step := decide_step(self._read(job), found.get(name)):
+            if step := decide_step(self._read(job), found.get(name, ())):
                 # A stop takes as long as tasks take to end, and others don't wait for it.
-                self._acting[name] = threading.Thread(target=self._do, args=(step, job, name), daemon=True)
+                self._acting[name] = threading.Thread(target=self._do, args=(step, job), daemon=True)
                 self._acting[name].start()
 
     def _list_jobs(self) -> list[JobPaths]:
@@ -106,25 +109,26 @@ class JobWatch:
         state = Journal(job.journal).state()
         return WatchedJob(
             is_running(job),
-            any(task.incarnation > 0 for task in state.tasks),
+            # A job that resumes has no objects yet, or those of its last attempt.
+            state.phase not in (*ENDED, "pending") and any(task.incarnation > 0 for task in state.tasks),
             state.phase in ENDED,
             (job.root / _PAUSED).exists(),
         )
 
-    def _do(self, step: Step, job: JobPaths, name: str) -> None:
+    def _do(self, step: Step, job: JobPaths) -> None:
         from insitu.cluster import MergedLog
 
-        paused = job.root / _PAUSED
+        name, paused = name_of_job(job.root.name), job.root / _PAUSED
         if step == "forget":
             paused.unlink(missing_ok=True)
             return
         if step == "pause":
             paused.touch()
-            MergedLog(job).log(f"the queue has suspended JobSet {name}: the job pauses")
+            MergedLog(job).log(f"the queue has suspended {name}: the job pauses")
         elif step == "stop":
-            MergedLog(job).log(f"JobSet {name} was deleted: the job is stopped")
+            MergedLog(job).log(f"{name} was deleted in Kubernetes: the job is stopped")
         elif step == "resume":
-            MergedLog(job).log(f"the queue has admitted JobSet {name} again")
+            MergedLog(job).log(f"the queue has admitted {name} again")
         arguments = ["resume", "--detach"] if step == "resume" else ["stop"]
         command = [sys.executable, "-P", "-m", "insitu", *arguments, job.root.name]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)

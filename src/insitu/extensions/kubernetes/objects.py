@@ -6,8 +6,10 @@ Names are fixed, so a namespace has one cluster. The secret with the cluster's t
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from insitu.base.process.process_log import LOG_FORMAT
 from insitu.extensions.kubernetes.options import ClusterOptions
 
 Object = dict[str, Any]
@@ -22,6 +24,7 @@ MANAGER = "insitu"
 DRAIN_SECONDS, GRACE_SECONDS = 100, 120
 TASKS_GRACE_SECONDS = 60
 """A store drains on SIGTERM; the rest is for its agent to end."""
+DASHBOARD = Path(__file__).with_name("dashboard.json")
 _USER = 10001
 _SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 _DATA, _TOKENS = "/var/lib/insitu", "/etc/insitu/token"
@@ -41,7 +44,7 @@ def make_objects(options: ClusterOptions) -> list[Object]:
         _make_store(options),
     ]
     if options.monitor:
-        objects.append(_make_monitor())
+        objects += [_make_monitor(), _make_dashboard()]
     for each in objects:
         each["metadata"] = {
             "name": each["metadata"]["name"],
@@ -288,6 +291,8 @@ def _make_container(
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
+    if options.log_format != "text":
+        container["env"].append({"name": LOG_FORMAT, "value": options.log_format})
     if port is not None:
         container["ports"] = [{"name": name, "containerPort": port, "protocol": "TCP"}]
         probe = {"tcpSocket": {"port": name}}
@@ -300,6 +305,14 @@ def _make_container(
 def _make_monitor() -> Object:
     spec = {
         "selector": {"matchLabels": _label(HEAD)},
-        "endpoints": [{"port": "metrics", "interval": "15s"}],
+        # Else Prometheus would put the name of its own job in the place of the label `job`.
+        "endpoints": [{"port": "metrics", "interval": "15s", "honorLabels": True}],
     }
     return _make("monitoring.coreos.com/v1", "ServiceMonitor", "insitu", spec=spec)
+
+
+def _make_dashboard() -> Object:
+    """Return the dashboard, which Grafana's sidecar finds by its label."""
+    made = _make("v1", "ConfigMap", "insitu-dashboard", data={"dashboard.json": DASHBOARD.read_text()})
+    made["metadata"]["labels"] = {"grafana_dashboard": "1"}
+    return made

@@ -11,7 +11,7 @@ from insitu.options import Declared, option
 _MOST_NODES = 1000
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*"
-_QUANTITY = r"([0-9]{1,12}(?:\.[0-9]{1,3})?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"
+QUANTITY = r"([0-9]{1,12}(?:\.[0-9]{1,3})?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"
 _SCALES = {"": Decimal(1), "m": Decimal("0.001")} | {
     f"{letter}{end}": Decimal(base) ** (power + 1)
     for end, base, letters in (("", 1000, "kMGTP"), ("i", 1024, "KMGTP"))
@@ -23,7 +23,7 @@ DEFAULT_IMAGE = f"insitu:{__version__}"
 
 def parse_quantity(text: str) -> Decimal:
     """Return the number that a quantity of Kubernetes names, such as 50Gi or 500m. Raises ValueError."""
-    found = re.fullmatch(_QUANTITY, text)
+    found = re.fullmatch(QUANTITY, text)
     if found is None:
         raise ValueError(text)
     return Decimal(found[1]) * _SCALES[found[2] or ""]
@@ -53,7 +53,9 @@ class ClusterOptions(Declared):
     page_url: str = option(
         "", "URL of the page behind an Ingress that ends TLS.", metavar="URL",
         default_text="the page makes a certificate")
-    monitor: bool = option(False, "Serve metrics to Prometheus, and make a ServiceMonitor.")
+    log_format: str = option(
+        "text", "Lines that head and stores log: text, or JSON.", choices=("text", "json"))
+    monitor: bool = option(False, "Serve metrics, with a ServiceMonitor and a dashboard for Grafana.")
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -103,6 +105,16 @@ def _check_quantity(flag: str, text: str, *, least: Decimal | int) -> None:
         raise InputError(
             f"{flag} is a quantity of Kubernetes, such as {example}. Received: {text!r}"
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class RenderRequest(ClusterOptions):
+    """Options of `insitu k8s render`."""
+
+    # fmt: off
+    helm: str = option(
+        "", "Folder to make, with a Helm chart instead of YAML.", metavar="FOLDER", default_text="none")
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 from insitu.base.errors import ClusterError, InputError, InsituError
 from insitu.base.paths import Paths
+from insitu.base.process.process_log import start_logging
 from insitu.base.spec import NodeId
 from insitu.extensions.kubernetes.objects import DRAIN_SECONDS, HEAD_PORT, STORE_PORT
 
@@ -52,11 +53,12 @@ def run_head_here(environment: Mapping[str, str]) -> int:
     """Be the head until a signal comes. Returns the exit code. Raises InsituError."""
     from insitu.cluster import read_token_file, run_head
 
+    start_logging()
     address, token = _read_settings(environment)
     paths = Paths.default()
 
     def report(listens_at: str) -> None:
-        _say(f"the head listens at {listens_at}")
+        logger.info("the head listens at %s", listens_at)
         threading.Thread(target=_resume_jobs, args=(paths,), daemon=True).start()
         threading.Thread(target=_watch_jobs, args=(paths,), daemon=True).start()
 
@@ -104,7 +106,7 @@ def _watch_jobs(paths: Paths) -> None:
     try:
         JobWatch(paths, open_client()).run(threading.Event())
     except InsituError as error:
-        logger.warning("jobs don't follow their JobSets: %s", error)
+        logger.warning("jobs don't follow their pods: %s", error)
 
 
 def run_tasks_here(job_id: str, node: str, environment: Mapping[str, str]) -> int:
@@ -112,13 +114,14 @@ def run_tasks_here(job_id: str, node: str, environment: Mapping[str, str]) -> in
     Raises InsituError."""
     from insitu.cluster import keep_server, read_token_file, start_server
 
+    start_logging()
     address, file = _read_settings(environment)
     paths, ending = Paths.default(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
 
     def start(supervisor: str) -> subprocess.Popen[bytes]:
-        _say(f"runs tasks of {job_id} for the supervisor at {supervisor}")
+        logger.info("runs tasks of %s for the supervisor at %s", job_id, supervisor)
         return start_server(paths, NodeId(node), job_id, supervisor, address, read_token_file(file))
 
     return keep_server(paths, job_id, start, ending)
@@ -132,13 +135,14 @@ def run_store_here(head: str, environment: Mapping[str, str]) -> None:
     """
     from insitu.cluster import AgentOptions, read_token_file, run_agent
 
+    start_logging()
     address, file = _read_settings(environment)
     token, paths = read_token_file(file), Paths.default()
     if not any(paths.nodes.glob("*/agent.json")):
         _wait_for_head(head)
 
     def keep(joined: dict[str, Any]) -> None:
-        _say(f"{joined['node']} serves at {joined['address']}")
+        logger.info("%s serves at %s", joined["node"], joined["address"])
         threading.Thread(target=_keep_node, args=(head, token, NodeId(joined["node"])), daemon=True).start()
 
     options = AgentOptions(head, interface=address, port=STORE_PORT, drain_seconds=DRAIN_SECONDS)
@@ -157,11 +161,6 @@ def _read_settings(environment: Mapping[str, str]) -> tuple[str, Path]:
     return environment["POD_IP"], Path(environment["INSITU_TOKEN_FILE"])
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def _wait_for_head(address: str) -> None:
     """Return once something listens at an address. Pods start in any order, and a restart costs longer."""
     host, _, port = address.rpartition(":")
@@ -173,7 +172,7 @@ def _wait_for_head(address: str) -> None:
         except OSError as error:
             if str(error) != said:
                 said = str(error)
-                _say(f"waits for the head at {address}: {said}")
+                logger.info("waits for the head at %s: %s", address, said)
         time.sleep(_LOOK_SECONDS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -32,6 +33,12 @@ def test_objects_are_rendered_with_the_options() -> None:
     code, out, _ = run("render", "--nodes", "3", "--gpus", "1", "--namespace", "a")
     assert code == 0
     assert list(yaml.safe_load_all(out)) == make_objects(ClusterOptions(nodes=3, gpus=1, namespace="a"))
+
+
+def test_a_chart_is_made_in_the_place_of_yaml(tmp_path: Path) -> None:
+    code, out, errors = run("render", "--nodes", "3", "--helm", str(tmp_path / "chart"))
+    assert (code, out) == (0, "") and "values.yaml has the options" in errors
+    assert yaml.safe_load((tmp_path / "chart" / "values.yaml").read_text())["nodes"] == 3
 
 
 def test_a_cluster_comes_up_says_what_it_waits_for_and_how_to_go_there(api: FakeApi) -> None:

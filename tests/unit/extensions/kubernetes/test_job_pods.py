@@ -9,11 +9,14 @@ import pytest
 from insitu.base.errors import JobSpecError
 from insitu.base.spec import JobSpec, NodeId, TaskId, TaskSpec
 from insitu.extensions.kubernetes.job_pods import (
+    find_owner,
+    group_by_job,
     is_over,
     is_suspended,
-    make_jobset,
-    name_of_jobset,
+    make_job_objects,
+    name_of_job,
     parse_request,
+    set_owner,
     store_of,
 )
 
@@ -36,7 +39,17 @@ def make_placement(*nodes: str) -> Any:
 
 def make(spec: JobSpec, *nodes: str) -> Any:
     found = [NodeId(each) for each in sorted(set(nodes))]
-    return make_jobset(spec, make_placement(*nodes), found, "team", "registry/insitu:1")
+    (made,) = make_job_objects(
+        spec, make_placement(*nodes), found, "team", "registry/insitu:1", has_jobsets=True
+    )
+    return made
+
+
+def make_jobs(spec: JobSpec, *nodes: str) -> list[Any]:
+    found = [NodeId(each) for each in nodes]
+    return make_job_objects(
+        spec, make_placement(*nodes), found, "team", "registry/insitu:1", has_jobsets=False
+    )
 
 
 def pods_of(jobset: Any) -> dict[str, Any]:
@@ -115,7 +128,7 @@ def test_an_option_of_pods_is_given_once() -> None:
 
 
 def test_names_are_short_and_end_as_the_ids_of_jobs() -> None:
-    name = name_of_jobset(f"{'long_NAME' * 9}-0a1b2c")
+    name = name_of_job(f"{'long_NAME' * 9}-0a1b2c")
     assert len(name) <= 44 and name.endswith("-0a1b2c") and name == name.lower() and "--" not in name
 
 
@@ -142,7 +155,7 @@ def test_the_templates_are_jobs_that_kubernetes_takes(version: str) -> None:
 
 def test_a_jobset_is_over_or_suspended() -> None:
     made = make(make_spec(pod=("queue=a",)), "store-0")
-    assert is_suspended(made) and not is_over(made)
+    assert is_suspended([made]) and not is_over([made])
     made["spec"]["suspend"] = False
     for kind, status in (
         ("Completed", "True"),
@@ -151,5 +164,53 @@ def test_a_jobset_is_over_or_suspended() -> None:
         ("Completed", "False"),
     ):
         made["status"] = {"conditions": [{"type": kind, "status": status}]}
-        assert is_over(made) is (kind != "Suspended" and status == "True")
-    assert not is_suspended(made)
+        assert is_over([made]) is (kind != "Suspended" and status == "True")
+    assert not is_suspended([made])
+
+
+def test_without_jobset_each_store_has_a_job_with_the_same_pod() -> None:
+    import kubernetes_validate
+
+    spec = make_spec(gpus_per_worker=1, pod=("priority=high", "toleration=gpu:NoSchedule"))
+    jobs, jobset = make_jobs(spec, "store-0", "store-1"), make(spec, "store-0", "store-1")
+    templates = [each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"]]
+    assert [each["spec"] for each in jobs] == templates
+    assert [each["metadata"]["name"] for each in jobs] == [
+        f"{jobset['metadata']['name']}-store-{number}" for number in range(2)
+    ]
+    for each in jobs:
+        assert each["metadata"]["labels"] == jobset["metadata"]["labels"]
+        kubernetes_validate.validate(each, "1.36", strict=True)
+
+
+def test_a_queue_needs_jobset() -> None:
+    with pytest.raises(JobSpecError, match="queue=research, and an API server without jobset"):
+        make_jobs(make_spec(pod=("queue=research",)), "store-0")
+
+
+def test_one_job_owns_the_others() -> None:
+    first, second = make_jobs(make_spec(), "store-0", "store-1")
+    first["metadata"]["uid"] = "u1"
+    owned = set_owner(second, first)
+    assert find_owner([owned, first]) is first and find_owner([owned]) is None
+    (reference,) = owned["metadata"]["ownerReferences"]
+    name = first["metadata"]["name"]
+    assert reference == {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": "u1"}
+    assert "ownerReferences" not in second["metadata"]
+
+
+def test_jobs_are_over_once_one_has_ended_and_wait_while_one_is_suspended() -> None:
+    jobs = make_jobs(make_spec(), "store-0", "store-1")
+    assert not is_over(jobs) and not is_suspended(jobs) and not is_over([])
+    jobs[1]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    assert is_over(jobs)
+    jobs[1]["spec"] = {**jobs[1]["spec"], "suspend": True}
+    assert is_suspended(jobs)
+
+
+def test_the_jobs_of_a_jobset_count_once_it_has_gone() -> None:
+    jobset, jobs = make(make_spec(), "store-0"), make_jobs(make_spec(), "store-0")
+    name = make_spec().job_id
+    assert group_by_job([*jobs, jobset]) == {name: [jobset]}
+    assert group_by_job(jobs) == {name: jobs}
+    assert group_by_job([]) == {}

@@ -133,6 +133,14 @@ def test_no_metrics_are_served_unless_asked_for() -> None:
     assert {c["name"] for pod in pods_of() for c in pod["containers"]} == {"head", "page", "store"}
 
 
+def test_logs_are_json_if_asked_for() -> None:
+    def formats(**options: Any) -> set[Any]:
+        containers = [each for pod in pods_of(**options) for each in pod["containers"]]
+        return {{e["name"]: e.get("value") for e in c["env"]}.get("INSITU_LOG_FORMAT") for c in containers}
+
+    assert formats(log_format="json") == {"json"} and formats() == {None}
+
+
 def test_the_yaml_has_the_same_objects_in_the_same_order_without_a_secret() -> None:
     options = ClusterOptions(nodes=2, namespace="team")
     text = format_objects(options)
