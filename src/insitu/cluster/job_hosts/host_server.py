@@ -1,9 +1,10 @@
 """Runs the tasks of one job on one host, for the job's supervisor on the head's machine.
 
-`python -P -m insitu.cluster.job_hosts.host_server HOME NODE JOB ADDRESS HOST`, with the cluster's token as
-its input, is started by the host's agent. It dials the supervisor at ADDRESS, gets the job's files, and
-performs its calls. Tasks listen at HOST. It ends with the connection, or when the supervisor has said nothing
-for `LEASE_SECONDS`: then it is cut off, and others have taken over. Nothing that it started outlives it.
+`python -P -m insitu.cluster.job_hosts.host_server HOME NODE JOB ADDRESS HOST TIED_TO`, with the cluster's
+token as its input, is started by the host's agent. It dials the supervisor at ADDRESS, gets the job's files,
+and performs its calls. Tasks listen at HOST. It ends with the connection, with a process of TIED_TO, or when
+the supervisor has said nothing for `LEASE_SECONDS`: then it is cut off, and others have taken over. Nothing
+that it started outlives it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import base64
 import contextlib
 import dataclasses
 import itertools
+import json
 import logging
 import os
 import queue
@@ -31,6 +33,7 @@ from insitu.base.net.ports import format_address, hold_port
 from insitu.base.paths import HOME_ENV, JobPaths, Paths
 from insitu.base.process.process_log import start_logging
 from insitu.base.process.processes import (
+    ProcessIdentity,
     adopt_orphans,
     end_all_children,
 )
@@ -59,6 +62,7 @@ from insitu.cluster.job_backup import (
 )
 from insitu.cluster.job_hosts.places import end_place
 from insitu.cluster.job_hosts.port_probe import PortProbe
+from insitu.cluster.job_hosts.tied import tie_to
 from insitu.cluster.leases import accept_term, parse_term
 from insitu.cluster.wire import (
     adapt_environment,
@@ -538,7 +542,7 @@ class HostWitness:
 
 
 def main(arguments: list[str]) -> int:
-    home, node, job_id, address, host = arguments
+    home, node, job_id, address, host, tied_to = arguments
     start_logging()
     token = sys.stdin.read().strip()
     adopt_orphans()
@@ -546,6 +550,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: None)
     try:
         check_simple_name("A node's name", node)
+        tie_to(ProcessIdentity(*each) for each in json.loads(tied_to))
         run(Paths(Path(home)), NodeId(node), job_id, address, host, token)
     except (InsituError, OSError) as error:
         logger.error("%s: %s", job_id, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 from insitu.base.errors import ClusterError
 from insitu.base.paths import JobPaths, Paths
@@ -27,8 +29,13 @@ _END_SECONDS = 15.0
 class TaskServers:
     """Starts them for the head, and ends them with the agent."""
 
-    def __init__(self, paths: Paths, node: NodeId, token: str) -> None:
+    def __init__(
+        self, paths: Paths, node: NodeId, token: str, tied_to: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """`tied_to`: processes, as (pid, start), with which servers end, too: what kills these, such as Ray,
+        may kill the agent before it can end them."""
         self._paths = paths
+        self._tied_to = tied_to
         self._node = node
         self._token = token
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -43,7 +50,7 @@ class TaskServers:
             order_server(self._paths, job_id, address)
             return
         self._processes = [each for each in self._processes if each.poll() is None]
-        process = start_server(self._paths, self._node, job_id, address, host, self._token)
+        process = start_server(self._paths, self._node, job_id, address, host, self._token, self._tied_to)
         self._processes.append(process)
         threading.Thread(target=process.wait, daemon=True).start()  # it must leave nothing when it ends
 
@@ -64,10 +71,17 @@ class TaskServers:
 
 
 def start_server(
-    paths: Paths, node: NodeId, job_id: str, address: str, host: str, token: str
+    paths: Paths,
+    node: NodeId,
+    job_id: str,
+    address: str,
+    host: str,
+    token: str,
+    tied_to: Sequence[tuple[int, int]] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start the server of a job on a host, whose tasks listen at `host`. Raises ClusterError."""
-    arguments = [str(paths.home), node, job_id, address, host]
+    """Start the server of a job on a host, whose tasks listen at `host`. It ends with one of the processes
+    `tied_to`. Raises ClusterError."""
+    arguments = [str(paths.home), node, job_id, address, host, json.dumps(tied_to)]
     try:
         with open_input(f"{token}\n") as source:
             return subprocess.Popen(

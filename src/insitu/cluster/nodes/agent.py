@@ -230,7 +230,7 @@ class Agent:
         self._lock = lock
         self._certificate = take_certificate(paths, self.node)
         sweep_jobs(paths, self.node)
-        self._task_servers = TaskServers(paths, self.node, self._token)
+        self._task_servers = TaskServers(paths, self.node, self._token, options.tied_to)
         self._server: PartitionServer | None = None
         self._connection: HeadConnection | None = None
         self._files = AgentFiles(paths, self.node)
