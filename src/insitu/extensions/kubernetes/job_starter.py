@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
-from insitu.base.errors import ClusterError, InputError
+from insitu.base.errors import ClusterError, InputError, InsituError
 from insitu.base.paths import JobPaths
 from insitu.base.spec import JobSpec, NodeId
 from insitu.extensions.kubernetes.client import Client, KubeconfigTransport
@@ -25,7 +24,7 @@ from insitu.extensions.kubernetes.job_pods import (
     store_of,
 )
 from insitu.extensions.kubernetes.objects import QUEUE_LABEL, Object
-from insitu.extensions.kubernetes.waits import Snapshot, explain_pod
+from insitu.extensions.kubernetes.waits import Snapshot, explain_pod, is_waiting
 
 _REMOVED_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
@@ -116,7 +115,12 @@ class PodStarter:
         return str(store["spec"]["containers"][0]["image"])
 
     def explain_waiting(self, nodes: Collection[NodeId], *, may_pause: bool) -> str:
-        found = self._list()
+        try:
+            found = self._list()
+            runs = bool(found) and not is_suspended(found)
+            waits = explain_pods(self._client, self._job.root.name) if runs else ""
+        except InsituError as error:  # the API server is away, and the pods don't need it
+            return f"its pods can't be looked at: {error}"
         if not found:
             raise ClusterError("the pods of the job were deleted in Kubernetes")
         if is_suspended(found) and not may_pause:
@@ -124,7 +128,7 @@ class PodStarter:
         if is_suspended(found):
             queue = found[0]["metadata"].get("labels", {}).get(QUEUE_LABEL)
             return f"its pods wait for queue {queue} to admit them" if queue else "its pods are suspended"
-        return explain_pods(self._client, self._job.root.name)
+        return waits
 
 
 def _name(found: Sequence[Object]) -> str:
@@ -133,14 +137,13 @@ def _name(found: Sequence[Object]) -> str:
 
 def explain_pods(client: Client, job_id: str) -> str:
     """Return what the first pod of a job that doesn't run waits for; "": all run."""
-    pods = sorted(client.list("Pod", f"{JOB_LABEL}={job_id}"), key=lambda pod: str(pod["metadata"]["name"]))
-    by_name = {kind: _by_name(client.list(kind)) for kind in ("PersistentVolumeClaim",)}
-    found = Snapshot({}, {}, by_name["PersistentVolumeClaim"], client.list("Event"))
-    for pod in pods:
+    pods = client.list("Pod", f"{JOB_LABEL}={job_id}")
+    waiting = [pod for pod in pods if is_waiting(pod)]
+    if not waiting:
+        return "" if pods else "its pods are being made"
+    claims = {str(each["metadata"]["name"]): each for each in client.list("PersistentVolumeClaim")}
+    found = Snapshot({}, {}, claims, client.list("Event"))
+    for pod in sorted(waiting, key=lambda pod: str(pod["metadata"]["name"])):
         if why := explain_pod(pod, found):
             return f"pod {pod['metadata']['name']} waits for {why}"
-    return "" if pods else "its pods are being made"
-
-
-def _by_name(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {str(each["metadata"]["name"]): each for each in objects}
+    return ""

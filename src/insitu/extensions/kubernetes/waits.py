@@ -76,11 +76,15 @@ def find_disk_node(claim: Object | None, volumes: Mapping[str, Object] | None) -
     return str((claim["metadata"].get("annotations") or {}).get(_SELECTED_NODE) or "")
 
 
+def is_waiting(seen: Object) -> bool:
+    """Return whether a pod of a job hasn't begun to run."""
+    return (seen.get("status") or {}).get("phase") not in ("Running", "Succeeded", "Failed")
+
+
 def explain_pod(seen: Object, found: Snapshot) -> str:
-    """Return what a pod of a job waits for, in words; "": it runs. `found` has its claim and the events."""
+    """Return what a waiting pod of a job waits for, in words; "": it is about to run. `found` has its claim
+    and the events."""
     name, status = str(seen["metadata"]["name"]), seen.get("status") or {}
-    if status.get("phase") in ("Running", "Succeeded", "Failed"):
-        return ""
     mounted = [each.get("persistentVolumeClaim") or {} for each in seen["spec"].get("volumes") or ()]
     names = [str(each["claimName"]) for each in mounted if each]
     claim = next((found.claims[each] for each in names if each in found.claims), None)

@@ -111,6 +111,20 @@ def test_deleted_jobs_end_the_waiting(api: FakeApi, starter: PodStarter) -> None
         starter.explain_waiting(STORES, may_pause=True)
 
 
+@pytest.mark.parametrize("path", ["jobs", "pods", "events"])
+def test_a_waiting_job_outlasts_an_api_server_that_is_away(
+    path: str, api: FakeApi, starter: PodStarter
+) -> None:
+    starter.make_places(STORES)
+    labels = {"insitu.dev/job": JOB}
+    api.put("Pod", "a", spec={}, status={"phase": "Pending"})["metadata"]["labels"] = labels
+    api.answers[f"^GET .*/{path}"] = ConnectionRefusedError("refused")
+    said = starter.explain_waiting(STORES, may_pause=False)
+    assert said.startswith("its pods can't be looked at: ") and "refused" in said
+    api.answers.clear()
+    assert starter.explain_waiting(STORES, may_pause=False).startswith("pod a waits for ")
+
+
 def test_jobs_that_do_not_go_are_named(api: FakeApi, starter: PodStarter) -> None:
     starter.make_places(STORES)
     end(api, f"job-{JOB}-store-0")
