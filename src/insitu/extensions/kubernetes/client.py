@@ -188,20 +188,26 @@ class Client:
         return found
 
 
+def _import_library() -> tuple[Any, Any]:
+    """Return `client` and `config` of the official client. Raises InputError."""
+    try:
+        from kubernetes import client, config
+    except ImportError:
+        raise InputError(
+            "`insitu k8s` and `--engine k8s` need the client of Kubernetes. Received: an environment without "
+            "it. Install it: pip install 'insitu[kubernetes]'"
+        ) from None
+    return client, config
+
+
 class KubeconfigTransport:
     """Calls the server that a context of the kubeconfig names, as the official client would."""
 
     def __init__(self, context: str) -> None:
         """Raise InputError without the client, a kubeconfig or this context."""
-        try:
-            import yaml
-            from kubernetes import client, config
-        except ImportError:
-            raise InputError(
-                "`insitu k8s` needs the client of Kubernetes. Received: an environment without it. Install "
-                "it: "
-                "pip install 'insitu[kubernetes]'"
-            ) from None
+        client, config = _import_library()
+        import yaml  # comes with it
+
         try:
             contexts, current = config.list_kube_config_contexts()
             names = [each["name"] for each in contexts]
@@ -225,9 +231,9 @@ class KubeconfigTransport:
 
     @classmethod
     def of_pod(cls) -> KubeconfigTransport:
-        """Return calls with the account of the pod in which this process runs. Raises ClusterError."""
-        from kubernetes import client, config
-
+        """Return calls with the account of the pod in which this process runs. Raises InputError without the
+        client, ClusterError elsewhere."""
+        client, config = _import_library()
         found = cls.__new__(cls)
         configuration = client.Configuration()
         try:

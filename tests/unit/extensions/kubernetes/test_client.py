@@ -139,6 +139,8 @@ def test_the_client_of_kubernetes_comes_with_an_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
     with pytest.raises(InputError, match=r"pip install 'insitu\[kubernetes\]'"):
         KubeconfigTransport("")
+    with pytest.raises(InputError, match=r"pip install 'insitu\[kubernetes\]'"):
+        KubeconfigTransport.of_pod()
 
 
 class Pod(socketserver.StreamRequestHandler):
