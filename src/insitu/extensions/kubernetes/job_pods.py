@@ -19,9 +19,12 @@ from insitu.extensions.kubernetes.objects import (
     MANAGED_BY,
     QUEUE_LABEL,
     STORE,
+    TASKS,
     Object,
+    make_labels,
     make_task_pod,
 )
+from insitu.extensions.kubernetes.options import is_name
 
 JOB_LABEL = "insitu.dev/job"
 JOB_API, JOBSET_API = "batch/v1", "jobset.x-k8s.io/v1alpha2"
@@ -32,7 +35,6 @@ _MOST_NAME = 40
 _REPLACED = 6
 """Pods of a store that may fail by themselves. What the cluster takes away doesn't count."""
 _KEYS = ("queue", "priority", "image", "toleration", "select")
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _TOLERATION = re.compile(r"(?P<key>[\w./-]+)(=(?P<value>[\w.-]*))?(:(?P<effect>\w+))?")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _SELECTOR = re.compile(r"(?P<key>[\w./-]+)=(?P<value>[\w.-]*)")
@@ -71,7 +73,7 @@ def parse_request(given: Sequence[str]) -> PodRequest:
             selector.append((found["key"], found["value"]))
         elif key in single:
             raise JobSpecError(f"--pod {key}=... is given once. Received: {single[key]!r} and {value!r}")
-        elif key != "image" and not _NAME.fullmatch(value):
+        elif key != "image" and not is_name(value):
             raise JobSpecError(
                 f"A name of Kubernetes has small letters, digits, dashes and dots. Received: --pod {text}. "
                 f"Give the name of one that exists"
@@ -172,16 +174,11 @@ def _make_job(spec: JobSpec, request: PodRequest, node: NodeId, tasks: int, imag
             "backoffLimit": _REPLACED,
             "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": taken_away}]},
             "template": {
-                "metadata": {"labels": {JOB_LABEL: spec.job_id, **task_labels()}},
+                "metadata": {"labels": {JOB_LABEL: spec.job_id, **make_labels(TASKS)}},
                 "spec": pod,
             },
         },
     }
-
-
-def task_labels() -> dict[str, str]:
-    """Return the labels by which pods of insitu reach each other."""
-    return {"app.kubernetes.io/name": "insitu", "app.kubernetes.io/component": "tasks"}
 
 
 def _resources(spec: JobSpec, tasks: int) -> Object:

@@ -60,7 +60,7 @@ class JobWatch:
         self._paths, self._client = paths, client
         #: Why it couldn't ask, as it was logged last.
         self._said = ""
-        #: The threads that do what follows for jobs, by the names of their JobSets.
+        #: The threads that do what follows for jobs, by their ids.
         self._acting: dict[str, threading.Thread] = {}
 
     def run(self, ending: threading.Event) -> None:
@@ -76,43 +76,46 @@ class JobWatch:
 
     def look(self) -> None:
         """Look once, and do what follows. Raises InsituError, OSError."""
+        self._acting = {name: thread for name, thread in self._acting.items() if thread.is_alive()}
         jobs = self._list_jobs()
-        if not jobs:
-            return
-        found = list_objects(self._client)
-        for job in jobs:
-            name = job.root.name
-            if name in self._acting and self._acting[name].is_alive():
+        found = list_objects(self._client) if jobs else {}
+        for name, watched in jobs.items():
+            if name in self._acting:
                 continue
-            if step := decide_step(self._read(job), found.get(name, ())):
+            if step := decide_step(watched, found.get(name, ())):
                 # A stop takes as long as tasks take to end, and others don't wait for it.
-                self._acting[name] = threading.Thread(target=self._do, args=(step, job), daemon=True)
-                self._acting[name].start()
+                thread = threading.Thread(target=self._do, args=(step, self._paths.job(name)), daemon=True)
+                self._acting[name] = thread
+                thread.start()
 
-    def _list_jobs(self) -> list[JobPaths]:
-        from insitu.cluster import list_job_ids, read_spec
+    def _list_jobs(self) -> dict[str, WatchedJob]:
+        """Return the jobs with pods that run or are paused, by their ids."""
+        from insitu.cluster import list_job_ids
 
-        found = []
-        for each in list_job_ids(self._paths):
-            job = self._paths.job(each)
+        found = {}
+        for name in list_job_ids(self._paths):
             try:
-                watched = self._read(job)
-                if (watched.is_running or watched.is_paused) and read_spec(job).starter == "k8s":
-                    found.append(job)
+                if (watched := self._read(self._paths.job(name))) is not None:
+                    found[name] = watched
             except InsituError as error:
-                logger.warning("%s can't be read: %s", each, error)
+                logger.warning("%s can't be read: %s", name, error)
         return found
 
-    def _read(self, job: JobPaths) -> WatchedJob:
-        from insitu.cluster import ENDED, Journal, is_running
+    def _read(self, job: JobPaths) -> WatchedJob | None:
+        """Return a job with pods; None for one that neither runs nor is paused, and for others."""
+        from insitu.cluster import ENDED, Journal, is_running, read_spec
 
+        runs, paused = is_running(job), (job.root / _PAUSED).exists()
+        # Most jobs of a home have ended long ago: nothing else of them is read.
+        if not (runs or paused) or read_spec(job).starter != "k8s":
+            return None
         state = Journal(job.journal).state()
         return WatchedJob(
-            is_running(job),
+            runs,
             # A job that resumes has no objects yet, or those of its last attempt.
             state.phase not in (*ENDED, "pending") and any(task.incarnation > 0 for task in state.tasks),
             state.phase in ENDED,
-            (job.root / _PAUSED).exists(),
+            paused,
         )
 
     def _do(self, step: Step, job: JobPaths) -> None:
@@ -129,10 +132,16 @@ class JobWatch:
             MergedLog(job).log(f"{name} was deleted in Kubernetes: the job is stopped")
         elif step == "resume":
             MergedLog(job).log(f"the queue has admitted {name} again")
-        arguments = ["resume", "--detach"] if step == "resume" else ["stop"]
-        command = [sys.executable, "-P", "-m", "insitu", *arguments, job.root.name]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            logger.warning("%s: %s", job.root.name, " ".join(done.stderr.split()))
-        elif step == "resume":
+        if step != "resume":
+            run_insitu("stop", job.root.name)
+        elif run_insitu("resume", "--detach", job.root.name):
             paused.unlink(missing_ok=True)
+
+
+def run_insitu(*arguments: str) -> bool:
+    """Run a command about a job, as a user would, and log its error. Returns whether it has succeeded."""
+    command = [sys.executable, "-P", "-m", "insitu", *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        logger.warning("`insitu %s`: %s", " ".join(arguments), " ".join(done.stderr.split()))
+    return done.returncode == 0

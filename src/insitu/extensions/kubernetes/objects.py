@@ -14,7 +14,7 @@ from insitu.extensions.kubernetes.options import ClusterOptions
 
 Object = dict[str, Any]
 
-HEAD, STORE = "head", "store"
+HEAD, STORE, TASKS = "head", "store", "tasks"
 HEAD_PORT, STORE_PORT, PAGE_PORT, METRICS_PORT = 7070, 7071, 8780, 9100
 TOKEN_SECRET, TOKEN_KEY = "insitu-token", "cluster-token"
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -69,8 +69,8 @@ def make_secret(namespace: str, token: str) -> Object:
     }
 
 
-def _label(component: str) -> dict[str, str]:
-    """Return the labels by which services and sets select pods; a set's can't be changed."""
+def make_labels(component: str) -> dict[str, str]:
+    """Return the labels by which services, sets and policies select pods; a set's can't be changed."""
     return {**_NAME, "app.kubernetes.io/component": component}
 
 
@@ -128,7 +128,7 @@ def _make_policy_of_page(options: ClusterOptions) -> Object:
     """All may reach the page, which has users sign in, and Prometheus the metrics: both may be elsewhere."""
     ports = [PAGE_PORT, METRICS_PORT] if options.monitor else [PAGE_PORT]
     spec = {
-        "podSelector": {"matchLabels": _label(HEAD)},
+        "podSelector": {"matchLabels": make_labels(HEAD)},
         "policyTypes": ["Ingress"],
         "ingress": [{"ports": [{"port": port, "protocol": "TCP"} for port in ports]}],
     }
@@ -137,7 +137,7 @@ def _make_policy_of_page(options: ClusterOptions) -> Object:
 
 def _make_budget() -> Object:
     """Have nodes drained one after another, so that what one had is elsewhere before the next one goes."""
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": _label(STORE)}}
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": make_labels(STORE)}}
     return _make("policy/v1", "PodDisruptionBudget", STORE, spec=spec)
 
 
@@ -146,19 +146,19 @@ def _make_services(options: ClusterOptions) -> list[Object]:
     if options.monitor:
         ports.append(("metrics", METRICS_PORT))
     head = {
-        "selector": _label(HEAD),
+        "selector": make_labels(HEAD),
         "ports": [_serve(name, port) for name, port in ports],
         # Agents dial it while the page isn't ready yet.
         "publishNotReadyAddresses": True,
     }
     store = {
         "clusterIP": "None",
-        "selector": _label(STORE),
+        "selector": make_labels(STORE),
         "ports": [_serve("store", STORE_PORT)],
         "publishNotReadyAddresses": True,
     }
     service = _make("v1", "Service", HEAD, spec=head)
-    service["metadata"]["labels"] = _label(HEAD)
+    service["metadata"]["labels"] = make_labels(HEAD)
     return [service, _make("v1", "Service", STORE, spec=store)]
 
 
@@ -193,7 +193,7 @@ def _make_store(options: ClusterOptions) -> Object:
     command = ["insitu", "k8s", "run-store", "--head", f"{HEAD}:{HEAD_PORT}"]
     container = _make_container("store", options, command, resources, port=STORE_PORT)
     pod = _make_pod(options, STORE, [container], grace=GRACE_SECONDS, shared_memory=options.memory)
-    rule = {"labelSelector": {"matchLabels": _label(STORE)}, "topologyKey": "kubernetes.io/hostname"}
+    rule = {"labelSelector": {"matchLabels": make_labels(STORE)}, "topologyKey": "kubernetes.io/hostname"}
     pod["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
     made = _make_set(options, STORE, options.nodes, pod, options.storage)
     made["spec"]["podManagementPolicy"] = "Parallel"
@@ -212,9 +212,9 @@ def _make_set(options: ClusterOptions, name: str, replicas: int, pod: Object, st
     spec = {
         "replicas": replicas,
         "serviceName": name,
-        "selector": {"matchLabels": _label(name)},
+        "selector": {"matchLabels": make_labels(name)},
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
-        "template": {"metadata": {"labels": _label(name)}, "spec": pod},
+        "template": {"metadata": {"labels": make_labels(name)}, "spec": pod},
         "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
     }
     return _make("apps/v1", "StatefulSet", name, spec=spec)
@@ -254,7 +254,7 @@ def _make_pod(
 def make_task_pod(image: str, command: list[str], claim: str, resources: Object) -> Object:
     """Return the pod in which tasks run beside a store, whose disk `claim` names."""
     options = ClusterOptions(image=image)
-    container = _make_container("tasks", options, command, resources)
+    container = _make_container(TASKS, options, command, resources)
     memory = resources["requests"]["memory"]
     pod = _make_pod(options, STORE, [container], grace=TASKS_GRACE_SECONDS, shared_memory=memory)
     pod["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": claim}})
@@ -304,7 +304,7 @@ def _make_container(
 
 def _make_monitor() -> Object:
     spec = {
-        "selector": {"matchLabels": _label(HEAD)},
+        "selector": {"matchLabels": make_labels(HEAD)},
         # Else Prometheus would put the name of its own job in the place of the label `job`.
         "endpoints": [{"port": "metrics", "interval": "15s", "honorLabels": True}],
     }

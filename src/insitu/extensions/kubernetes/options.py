@@ -70,7 +70,7 @@ class ClusterOptions(Declared):
             _check_quantity(flag, text, least=Decimal("0.001") if flag == "--cpu" else 2**20)
         check_namespace(self.namespace)
         for flag, name in (("--storage-class", self.storage_class), ("--queue", self.queue)):
-            if name and not re.fullmatch(_SUBDOMAIN, name):
+            if name and not is_name(name):
                 raise InputError(
                     f"A name of Kubernetes has small letters, digits, dashes and dots. Received: {flag} "
                     f"{name}. Give the name of one that exists"
@@ -85,6 +85,11 @@ class ClusterOptions(Declared):
                 f"--page-url is the address that users open, such as https://insitu.example.com. Received: "
                 f"{self.page_url}. Leave it out without an Ingress"
             )
+
+
+def is_name(text: str) -> bool:
+    """Return whether an object of Kubernetes, such as a queue, can have this name."""
+    return re.fullmatch(_SUBDOMAIN, text) is not None
 
 
 def check_namespace(name: str) -> None:
