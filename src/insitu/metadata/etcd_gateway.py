@@ -118,7 +118,7 @@ class EtcdGateway:
         an endpoint that is silent, or cut off from most others, can't answer it. Raises Unanswered."""
         endpoint, data = self._list_endpoints()[0], json.dumps(read).encode()
         try:
-            connection = self._connect(endpoint, _SILENCE_SECONDS)
+            connection = self._connect(endpoint, _SILENCE_SECONDS, _soon())
             with contextlib.closing(connection):
                 connection.sendall(self._make_request(endpoint, "watch", json.dumps(body).encode()))
                 for line in _read_lines(connection, idle):
@@ -196,7 +196,7 @@ class EtcdGateway:
         try:
             connection = http.client.HTTPConnection(*endpoint)
             connection.auto_open = 0
-            connection.sock = self._connect(endpoint, min(self._patience, _wait_up_to(deadline)))
+            connection.sock = self._connect(endpoint, min(self._patience, _wait_up_to(deadline)), deadline)
             return self._send(endpoint, connection, path, data, deadline, token)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             raise Unanswered(str(error)) from error
@@ -237,13 +237,14 @@ class EtcdGateway:
                 connection.close()
         return _parse(response.status, b"".join(parts))
 
-    def _connect(self, endpoint: Endpoint, seconds: float) -> socket.socket:
+    def _connect(self, endpoint: Endpoint, seconds: float, deadline: float) -> socket.socket:
+        """Return a connection made within `seconds`; the handshake of TLS has as long as an answer."""
         plain = connect_within(*endpoint, seconds)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._address.tls is None:
             return plain
-        plain.settimeout(_SILENCE_SECONDS)
         try:
+            plain.settimeout(_wait_up_to(deadline))
             return self._address.tls.wrap_socket(plain, server_hostname=endpoint[0])
         except BaseException:
             plain.close()

@@ -105,11 +105,13 @@ def test_a_machine_without_power_is_waited_for_briefly_while_others_are_untried(
     waited: list[tuple[str, float]] = []
     connect = EtcdGateway._connect
 
-    def connect_to_others(gateway: EtcdGateway, endpoint: tuple[str, int], seconds: float) -> socket.socket:
+    def connect_to_others(
+        gateway: EtcdGateway, endpoint: tuple[str, int], seconds: float, deadline: float
+    ) -> socket.socket:
         waited.append((endpoint[0], seconds))
         if endpoint in (away, also_away):
             raise TimeoutError("timed out")
-        return connect(gateway, endpoint, seconds)
+        return connect(gateway, endpoint, seconds, deadline)
 
     monkeypatch.setattr(EtcdGateway, "_connect", connect_to_others)
     also_away = None
@@ -123,6 +125,22 @@ def test_a_machine_without_power_is_waited_for_briefly_while_others_are_untried(
         call(gateway, 2.0)
     assert [seconds for _, seconds in waited[:2]] == [0.2, 0.2]
     assert all(seconds > 0.2 for _, seconds in waited[2:4])
+
+
+def test_a_handshake_may_take_as_long_as_an_answer_but_not_past_the_deadline(silent: tuple[str, int]):
+    waited: list[float] = []
+
+    class Tls:
+        def wrap_socket(self, plain: socket.socket, *, server_hostname: str) -> socket.socket:
+            waited.append(plain.gettimeout() or 0.0)
+            raise TimeoutError("timed out")
+
+    address = EtcdAddress((silent, silent), "", "", Tls())  # type: ignore[arg-type]
+    for seconds, shortest, longest in ((0.3, 0.0, 0.3), (1.5, 0.2, 1.0)):
+        waited.clear()
+        with contextlib.closing(EtcdGateway(address)) as gateway, pytest.raises(StoreUnavailable):
+            call(gateway, seconds)
+        assert shortest < waited[0] <= longest and max(waited) <= longest
 
 
 def test_connections_that_an_endpoint_ends_are_made_again(endpoints: Callable[..., Endpoint]):
