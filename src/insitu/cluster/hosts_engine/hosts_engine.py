@@ -177,7 +177,8 @@ class HostsEngine(TaskFiles):
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> dict[NodeId, str]:
         """Have servers on these hosts, unless they run. Returns why that failed, by host. They have some
-        `seconds` to dial; None: as many as it takes at most where their places are there."""
+        `seconds` to dial; None: as many as it takes at most where their places are there. Raises
+        StoppedEarly, and ClusterError if there will be no places."""
         if seconds is None:
             seconds = _START_SECONDS if self._starter is None else _PLACE_SECONDS
         failed: dict[NodeId, str] = {}
@@ -254,7 +255,7 @@ class HostsEngine(TaskFiles):
         if not address:
             raise ClusterError("The head has no record here any more. Run `insitu up --hosts` again")
         message: dict[str, Any] = {"do": "engine", "node": node, "job": self._job.root.name}
-        message |= {"address": self._address, "in_place": self._starter is not None}
+        message |= {"address": self._address, "has_place": self._starter is not None}
         ask_head(address, read_token(self._paths), message, _ASK_SECONDS)
 
     def _accept(self) -> list[tuple[PeerInfo, Channel]]:

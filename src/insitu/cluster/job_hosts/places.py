@@ -3,7 +3,7 @@
 Where tasks don't run beside their agent, somebody else makes a place on its node that has what they need and
 the node's home. In it `keep_server` runs the job's server for whichever supervisor the agent names:
 
-HOME/places/JOB.json   {"address": of the supervisor, "number": of this order}, by the agent;
+HOME/places/JOB.json   {"address": of the supervisor, "id": of this order}, by the agent;
                        {"code": of the job, null if it isn't known}, by the server once the job is over
 """
 
@@ -39,7 +39,7 @@ def order_server(paths: Paths, job_id: str, address: str) -> None:
     """Have the place of a job run a server for the supervisor at an address. Raises OSError."""
     order = _order_of(paths, job_id)
     make_folder(paths.home, order.parent)
-    text = json.dumps({"address": address, "number": secrets.token_hex(8)})
+    text = json.dumps({"address": address, "id": secrets.token_hex(8)})
     replace_file(order, text.encode(), mode=PRIVATE_FILE)
 
 
@@ -83,8 +83,8 @@ def keep_server(
         if "code" in found:
             order.unlink(missing_ok=True)
             return found["code"] if isinstance(found["code"], int) else 1
-        number = str(found.get("number", ""))
-        if not number or (number == done and time.monotonic() < again_at):
+        this = str(found.get("id", ""))
+        if not this or (this == done and time.monotonic() < again_at):
             ending.wait(_LOOK_SECONDS)
             continue
         server = start(str(found["address"]))
@@ -93,5 +93,5 @@ def keep_server(
         if server.poll() is None:
             server.terminate()
         server.wait()
-        done, again_at = number, time.monotonic() + _AGAIN_SECONDS
+        done, again_at = this, time.monotonic() + _AGAIN_SECONDS
     return _TERMINATED

@@ -45,8 +45,8 @@ class TaskServers:
 
         It says itself to the job's supervisor what comes of it. Raises ClusterError.
         """
-        job_id, address, in_place = parse_job_order(message)
-        if in_place:
+        job_id, address, has_place = parse_job_order(message)
+        if has_place:
             order_server(self._paths, job_id, address)
             return
         self._processes = [each for each in self._processes if each.poll() is None]

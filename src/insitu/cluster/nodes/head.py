@@ -453,7 +453,7 @@ class Head:
             state = member.state if member is not None else "unknown"
             self._send(caller, {"error": f"the agent of {node!r:.100} is {state} to the head"})
             return
-        order = {"do": "engine", **{name: message.get(name) for name in ("job", "address", "in_place")}}
+        order = {"do": "engine", **{name: message.get(name) for name in ("job", "address", "has_place")}}
         self._send(agent, order)
         self._send(caller, {"do": "engine"})
 

@@ -120,7 +120,7 @@ def parse_job_order(message: Message) -> tuple[str, str, bool]:
     with _as_cluster_error():
         check_simple_name("A job's id", job)
         parse_address(address)
-    return job, address, message.get("in_place") is True
+    return job, address, message.get("has_place") is True
 
 
 def encode_inventory(cache: str, version: int, partitions: Mapping[int, tuple[int, str]]) -> Message:

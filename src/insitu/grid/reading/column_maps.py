@@ -183,13 +183,21 @@ def make_tokenize(column: str, vocabulary: Sequence[Any], length: int, most: int
     length at most. Raises InputError."""
     given = [str(value) if isinstance(value, np.str_) else value for value in vocabulary]
     start = ["", UNKNOWN_TEXT]
-    values = [*start, *given[2 if given[:2] == start else 1 if given[:1] == [UNKNOWN_TEXT] else 0 :]]
-    wrong = next((value for value in values if not isinstance(value, str)), None)
-    if isinstance(vocabulary, str) or wrong is not None or len(set(values)) != len(values):
-        what = repr(vocabulary)[:200] if wrong is None else repr(wrong)
-        if wrong is None and not isinstance(vocabulary, str):
-            what = f"{Counter(values).most_common(1)[0][0]!r} again"
-        raise InputError(f"A vocabulary is a list of words, each once. Received: {what} for {column!r}")
+    if given[:2] == start:
+        given = given[2:]
+    elif given[:1] == start[1:]:
+        given = given[1:]
+    values = [*start, *given]
+    others = [value for value in values if not isinstance(value, str)]
+    wrong = ""
+    if isinstance(vocabulary, str):
+        wrong = repr(vocabulary)[:200]
+    elif others:
+        wrong = repr(others[0])
+    elif len(set(values)) != len(values):
+        wrong = f"{Counter(values).most_common(1)[0][0]!r} again"
+    if wrong:
+        raise InputError(f"A vocabulary is a list of words, each once. Received: {wrong} for {column!r}")
     values = values[:most]
     return Tokenize(column, tuple(values), length, {value.encode(): i for i, value in enumerate(values)})
 

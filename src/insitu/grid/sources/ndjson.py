@@ -153,7 +153,7 @@ class NdjsonTable:
         other way round."""
         kinds = {n: kind for n, kind in flatten_schema(schema) if pa.types.is_timestamp(kind)}
         with_zone = {kind.tz is not None for kind in kinds.values()}
-        if not any(_may_have(chunk.text, not zone) for zone in with_zone):
+        if not any(_may_have_times(chunk.text, not zone) for zone in with_zone):
             return []
         zones = self._find_zones(chunk, schema)
         return [_make_mixed(name) for name, zone in zones.items() if zone - {kinds[name].tz is not None}]
@@ -282,7 +282,7 @@ def _make_mixed(name: str) -> Problem:
     return Problem(name, "has times with a zone and others without one", ("--dtype", f"{name}=str"))
 
 
-def _may_have(text: bytes, with_zone: bool) -> bool:
+def _may_have_times(text: bytes, with_zone: bool) -> bool:
     """Return whether a text of JSON may have times with a zone, or without one: a look at what is before each
     quotation mark, which costs a tenth of parsing."""
     data = np.frombuffer(b" " * 16 + text, np.uint8)
