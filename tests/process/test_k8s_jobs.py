@@ -13,14 +13,18 @@ import pytest
 pytest.importorskip("kubernetes", reason="the library `kubernetes` must be installed: make ready-k8s")
 
 from k8s_insitu import (
+    CODE,
     IMAGE,
-    SMALL,
-    act_as_administrator,
+    IN_PODS,
+    START,
     head,
-    insitu,
-    list_jobs,
+    make_stores,
     read_weights,
     run_in,
+    start_in_pods,
+    train_in_stores,
+    wait_for_state,
+    wait_until_trains,
     write_input,
 )
 from k8s_kubelet import Cluster
@@ -34,9 +38,6 @@ pytestmark = [
     pytest.mark.skipif(bool(_OBSTACLE), reason=_OBSTACLE),
 ]
 SPACE = "jobs"
-START = ("insitu", "start", "--workers", "2", "--seed", "1", "--threads", "1", "--standby", "0")
-CODE = ("d", "/tmp/job", "train.py")
-IN_PODS = ("--engine", "k8s", "--memory-per-worker", "256")
 JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{SPACE}/jobsets"
 
 
@@ -44,26 +45,14 @@ JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{SPACE}/jobsets"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("k8s"), 3, {"nvidia.com/gpu": "1"}, images=[IMAGE]) as made:
         made.plane.add_jobset()
-        with pytest.MonkeyPatch.context() as patch:
-            act_as_administrator(made, patch)
-            code, _, said = insitu("up", "--nodes", "2", "--create-namespace", "--namespace", SPACE, *SMALL)
-            assert code == 0, said
-            write_input(made, SPACE)
-            head(made, SPACE, "insitu", "import", "d", "/tmp/d.jsonl", "--backups", "1")
+        make_stores(made, SPACE)
         yield made
 
 
 @pytest.fixture(scope="module")
 def weights(cluster: Cluster) -> str:
     """The weights of the same job in the pods of the stores."""
-    head(cluster, SPACE, *START, "--name", "calm", *CODE)
-    (found,) = read_weights(cluster, SPACE, "calm")
-    return found
-
-
-def start(cluster: Cluster, name: str, *options: str) -> str:
-    """Start a job in pods. Returns its id."""
-    return head(cluster, SPACE, *START, "--name", name, "--detach", *IN_PODS, *options, *CODE).strip()
+    return train_in_stores(cluster, SPACE)
 
 
 def find_jobset(cluster: Cluster, job: str) -> Object:
@@ -89,22 +78,6 @@ def pods_of(cluster: Cluster, job: str) -> dict[str, Object]:
     return found
 
 
-def wait_until_trains(cluster: Cluster, name: str) -> None:
-    wait_for(
-        lambda: (list_jobs(cluster, SPACE)[name]["progress"] or {}).get("epoch", 0) >= 2,
-        120,
-        lambda: head(cluster, SPACE, "insitu", "logs", name),
-    )
-
-
-def wait_for_state(cluster: Cluster, name: str, state: str) -> None:
-    wait_for(
-        lambda: list_jobs(cluster, SPACE)[name]["state"] == state,
-        240,
-        lambda: head(cluster, SPACE, "insitu", "logs", name),
-    )
-
-
 def has_condition(found: Object, kind: str) -> bool:
     return any(
         c["type"] == kind and c["status"] == "True" for c in found.get("status", {}).get("conditions", ())
@@ -112,15 +85,15 @@ def has_condition(found: Object, kind: str) -> bool:
 
 
 def test_tasks_run_in_pods_beside_their_stores_with_the_same_bits(cluster: Cluster, weights: str) -> None:
-    job = start(cluster, "pods", "--gpus-per-worker", "0")
-    wait_until_trains(cluster, "pods")
+    job = start_in_pods(cluster, SPACE, "pods", "--gpus-per-worker", "0")
+    wait_until_trains(cluster, SPACE, "pods")
     pods = pods_of(cluster, job)
     assert pods.keys() == {"store-0", "store-1"}
     for store, pod in pods.items():
         stores = cluster.get_pod(SPACE, store)
         assert pod["spec"]["nodeName"] == stores["spec"]["nodeName"] and pod["status"]["phase"] == "Running"
         assert pod["status"]["podIP"] != stores["status"]["podIP"]
-    wait_for_state(cluster, "pods", "finished")
+    wait_for_state(cluster, SPACE, "pods", "finished")
     assert read_weights(cluster, SPACE, "pods") == {weights}
     wait_for(lambda: has_condition(find_jobset(cluster, job), "Completed"))
     for pod in pods_of(cluster, job).values():
@@ -129,8 +102,8 @@ def test_tasks_run_in_pods_beside_their_stores_with_the_same_bits(cluster: Clust
 
 
 def test_a_pod_that_is_evicted_is_made_again_and_the_job_continues(cluster: Cluster, weights: str) -> None:
-    job = start(cluster, "evicted")
-    wait_until_trains(cluster, "evicted")
+    job = start_in_pods(cluster, SPACE, "evicted")
+    wait_until_trains(cluster, SPACE, "evicted")
     pod = pods_of(cluster, job)["store-1"]["metadata"]
     eviction = {
         "apiVersion": "policy/v1",
@@ -138,17 +111,17 @@ def test_a_pod_that_is_evicted_is_made_again_and_the_job_continues(cluster: Clus
         "metadata": {"name": pod["name"], "namespace": SPACE},
     }
     cluster.plane.api.ask("POST", f"/api/v1/namespaces/{SPACE}/pods/{pod['name']}/eviction", eviction)
-    wait_for_state(cluster, "evicted", "finished")
+    wait_for_state(cluster, SPACE, "evicted", "finished")
     assert read_weights(cluster, SPACE, "evicted") == {weights}
     assert pods_of(cluster, job)["store-1"]["metadata"]["uid"] != pod["uid"]
 
 
 def test_a_jobset_that_is_deleted_stops_its_job(cluster: Cluster) -> None:
-    job = start(cluster, "deleted")
-    wait_until_trains(cluster, "deleted")
+    job = start_in_pods(cluster, SPACE, "deleted")
+    wait_until_trains(cluster, SPACE, "deleted")
     name = find_jobset(cluster, job)["metadata"]["name"]
     cluster.plane.api.ask("DELETE", f"{JOBSETS}/{name}")
-    wait_for_state(cluster, "deleted", "stopped")
+    wait_for_state(cluster, SPACE, "deleted", "stopped")
     assert f"{name} was deleted in Kubernetes: the job is stopped" in head(
         cluster, SPACE, "insitu", "logs", job
     )
@@ -156,25 +129,25 @@ def test_a_jobset_that_is_deleted_stops_its_job(cluster: Cluster) -> None:
 
 
 def test_the_pods_of_a_job_wait_for_the_next_pod_of_the_head(cluster: Cluster, weights: str) -> None:
-    job = start(cluster, "headless")
-    wait_until_trains(cluster, "headless")
+    job = start_in_pods(cluster, SPACE, "headless")
+    wait_until_trains(cluster, SPACE, "headless")
     before = {store: pod["metadata"]["uid"] for store, pod in pods_of(cluster, job).items()}
     old = cluster.get_pod(SPACE, "head-0")["metadata"]["uid"]
     cluster.plane.api.ask("DELETE", f"/api/v1/namespaces/{SPACE}/pods/head-0")
     wait_for(lambda: cluster.get_pod(SPACE, "head-0").get("metadata", {}).get("uid", old) != old)
     cluster.wait_phase(SPACE, "head-0", "Ready")
     write_input(cluster, SPACE)
-    wait_for_state(cluster, "headless", "finished")
+    wait_for_state(cluster, SPACE, "headless", "finished")
     assert read_weights(cluster, SPACE, "headless") == {weights}
     assert {store: pod["metadata"]["uid"] for store, pod in pods_of(cluster, job).items()} == before
 
 
 def test_training_continues_while_the_api_server_is_away(cluster: Cluster, weights: str) -> None:
-    job = start(cluster, "away")
-    wait_until_trains(cluster, "away")
+    job = start_in_pods(cluster, SPACE, "away")
+    wait_until_trains(cluster, SPACE, "away")
     cluster.plane.stop("kube-apiserver")
     try:
-        wait_for_state(cluster, "away", "finished")
+        wait_for_state(cluster, SPACE, "away", "finished")
     finally:
         cluster.plane.start("kube-apiserver")
         cluster.plane.wait_ready()
@@ -200,7 +173,7 @@ def test_pods_without_engine_are_refused(cluster: Cluster) -> None:
 
 
 def test_gpus_that_no_node_has_are_what_is_waited_for(cluster: Cluster) -> None:
-    job = start(cluster, "many", "--gpus-per-worker", "2")
+    job = start_in_pods(cluster, SPACE, "many", "--gpus-per-worker", "2")
     logs = ("insitu", "logs", job)
     wait_for(
         lambda: "Insufficient nvidia.com/gpu" in head(cluster, SPACE, *logs),
@@ -208,7 +181,7 @@ def test_gpus_that_no_node_has_are_what_is_waited_for(cluster: Cluster) -> None:
         lambda: head(cluster, SPACE, *logs),
     )
     head(cluster, SPACE, "insitu", "stop", job)
-    wait_for_state(cluster, "many", "stopped")
+    wait_for_state(cluster, SPACE, "many", "stopped")
 
 
 @pytest.mark.skipif(bool(k8s_binaries.find_obstacle("kueue")), reason="Kueue isn't built: make ready-k8s")
@@ -237,15 +210,15 @@ def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str
         queue["spec"]["stopPolicy"] = policy
         cluster.plane.apply(queue)
 
-    job = start(cluster, "queued", "--pod", "queue=research")
+    job = start_in_pods(cluster, SPACE, "queued", "--pod", "queue=research")
     wait_for(lambda: "wait for queue research to admit them" in head(cluster, SPACE, "insitu", "logs", job))
     assert not pods_of(cluster, job)
     set_policy("None")
-    wait_until_trains(cluster, "queued")
+    wait_until_trains(cluster, SPACE, "queued")
     set_policy("HoldAndDrain")
-    wait_for_state(cluster, "queued", "stopped")
+    wait_for_state(cluster, SPACE, "queued", "stopped")
     assert "the job pauses" in head(cluster, SPACE, "insitu", "logs", job) and not pods_of(cluster, job)
     set_policy("None")
-    wait_for_state(cluster, "queued", "finished")
+    wait_for_state(cluster, SPACE, "queued", "finished")
     assert read_weights(cluster, SPACE, "queued") == {weights}
     assert json.loads(head(cluster, SPACE, "insitu", "describe", job, "--ledger", "--json"))["attempt"] >= 2

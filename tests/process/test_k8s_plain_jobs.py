@@ -11,15 +11,18 @@ import pytest
 pytest.importorskip("kubernetes", reason="the library `kubernetes` must be installed: make ready-k8s")
 
 from k8s_insitu import (
+    CODE,
     IMAGE,
-    SMALL,
-    act_as_administrator,
+    IN_PODS,
+    START,
     head,
-    insitu,
-    list_jobs,
+    make_stores,
     read_weights,
     run_in,
-    write_input,
+    start_in_pods,
+    train_in_stores,
+    wait_for_state,
+    wait_until_trains,
 )
 from k8s_kubelet import Cluster
 from k8s_plane import Object, wait_for
@@ -32,35 +35,20 @@ pytestmark = [
     pytest.mark.skipif(bool(_OBSTACLE), reason=_OBSTACLE),
 ]
 SPACE = "plain"
-START = ("insitu", "start", "--workers", "2", "--seed", "1", "--threads", "1", "--standby", "0")
-CODE = ("d", "/tmp/job", "train.py")
-IN_PODS = ("--engine", "k8s", "--memory-per-worker", "256")
 JOBS = f"/apis/batch/v1/namespaces/{SPACE}/jobs"
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("k8s"), 3, {}, images=[IMAGE]) as made:
-        with pytest.MonkeyPatch.context() as patch:
-            act_as_administrator(made, patch)
-            code, _, said = insitu("up", "--nodes", "2", "--create-namespace", "--namespace", SPACE, *SMALL)
-            assert code == 0, said
-            write_input(made, SPACE)
-            head(made, SPACE, "insitu", "import", "d", "/tmp/d.jsonl", "--backups", "1")
+        make_stores(made, SPACE)
         yield made
 
 
 @pytest.fixture(scope="module")
 def weights(cluster: Cluster) -> str:
     """The weights of the same job in the pods of the stores."""
-    head(cluster, SPACE, *START, "--name", "calm", *CODE)
-    (found,) = read_weights(cluster, SPACE, "calm")
-    return found
-
-
-def start(cluster: Cluster, name: str) -> str:
-    """Start a job in pods. Returns its id."""
-    return head(cluster, SPACE, *START, "--name", name, "--detach", *IN_PODS, *CODE).strip()
+    return train_in_stores(cluster, SPACE)
 
 
 def jobs_of(cluster: Cluster, job: str) -> list[Object]:
@@ -74,17 +62,9 @@ def has_pods(cluster: Cluster, job: str) -> bool:
     )
 
 
-def wait_for_state(cluster: Cluster, name: str, state: str) -> None:
-    wait_for(
-        lambda: list_jobs(cluster, SPACE)[name]["state"] == state,
-        240,
-        lambda: head(cluster, SPACE, "insitu", "logs", name),
-    )
-
-
 def test_a_job_trains_in_plain_jobs_with_the_bits_of_the_stores_pods(cluster: Cluster, weights: str) -> None:
-    job = start(cluster, "pods")
-    wait_for_state(cluster, "pods", "finished")
+    job = start_in_pods(cluster, SPACE, "pods")
+    wait_for_state(cluster, SPACE, "pods", "finished")
     assert read_weights(cluster, SPACE, "pods") == {weights}
     first, second = jobs_of(cluster, job)
     assert [first["metadata"]["name"], second["metadata"]["name"]] == [
@@ -96,21 +76,17 @@ def test_a_job_trains_in_plain_jobs_with_the_bits_of_the_stores_pods(cluster: Cl
 
 
 def test_deleting_the_first_job_deletes_all_and_stops_the_training(cluster: Cluster, weights: str) -> None:
-    job = start(cluster, "deleted")
-    wait_for(
-        lambda: (list_jobs(cluster, SPACE)["deleted"]["progress"] or {}).get("epoch", 0) >= 2,
-        120,
-        lambda: head(cluster, SPACE, "insitu", "logs", job),
-    )
+    job = start_in_pods(cluster, SPACE, "deleted")
+    wait_until_trains(cluster, SPACE, "deleted")
     first, _ = jobs_of(cluster, job)
     policy = {"propagationPolicy": "Background"}
     cluster.plane.api.ask("DELETE", f"{JOBS}/{first['metadata']['name']}", policy)
-    wait_for_state(cluster, "deleted", "stopped")
+    wait_for_state(cluster, SPACE, "deleted", "stopped")
     assert "was deleted in Kubernetes: the job is stopped" in head(cluster, SPACE, "insitu", "logs", job)
     wait_for(lambda: not jobs_of(cluster, job) and not has_pods(cluster, job))
     resume = ("insitu", "resume", "--detach", job)  # refused until the last supervisor has ended
     wait_for(lambda: run_in(cluster, SPACE, "head-0", *resume).returncode == 0)
-    wait_for_state(cluster, "deleted", "finished")
+    wait_for_state(cluster, SPACE, "deleted", "finished")
     assert read_weights(cluster, SPACE, "deleted") == {weights}
     assert len(jobs_of(cluster, job)) == 2
 

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 from command_line import CliRunner
 from k8s_kubelet import Cluster
+from k8s_plane import wait_for
 
 from insitu.extensions.kubernetes.client import KubeconfigTransport
 
 IMAGE = "insitu:test"
 SMALL = ("--cpu", "200m", "--memory", "1Gi", "--image", IMAGE, "--timeout", "3m")
+START = ("insitu", "start", "--workers", "2", "--seed", "1", "--threads", "1", "--standby", "0")
+CODE = ("d", "/tmp/job", "train.py")
+IN_PODS = ("--engine", "k8s", "--memory-per-worker", "256")
 _USER = "10001"
 SCRIPT = """
 import hashlib
@@ -95,6 +99,44 @@ def write_input(cluster: Cluster, namespace: str) -> None:
     for path, text in (("/tmp/d.jsonl", lines), ("/tmp/job/train.py", SCRIPT)):
         script = f"mkdir -p /tmp/job && cat > {path}"
         head(cluster, namespace, "sh", "-c", script, given=text.encode())
+
+
+def make_stores(cluster: Cluster, namespace: str) -> None:
+    """Make two stores in a new namespace, and import the rows of jobs."""
+    with pytest.MonkeyPatch.context() as patch:
+        act_as_administrator(cluster, patch)
+        code, _, said = insitu("up", "--nodes", "2", "--create-namespace", "--namespace", namespace, *SMALL)
+        assert code == 0, said
+        write_input(cluster, namespace)
+        head(cluster, namespace, "insitu", "import", "d", "/tmp/d.jsonl", "--backups", "1")
+
+
+def train_in_stores(cluster: Cluster, namespace: str) -> str:
+    """Train in the pods of the stores. Returns the digest of the weights."""
+    head(cluster, namespace, *START, "--name", "calm", *CODE)
+    (found,) = read_weights(cluster, namespace, "calm")
+    return found
+
+
+def start_in_pods(cluster: Cluster, namespace: str, name: str, *options: str) -> str:
+    """Start a job in pods of its own. Returns its id."""
+    return head(cluster, namespace, *START, "--name", name, "--detach", *IN_PODS, *options, *CODE).strip()
+
+
+def wait_until_trains(cluster: Cluster, namespace: str, name: str) -> None:
+    wait_for(
+        lambda: (list_jobs(cluster, namespace)[name]["progress"] or {}).get("epoch", 0) >= 2,
+        120,
+        lambda: head(cluster, namespace, "insitu", "logs", name),
+    )
+
+
+def wait_for_state(cluster: Cluster, namespace: str, name: str, state: str) -> None:
+    wait_for(
+        lambda: list_jobs(cluster, namespace)[name]["state"] == state,
+        240,
+        lambda: head(cluster, namespace, "insitu", "logs", name),
+    )
 
 
 def list_jobs(cluster: Cluster, namespace: str) -> dict[str, dict[str, Any]]:
