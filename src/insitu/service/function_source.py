@@ -364,12 +364,16 @@ def _is_same_code(one: types.CodeType, other: types.CodeType) -> bool:
     if (one.co_code, one.co_names, one.co_varnames) != (other.co_code, other.co_names, other.co_varnames):
         return False
     return len(one.co_consts) == len(other.co_consts) and all(
-        _is_same_code(a, b)
-        if isinstance(a, types.CodeType) and isinstance(b, types.CodeType)
-        else type(a) is type(b) and repr(a) == repr(b)
-        for a, b in zip(one.co_consts, other.co_consts, strict=True)
-        if not isinstance(a, frozenset)  # whose order differs
+        map(_is_same_constant, one.co_consts, other.co_consts)
     )
+
+
+def _is_same_constant(one: Any, other: Any) -> bool:
+    if isinstance(one, types.CodeType) and isinstance(other, types.CodeType):
+        return _is_same_code(one, other)
+    if isinstance(one, frozenset) and isinstance(other, frozenset):  # whose order differs
+        return sorted(map(repr, one)) == sorted(map(repr, other))
+    return type(one) is type(other) and repr(one) == repr(other)
 
 
 def _find_names(text: str, future: bool) -> list[str]:
@@ -433,7 +437,7 @@ def _is_plain(value: Any) -> bool:
         encode(value)
     except NotSerializable:
         return False
-    return not isinstance(value, types.ModuleType)
+    return True
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -246,6 +246,19 @@ def test_source_that_has_changed_since_is_refused(tmp_path: Path, module: Module
         write_script(module.shift, (1,))
 
 
+def test_a_set_in_source_that_has_changed_since_is_refused(tmp_path: Path) -> None:
+    text = "def pick(x):\n    return x in {'a', 'b', 'c'}\n"
+    file = tmp_path / "picks.py"
+    file.write_text(text)
+    loaded: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, str(file), "exec"), loaded)
+    assert run(tmp_path, loaded["pick"], "a") is True
+    linecache.clearcache()
+    file.write_text(text.replace("'c'", "'d'"))
+    with pytest.raises(InputError, match="has changed"):
+        write_script(loaded["pick"], ("a",))
+
+
 def test_a_task_keeps_what_is_plain_and_says_what_is_not(tmp_path: Path) -> None:
     def leave() -> None:
         sys.exit(0)
