@@ -54,6 +54,7 @@ for number in range(3):
         for folder in (Path("exports"), out):
             model.export(folder / "exported", verbose=False)
             tf.saved_model.load(str(folder / "exported"))
+    strategy.reduce("sum", 1.0)  # a task that is behind would put its own number in the place of this one
 Path("who.txt").write_text(str(me.task))
 np.save(f"part-{me.index}.npy", np.full(3, me.index))
 strategy.reduce("sum", 1.0)
