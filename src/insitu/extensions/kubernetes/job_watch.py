@@ -40,6 +40,11 @@ class WatchedJob:
 
 
 Step = Literal["", "stop", "pause", "resume", "forget"]
+_SAID = {
+    "pause": "the queue has suspended {}: the job pauses",
+    "stop": "{} was deleted in Kubernetes: the job is stopped",
+    "resume": "the queue has admitted {} again",
+}
 
 
 def decide_step(job: WatchedJob, objects: Sequence[Object]) -> Step:
@@ -122,19 +127,13 @@ class JobWatch:
         from insitu.cluster import MergedLog
 
         name, paused = name_of_job(job.root.name), job.root / _PAUSED
-        if step == "forget":
-            paused.unlink(missing_ok=True)
-            return
         if step == "pause":
             paused.touch()
-            MergedLog(job).log(f"the queue has suspended {name}: the job pauses")
-        elif step == "stop":
-            MergedLog(job).log(f"{name} was deleted in Kubernetes: the job is stopped")
-        elif step == "resume":
-            MergedLog(job).log(f"the queue has admitted {name} again")
-        if step != "resume":
+        if step in _SAID:
+            MergedLog(job).log(_SAID[step].format(name))
+        if step in ("pause", "stop"):
             run_insitu("stop", job.root.name)
-        elif run_insitu("resume", "--detach", job.root.name):
+        elif step == "forget" or run_insitu("resume", "--detach", job.root.name):
             paused.unlink(missing_ok=True)
 
 

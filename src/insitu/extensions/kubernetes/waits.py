@@ -84,14 +84,12 @@ def is_waiting(seen: Object) -> bool:
 def explain_pod(seen: Object, found: Snapshot) -> str:
     """Return what a waiting pod of a job waits for, in words; "": it is about to run. `found` has its claim
     and the events."""
-    name, status = str(seen["metadata"]["name"]), seen.get("status") or {}
+    name = str(seen["metadata"]["name"])
     mounted = [each.get("persistentVolumeClaim") or {} for each in seen["spec"].get("volumes") or ()]
     names = [str(each["claimName"]) for each in mounted if each]
     claim = next((found.claims[each] for each in names if each in found.claims), None)
     if not seen["spec"].get("nodeName"):
-        conditions = {each["type"]: each for each in status.get("conditions") or ()}
-        disk = find_disk_node(claim, found.volumes)
-        return _explain_place(name, disk, conditions.get("PodScheduled", {}), claim, found)
+        return _explain_place(seen, find_disk_node(claim, found.volumes), claim, found.events)
     return _explain_start(name, "", seen, found.events)
 
 
@@ -103,21 +101,18 @@ def _describe(pod: str, owner: str, found: Snapshot) -> PodState:
         wait = f"the API server to let it be made: {why}" if why else "its StatefulSet to make it"
         return PodState(pod, "missing", "", disk, wait)
     node = str(seen["spec"].get("nodeName") or "")
-    status = seen.get("status") or {}
     if seen["metadata"].get("deletionTimestamp"):
         return PodState(pod, "ending", node, disk, _explain_end(pod, node, seen))
-    conditions = {each["type"]: each for each in status.get("conditions") or ()}
-    if conditions.get("Ready", {}).get("status") == "True":
+    if _find_condition(seen, "Ready").get("status") == "True":
         return PodState(pod, "ready", node, disk, "")
     if not node:
-        return PodState(
-            pod,
-            "pending",
-            "",
-            disk,
-            _explain_place(pod, disk, conditions.get("PodScheduled", {}), claim, found),
-        )
+        return PodState(pod, "pending", "", disk, _explain_place(seen, disk, claim, found.events))
     return PodState(pod, "starting", node, disk, _explain_start(pod, owner, seen, found.events))
+
+
+def _find_condition(seen: Object, kind: str) -> Object:
+    conditions = (seen.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each["type"] == kind), {})
 
 
 def _explain_end(pod: str, node: str, seen: Object) -> str:
@@ -135,15 +130,14 @@ def _explain_end(pod: str, node: str, seen: Object) -> str:
     return f"its end, within {seconds} s{moving}"
 
 
-def _explain_place(
-    pod: str, disk: str, scheduled: Mapping[str, str], claim: Object | None, found: Snapshot
-) -> str:
+def _explain_place(seen: Object, disk: str, claim: Object | None, events: Sequence[Object]) -> str:
+    scheduled = _find_condition(seen, "PodScheduled")
     said = _shorten(scheduled.get("message", ""))
     if scheduled.get("reason") == "SchedulingGated":
         return "its queue to admit it: see `kubectl get workloads`"
     if claim is not None and (claim.get("status") or {}).get("phase") == "Pending":
         reasons = ("ProvisioningFailed", "FailedBinding")
-        why = _last_message(found.events, "PersistentVolumeClaim", f"data-{pod}", reasons)
+        why = _last_message(events, "PersistentVolumeClaim", str(claim["metadata"]["name"]), reasons)
         if why:
             return f"a disk: {why}"
     if disk and ("volume node affinity" in said or "node affinity" in said or "didn't match" in said):
