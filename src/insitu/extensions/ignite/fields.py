@@ -25,7 +25,6 @@ from insitu.extensions.ignite.nested_values import (
     find_number_code,
     find_tensor,
     read_all,
-    write_json,
 )
 from insitu.extensions.ignite.objects import (
     ABSENT,
@@ -66,7 +65,7 @@ from insitu.extensions.ignite.wire import (
     name_of_code,
 )
 from insitu.grid.partitions import RAGGED, TEXT, is_ragged
-from insitu.grid.sources import ENDING_OF_MASK, FILL_WORDS, ColumnOptions, SourceOptions
+from insitu.grid.sources import ENDING_OF_MASK, FILL_WORDS, ColumnOptions, SourceOptions, write_json
 
 TypeLookup = Callable[[int], BinaryType]
 _OBJECTS = (OBJECT, WRAPPED)

@@ -6,7 +6,6 @@ NumPy, so that their types are known, objects as dicts of their fields, maps as 
 
 from __future__ import annotations
 
-import json
 import math
 import uuid
 from collections.abc import Callable, Sequence
@@ -284,23 +283,6 @@ def read_tensors(values: Sequence[Any], dtype: str, shape: tuple[int, ...], name
             )
         found[row] = value
     return found
-
-
-def write_json(values: Sequence[Any], fill: str | None) -> Any:
-    """Return values as an Arrow array of JSON texts; `fill` takes the place of null, which is JSON's else."""
-    return pa.array(
-        [
-            fill
-            if value is None and fill is not None
-            else json.dumps(value, default=_plain, ensure_ascii=False)
-            for value in values
-        ],
-        pa.large_utf8(),
-    )
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def read_all(buffer: Buffer, positions: Positions, type_of: TypeLookup, name: str) -> list[Any]:

@@ -183,18 +183,12 @@ def make_tokenize(column: str, vocabulary: Sequence[Any], length: int, most: int
     length at most. Raises InputError."""
     given = [str(value) if isinstance(value, np.str_) else value for value in vocabulary]
     start = ["", UNKNOWN_TEXT]
-    if given[:2] == start:
-        given = given[2:]
-    elif given[:1] == start[1:]:
-        given = given[1:]
-    values = [*start, *given]
-    others = [value for value in values if not isinstance(value, str)]
-    wrong = ""
+    own = next(n for n in (2, 1, 0) if given[:n] == start[2 - n :])  # it may have both, or the second one
+    values = [*start, *given[own:]]
+    wrong = next((repr(value) for value in values if not isinstance(value, str)), "")
     if isinstance(vocabulary, str):
         wrong = repr(vocabulary)[:200]
-    elif others:
-        wrong = repr(others[0])
-    elif len(set(values)) != len(values):
+    elif not wrong and len(set(values)) != len(values):
         wrong = f"{Counter(values).most_common(1)[0][0]!r} again"
     if wrong:
         raise InputError(f"A vocabulary is a list of words, each once. Received: {wrong} for {column!r}")

@@ -74,6 +74,7 @@ from insitu.grid.sources.tables import (
     make_tensors,
     mixed_shapes,
     values_of_batch,
+    write_json,
 )
 from insitu.grid.sources.tfrecord import check_reading
 from insitu.grid.sources.urls import UrlFile, expand_url, is_url

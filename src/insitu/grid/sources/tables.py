@@ -475,6 +475,17 @@ def _may_be_missing(to: TableColumn) -> bool:
     return to.is_mask or to.form == "json" or to.fill is not None or _may_be_nan(to)
 
 
+def write_json(values: Sequence[Any], fill: Any) -> Any:
+    """Return values as an Arrow array of JSON texts; `fill` takes the place of null, which is JSON's else."""
+    encode = json.JSONEncoder(default=_plain, ensure_ascii=False).encode
+    null = encode(None) if fill is None else fill
+    return pa.array([null if each is None else encode(each) for each in values], pa.large_utf8())
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
+
+
 def make_values(values: Any, to: TableColumn, path: object, row: int | None) -> Any:
     """Return the values of an Arrow array as a Block holds them. `row`: the number of the first one in its
     file, for errors; None: unknown. Raises SourceError."""
@@ -484,15 +495,7 @@ def make_values(values: Any, to: TableColumn, path: object, row: int | None) -> 
         raise _missing(values, to, path, row)
     try:
         if to.form == "json":
-            return pa.array(
-                [
-                    json.dumps(each, default=str, ensure_ascii=False)
-                    if each is not None or to.fill is None
-                    else to.fill
-                    for each in values.to_pylist()
-                ],
-                pa.large_utf8(),
-            )
+            return write_json(values.to_pylist(), to.fill)
         if to.column.dtype == TEXT:
             return _make_texts(values, to)
         if is_ragged(to.column):
