@@ -253,10 +253,10 @@ A cell says what was compared:
 
 Replicas on the devices of one process run at the same time, except on PyTorch with CPUs.
 
-One shard computes what plain Keras does on the same backend, with one exception on TensorFlow: if a row of an
-`Embedding` occurs several times in a batch, optimizers that square gradients, such as Adam, square there the
-gradient of each occurrence. In a scope insitu adds the occurrences up first, for any number of shards, as
-Keras does on JAX and PyTorch, and the chief says so ([keras.md](keras.md#one-device)).
+One shard computes what plain Keras does on the same backend, with one exception on TensorFlow. If a row of an
+`Embedding` occurs several times in a batch, optimizers such as Adam square the gradient of each occurrence
+there. In a scope insitu adds the occurrences up first, for any number of shards, as Keras does on JAX and
+PyTorch, and the chief says so ([keras.md](keras.md#one-device)).
 """
 
 
