@@ -64,8 +64,9 @@ def parse_address(text: str, lowest: int = 1) -> tuple[str, int]:
     `lowest` 0 allows port 0, with which the system chooses one. Raises InputError.
     """
     host, _, port = text.rpartition(":")
+    is_whole = host.startswith("[") == host.endswith("]")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not lowest <= int(port) < 65536:
+    if not is_whole or not host or not port.isdecimal() or not lowest <= int(port) < 65536:
         raise InputError(f"An address is host:port with a port in [{lowest}, 65536). Received: {text!r}")
     return host, int(port)
 

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from insitu.base.disk.guarded_paths import descriptor_path
 from insitu.base.errors import InputError
@@ -65,19 +65,20 @@ def hide_login(url: str) -> str:
 def _split(url: str) -> tuple[str, str, dict[str, str]]:
     """Return the user, the hosts and the options of a URL. Raises InputError."""
     shown = hide_login(url)
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise InputError(f"An etcd is named as {_FORM}. Received: {shown!r} ({error})") from error
-    login, _, hosts = parts.netloc.rpartition("@")
+    # Not by urlsplit: later releases of Python refuse an IPv6 address behind another host.
+    whole, _, fragment = url.partition("#")
+    address, _, query = whole.partition("?")
+    scheme, _, place = address.partition("://")
+    netloc, _, path = place.partition("/")
+    login, _, hosts = netloc.rpartition("@")
     if ":" in login:
         raise InputError(
             "The URL of an etcd must hold no password: others see it in lists of processes. Received: one "
             "behind the user's name. Put it into a file, and name that by ?password=FILE"
         )
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(options.keys() - _OPTIONS)
-    if parts.scheme != "etcd" or not hosts or parts.path.strip("/") or parts.fragment or unknown:
+    if scheme != "etcd" or not hosts or path.strip("/") or fragment or unknown:
         raise InputError(f"An etcd is named as {_FORM}. Received: {shown!r}")
     if bool(login) != ("password" in options):
         raise InputError(f"A user and a file with the password belong together: {_FORM}. Received: {shown!r}")

@@ -39,7 +39,7 @@ def test_without_options_nothing_is_encrypted():
         ("etcd://", "etcd is named as"),
         ("etcd://h1", "host:port"),
         ("etcd:me:sesame@h1:2379", "etcd is named as"),
-        ("etcd://[h1:2379", "etcd is named as"),
+        ("etcd://[h1:2379", "host:port"),
         ("etcd://h1:2379?ca=/none", "PEM files"),
         ("etcd://h1:2379?certificate=/none", "authority"),
     ],
