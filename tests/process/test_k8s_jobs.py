@@ -16,8 +16,11 @@ from k8s_insitu import (
     CODE,
     IMAGE,
     IN_PODS,
+    SMALL,
     START,
+    act_as_administrator,
     head,
+    insitu,
     make_stores,
     read_weights,
     run_in,
@@ -222,3 +225,30 @@ def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str
     wait_for_state(cluster, SPACE, "queued", "finished")
     assert read_weights(cluster, SPACE, "queued") == {weights}
     assert json.loads(head(cluster, SPACE, "insitu", "describe", job, "--ledger", "--json"))["attempt"] >= 2
+
+
+def test_a_cluster_that_is_taken_down_resumes_its_jobs_once_it_is_up(
+    cluster: Cluster, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test here: the disks go."""
+    act_as_administrator(cluster, monkeypatch)
+    where = ("--namespace", SPACE)
+
+    def take_down_while_it_trains(name: str, *options: str) -> None:
+        job = start_in_pods(cluster, SPACE, name)
+        wait_until_trains(cluster, SPACE, name)
+        jobset = find_jobset(cluster, job)["metadata"]["name"]
+        code, out, said = insitu("down", *where, *options, "--json")
+        assert code == 0 and jobset in json.loads(out)["deleted"]["JobSet"], said
+        assert not cluster.plane.get(f"/api/v1/namespaces/{SPACE}/pods")["items"]
+
+    take_down_while_it_trains("down")
+    code, _, said = insitu("up", "--nodes", "2", *where, *SMALL)
+    assert code == 0, said
+    wait_for_state(cluster, SPACE, "down", "finished")
+    assert read_weights(cluster, SPACE, "down") == {weights}
+
+    write_input(cluster, SPACE)
+    take_down_while_it_trains("gone", "--claims", "--yes")
+    claims = f"/api/v1/namespaces/{SPACE}/persistentvolumeclaims"
+    wait_for(lambda: not cluster.plane.get(claims)["items"], why=lambda: cluster.plane.get(claims))

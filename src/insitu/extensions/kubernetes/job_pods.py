@@ -26,7 +26,7 @@ from insitu.extensions.kubernetes.objects import (
 )
 from insitu.extensions.kubernetes.options import is_name
 
-JOB_LABEL = "insitu.dev/job"
+JOB, JOB_LABEL = "job", "insitu.dev/job"
 JOB_API, JOBSET_API = "batch/v1", "jobset.x-k8s.io/v1alpha2"
 _ENDED = ("Complete", "Completed", "Failed")
 """Conditions of a Job or a JobSet."""
@@ -99,7 +99,7 @@ def _parse_toleration(text: str) -> Object:
 def name_of_job(job_id: str) -> str:
     """Return the name of a job's object: its id as far as Kubernetes takes it, with its random end."""
     name = re.sub(r"[^a-z0-9]+", "-", job_id.lower())
-    return f"job-{name[-_MOST_NAME:]}".replace("--", "-")
+    return f"{JOB}-{name[-_MOST_NAME:]}".replace("--", "-")
 
 
 def check_queue(request: PodRequest, *, has_jobsets: bool) -> None:

@@ -47,12 +47,13 @@ _SAID = {
 }
 
 
-def decide_step(job: WatchedJob, objects: Sequence[Object]) -> Step:
-    """Return what follows for a job from its JobSet, or its Jobs. Pure."""
+def decide_step(job: WatchedJob, objects: Sequence[Object], *, had_objects: bool) -> Step:
+    """Return what follows for a job from its JobSet, or its Jobs. `had_objects`: some were there while it
+    ran, or was paused. Pure."""
     if not objects:
         if job.is_paused:
             return "forget"
-        return "stop" if job.is_running and job.has_begun else ""
+        return "stop" if job.is_running and job.has_begun and had_objects else ""
     if is_suspended(objects):
         return "pause" if job.is_running and job.has_begun and not job.is_paused else ""
     return "resume" if job.is_paused and job.has_ended and not job.is_running else ""
@@ -65,6 +66,8 @@ class JobWatch:
         self._paths, self._client = paths, client
         #: Why it couldn't ask, as it was logged last.
         self._said = ""
+        #: The jobs that have had objects. Those that resume after `insitu k8s down` have none at first.
+        self._seen: set[str] = set()
         #: The threads that do what follows for jobs, by their ids.
         self._acting: dict[str, threading.Thread] = {}
 
@@ -84,10 +87,11 @@ class JobWatch:
         self._acting = {name: thread for name, thread in self._acting.items() if thread.is_alive()}
         jobs = self._list_jobs()
         found = list_objects(self._client) if jobs else {}
+        self._seen = jobs.keys() & (self._seen | found.keys())
         for name, watched in jobs.items():
             if name in self._acting:
                 continue
-            if step := decide_step(watched, found.get(name, ())):
+            if step := decide_step(watched, found.get(name, ()), had_objects=name in self._seen):
                 # A stop takes as long as tasks take to end, and others don't wait for it.
                 thread = threading.Thread(target=self._do, args=(step, self._paths.job(name)), daemon=True)
                 self._acting[name] = thread

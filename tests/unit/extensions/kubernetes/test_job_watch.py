@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
+from k8s_fake import FakeApi
 
-from insitu.extensions.kubernetes.job_watch import Step, WatchedJob, decide_step
+from insitu.base.paths import Paths
+from insitu.extensions.kubernetes.job_watch import JobWatch, Step, WatchedJob, decide_step
 
 RUNS, SUSPENDED = [{"spec": {"suspend": False}}], [{"spec": {"suspend": True}}]
 NONE: list[dict[str, dict[str, bool]]] = []
@@ -36,13 +39,46 @@ DONE = WatchedJob(is_running=False, has_begun=True, has_ended=True, is_paused=Fa
     ],
 )
 def test_steps(job: WatchedJob, objects: list[dict[str, dict[str, bool]]], step: Step) -> None:
-    assert decide_step(job, objects) == step
+    assert decide_step(job, objects, had_objects=True) == step
+
+
+def test_a_job_that_never_had_objects_is_not_stopped_for_having_none() -> None:
+    """After `insitu k8s down` and `up` its journal says that it runs until it resumes."""
+    assert decide_step(TRAINING, NONE, had_objects=False) == ""
+    assert decide_step(TRAINING, SUSPENDED, had_objects=False) == "pause"
+
+
+def test_a_look_stops_a_job_whose_objects_an_earlier_one_has_found(
+    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, jobs, done = JobWatch(Paths(tmp_path), api.client()), {"a": TRAINING}, []
+    monkeypatch.setattr(watch, "_list_jobs", lambda: jobs)
+    monkeypatch.setattr(watch, "_do", lambda step, job: done.append((step, job.root.name)))
+
+    def look() -> list[tuple[Step, str]]:
+        watch.look()
+        for thread in watch._acting.values():
+            thread.join()
+        return [done.pop() for _ in done[:]]
+
+    assert look() == []
+    api.put("Job", "job-a", **RUNS[0])["metadata"]["labels"] = {"insitu.dev/job": "a"}
+    assert look() == []
+    made = {**api.objects}
+    api.objects.clear()
+    assert look() == [("stop", "a")]
+    jobs.clear()  # it ends, and resumes
+    assert look() == []
+    jobs["a"] = TRAINING
+    assert look() == []
+    api.objects |= made
+    assert look() == []
 
 
 def test_only_what_runs_is_stopped_and_only_what_has_ended_resumes() -> None:
     for flags in itertools.product((False, True), repeat=4):
         job = WatchedJob(*flags)
         for objects in (NONE, RUNS, SUSPENDED):
-            step = decide_step(job, objects)
+            step = decide_step(job, objects, had_objects=True)
             assert step not in ("stop", "pause") or job.is_running
             assert step != "resume" or (job.has_ended and not job.is_running and objects is RUNS)
