@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hosts_lab
@@ -21,6 +21,7 @@ from k8s_insitu import (
     act_as_administrator,
     head,
     insitu,
+    list_jobs,
     make_stores,
     read_weights,
     run_in,
@@ -58,12 +59,13 @@ def weights(cluster: Cluster) -> str:
     return train_in_stores(cluster, SPACE)
 
 
+def list_jobsets(cluster: Cluster, job: str) -> list[Object]:
+    found: list[Object] = cluster.plane.get(f"{JOBSETS}?labelSelector=insitu.dev/job={job}")["items"]
+    return found
+
+
 def find_jobset(cluster: Cluster, job: str) -> Object:
-    (found,) = (
-        each
-        for each in cluster.plane.get(JOBSETS)["items"]
-        if each["metadata"]["labels"]["insitu.dev/job"] == job
-    )
+    (found,) = list_jobsets(cluster, job)
     return found
 
 
@@ -185,21 +187,29 @@ def test_gpus_that_no_node_has_are_what_is_waited_for(cluster: Cluster) -> None:
     )
     head(cluster, SPACE, "insitu", "stop", job)
     wait_for_state(cluster, SPACE, "many", "stopped")
+    assert not list_jobsets(cluster, job)
 
 
-@pytest.mark.skipif(bool(k8s_binaries.find_obstacle("kueue")), reason="Kueue isn't built: make ready-k8s")
-def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str) -> None:
+SetPolicy = Callable[[str], None]
+IN_QUEUE = ("--pod", "queue=research")
+
+
+@pytest.fixture(scope="module")
+def set_policy(cluster: Cluster) -> SetPolicy:
+    """Sets the policy of a queue with room for one job: None, Hold or HoldAndDrain."""
+    if obstacle := k8s_binaries.find_obstacle("kueue"):
+        pytest.skip(obstacle)
     cluster.plane.add_kueue()
     version = "kueue.x-k8s.io/v1beta2"
     flavor = {"apiVersion": version, "kind": "ResourceFlavor", "metadata": {"name": "any"}}
     covered = ["cpu", "memory"]
-    quota = [{"name": "cpu", "nominalQuota": 4}, {"name": "memory", "nominalQuota": "64Gi"}]
+    quota = [{"name": "cpu", "nominalQuota": 2}, {"name": "memory", "nominalQuota": "64Gi"}]
     group = {"coveredResources": covered, "flavors": [{"name": "any", "resources": quota}]}
     queue: dict[str, Any] = {
         "apiVersion": version,
         "kind": "ClusterQueue",
         "metadata": {"name": "all"},
-        "spec": {"namespaceSelector": {}, "resourceGroups": [group], "stopPolicy": "Hold"},
+        "spec": {"namespaceSelector": {}, "resourceGroups": [group]},
     }
     local = {
         "apiVersion": version,
@@ -207,13 +217,21 @@ def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str
         "metadata": {"name": "research", "namespace": SPACE},
         "spec": {"clusterQueue": "all"},
     }
-    cluster.plane.apply(flavor, queue, local)
 
     def set_policy(policy: str) -> None:
         queue["spec"]["stopPolicy"] = policy
         cluster.plane.apply(queue)
 
-    job = start_in_pods(cluster, SPACE, "queued", "--pod", "queue=research")
+    cluster.plane.apply(flavor, local)
+    set_policy("Hold")
+    return set_policy
+
+
+def test_a_queue_admits_suspends_and_admits_again(
+    cluster: Cluster, weights: str, set_policy: SetPolicy
+) -> None:
+    set_policy("Hold")
+    job = start_in_pods(cluster, SPACE, "queued", *IN_QUEUE)
     wait_for(lambda: "wait for queue research to admit them" in head(cluster, SPACE, "insitu", "logs", job))
     assert not pods_of(cluster, job)
     set_policy("None")
@@ -225,6 +243,19 @@ def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str
     wait_for_state(cluster, SPACE, "queued", "finished")
     assert read_weights(cluster, SPACE, "queued") == {weights}
     assert json.loads(head(cluster, SPACE, "insitu", "describe", job, "--ledger", "--json"))["attempt"] >= 2
+
+
+def test_a_paused_job_is_stopped_for_good(cluster: Cluster, set_policy: SetPolicy) -> None:
+    set_policy("None")
+    job = start_in_pods(cluster, SPACE, "halted", *IN_QUEUE)
+    wait_until_trains(cluster, SPACE, "halted")
+    set_policy("HoldAndDrain")
+    wait_for_state(cluster, SPACE, "halted", "stopped")
+    head(cluster, SPACE, "insitu", "stop", job)
+    assert not list_jobsets(cluster, job)
+    set_policy("None")
+    assert list_jobs(cluster, SPACE)["halted"]["state"] == "stopped"
+    assert run_in(cluster, SPACE, "head-0", "insitu", "stop", job).returncode == 3
 
 
 def test_a_cluster_that_is_taken_down_resumes_its_jobs_once_it_is_up(

@@ -89,6 +89,9 @@ class PodStarter:
                 made = self._client.create(set_owner(each, owner) if owner else each)
                 owner = owner or made
 
+    def remove_places(self) -> None:
+        self._remove(self._list())
+
     def _list(self) -> list[Object]:
         job = self._job.root.name
         return list_objects(self._client, job).get(job, [])
@@ -100,8 +103,8 @@ class PodStarter:
         while left := self._list():
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"The pods of the job's last attempt must go first. Received: {_name(left)}, which is "
-                    f"there after {_REMOVED_SECONDS:g} s. Look at it by kubectl, and resume the job again"
+                    f"The pods of the job's last attempt must go. Received: {_name(left)}, which is there "
+                    f"after {_REMOVED_SECONDS:g} s. Look at it by kubectl, and give the command again"
                 )
             time.sleep(_LOOK_SECONDS)
 

@@ -22,7 +22,6 @@ from insitu.extensions.kubernetes.objects import Object
 
 logger = logging.getLogger("insitu")
 _LOOK_SECONDS = 2.0
-_PAUSED = "paused-by-queue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class WatchedJob:
     is_running: bool
     #: Whether tasks were launched in this attempt.
     has_begun: bool
-    #: Whether it has ended, in any way.
+    #: Whether it has ended, and could resume.
     has_ended: bool
     #: Whether it was stopped since its queue took its pods away.
     is_paused: bool
@@ -114,7 +113,7 @@ class JobWatch:
         """Return a job with pods; None for one that neither runs nor is paused, and for others."""
         from insitu.cluster import ENDED, Journal, is_running, read_spec
 
-        runs, paused = is_running(job), (job.root / _PAUSED).exists()
+        runs, paused = is_running(job), job.paused.exists()
         # Most jobs of a home have ended long ago: nothing else of them is read.
         if not (runs or paused) or read_spec(job).starter != "k8s":
             return None
@@ -123,22 +122,26 @@ class JobWatch:
             runs,
             # A job that resumes has no objects yet, or those of its last attempt.
             state.phase not in (*ENDED, "pending") and any(task.incarnation > 0 for task in state.tasks),
-            state.phase in ENDED,
+            state.phase in ENDED and state.phase != "finished",
             paused,
         )
 
     def _do(self, step: Step, job: JobPaths) -> None:
-        from insitu.cluster import MergedLog
+        from insitu.cluster import MergedLog, end_job, resume_job
 
-        name, paused = name_of_job(job.root.name), job.root / _PAUSED
         if step == "pause":
-            paused.touch()
+            job.paused.touch()
         if step in _SAID:
-            MergedLog(job).log(_SAID[step].format(name))
-        if step in ("pause", "stop"):
-            run_insitu("stop", job.root.name)
-        elif step == "forget" or run_insitu("resume", "--detach", job.root.name):
-            paused.unlink(missing_ok=True)
+            MergedLog(job).log(_SAID[step].format(name_of_job(job.root.name)))
+        try:
+            if step in ("pause", "stop"):
+                end_job(job, logger.warning, pauses=step == "pause")
+            elif step == "resume":
+                resume_job(job, only_paused=True)
+            else:
+                job.paused.unlink(missing_ok=True)
+        except InsituError as error:
+            logger.warning("%s: %s: %s", job.root.name, step, error)
 
 
 def run_insitu(*arguments: str) -> bool:

@@ -125,6 +125,13 @@ def test_a_waiting_job_outlasts_an_api_server_that_is_away(
     assert starter.explain_waiting(STORES, may_pause=False).startswith("pod a waits for ")
 
 
+def test_the_places_of_a_job_are_removed(api: FakeApi, starter: PodStarter) -> None:
+    starter.make_places(STORES)
+    api.put("Job", "mine")
+    starter.remove_places()
+    assert api.names("Job") == ["mine"]
+
+
 def test_jobs_that_do_not_go_are_named(api: FakeApi, starter: PodStarter) -> None:
     starter.make_places(STORES)
     end(api, f"job-{JOB}-store-0")
