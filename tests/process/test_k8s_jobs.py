@@ -16,6 +16,7 @@ from k8s_insitu import (
     CODE,
     IMAGE,
     IN_PODS,
+    SCRIPT,
     SMALL,
     START,
     act_as_administrator,
@@ -131,6 +132,30 @@ def test_a_jobset_that_is_deleted_stops_its_job(cluster: Cluster) -> None:
         cluster, SPACE, "insitu", "logs", job
     )
     wait_for(lambda: not pods_of(cluster, job))
+
+
+def test_the_pods_of_a_job_that_fails_end_for_good(cluster: Cluster) -> None:
+    write = ("sh", "-c", "mkdir -p /tmp/bad && cat > /tmp/bad/train.py")
+    head(cluster, SPACE, *write, given=SCRIPT.replace("model.fit", "raise SystemExit(7)\nmodel.fit").encode())
+    options = ("--detach", "--max-restarts", "0", "--name", "bad", *IN_PODS)
+    job = head(cluster, SPACE, *START, *options, "d", "/tmp/bad", "train.py").strip()
+    wait_for_state(cluster, SPACE, "bad", "failed")
+    wait_for(lambda: has_condition(find_jobset(cluster, job), "Failed"))
+    wait_for(lambda: {pod["status"]["phase"] for pod in pods_of(cluster, job).values()} <= {"Failed"})
+    for pod in pods_of(cluster, job).values():
+        (ended,) = pod["status"]["containerStatuses"]
+        assert ended["state"]["terminated"]["exitCode"] == 7
+
+
+def test_a_job_that_was_stopped_resumes_at_once(cluster: Cluster, weights: str) -> None:
+    job = start_in_pods(cluster, SPACE, "again")
+    wait_until_trains(cluster, SPACE, "again")
+    before = find_jobset(cluster, job)["metadata"]["uid"]
+    head(cluster, SPACE, "insitu", "stop", job)
+    head(cluster, SPACE, "insitu", "resume", "--detach", job)
+    wait_for_state(cluster, SPACE, "again", "finished")
+    assert read_weights(cluster, SPACE, "again") == {weights}
+    assert find_jobset(cluster, job)["metadata"]["uid"] != before
 
 
 def test_the_pods_of_a_job_wait_for_the_next_pod_of_the_head(cluster: Cluster, weights: str) -> None:

@@ -16,7 +16,7 @@ from typing import Literal
 from insitu.base.errors import InsituError
 from insitu.base.paths import JobPaths, Paths
 from insitu.extensions.kubernetes.client import Client
-from insitu.extensions.kubernetes.job_pods import is_suspended, name_of_job
+from insitu.extensions.kubernetes.job_pods import is_over, is_suspended, name_of_job
 from insitu.extensions.kubernetes.job_starter import list_objects
 from insitu.extensions.kubernetes.objects import Object
 
@@ -38,9 +38,10 @@ class WatchedJob:
     is_paused: bool
 
 
-Step = Literal["", "stop", "pause", "resume", "forget"]
+Step = Literal["", "stop", "end", "pause", "resume", "forget"]
 _SAID = {
     "pause": "the queue has suspended {}: the job pauses",
+    "end": "{} has failed in Kubernetes: the job is stopped",
     "stop": "{} was deleted in Kubernetes: the job is stopped",
     "resume": "the queue has admitted {} again",
 }
@@ -55,6 +56,8 @@ def decide_step(job: WatchedJob, objects: Sequence[Object], *, had_objects: bool
         return "stop" if job.is_running and job.has_begun and had_objects else ""
     if is_suspended(objects):
         return "pause" if job.is_running and job.has_begun and not job.is_paused else ""
+    if is_over(objects) and job.is_running and job.has_begun:
+        return "end"
     return "resume" if job.is_paused and job.has_ended and not job.is_running else ""
 
 
@@ -84,8 +87,8 @@ class JobWatch:
     def look(self) -> None:
         """Look once, and do what follows. Raises InsituError, OSError."""
         self._acting = {name: thread for name, thread in self._acting.items() if thread.is_alive()}
-        jobs = self._list_jobs()
-        found = list_objects(self._client) if jobs else {}
+        found = list_objects(self._client) if self._list_jobs() else {}
+        jobs = self._list_jobs()  # after their objects, which end once a job is over
         self._seen = jobs.keys() & (self._seen | found.keys())
         for name, watched in jobs.items():
             if name in self._acting:
@@ -134,7 +137,7 @@ class JobWatch:
         if step in _SAID:
             MergedLog(job).log(_SAID[step].format(name_of_job(job.root.name)))
         try:
-            if step in ("pause", "stop"):
+            if step in ("pause", "stop", "end"):
                 end_job(job, logger.warning, pauses=step == "pause")
             elif step == "resume":
                 resume_job(job, only_paused=True)
