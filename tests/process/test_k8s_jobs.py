@@ -234,7 +234,11 @@ def set_policy(cluster: Cluster) -> SetPolicy:
         "apiVersion": version,
         "kind": "ClusterQueue",
         "metadata": {"name": "all"},
-        "spec": {"namespaceSelector": {}, "resourceGroups": [group]},
+        "spec": {
+            "namespaceSelector": {},
+            "resourceGroups": [group],
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+        },
     }
     local = {
         "apiVersion": version,
@@ -242,12 +246,16 @@ def set_policy(cluster: Cluster) -> SetPolicy:
         "metadata": {"name": "research", "namespace": SPACE},
         "spec": {"clusterQueue": "all"},
     }
+    classes = (
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": n}, "value": v}
+        for n, v in (("low", 1), ("high", 100))
+    )
 
     def set_policy(policy: str) -> None:
         queue["spec"]["stopPolicy"] = policy
         cluster.plane.apply(queue)
 
-    cluster.plane.apply(flavor, local)
+    cluster.plane.apply(flavor, local, *classes)
     set_policy("Hold")
     return set_policy
 
@@ -281,6 +289,22 @@ def test_a_paused_job_is_stopped_for_good(cluster: Cluster, set_policy: SetPolic
     set_policy("None")
     assert list_jobs(cluster, SPACE)["halted"]["state"] == "stopped"
     assert run_in(cluster, SPACE, "head-0", "insitu", "stop", job).returncode == 3
+
+
+@pytest.mark.slow
+def test_a_job_of_higher_priority_goes_first_and_the_other_one_resumes(
+    cluster: Cluster, weights: str, set_policy: SetPolicy
+) -> None:
+    set_policy("None")
+    low = start_in_pods(cluster, SPACE, "low", *IN_QUEUE, "--pod", "priority=low")
+    wait_until_trains(cluster, SPACE, "low")
+    start_in_pods(cluster, SPACE, "high", *IN_QUEUE, "--pod", "priority=high")
+    wait_for_state(cluster, SPACE, "low", "stopped")
+    assert "the job pauses" in head(cluster, SPACE, "insitu", "logs", low)
+    wait_for_state(cluster, SPACE, "high", "finished")
+    wait_for_state(cluster, SPACE, "low", "finished")
+    assert read_weights(cluster, SPACE, "high") == read_weights(cluster, SPACE, "low") == {weights}
+    assert "continues from the checkpoint of epoch" in head(cluster, SPACE, "insitu", "logs", low)
 
 
 def test_a_cluster_that_is_taken_down_resumes_its_jobs_once_it_is_up(
