@@ -31,6 +31,7 @@ BENCHMARKS = {
     "loads": "Strangers at a job's ports",
     "start_speed": "Start",
     "start_on_hosts": "Start on hosts",
+    "start_in_pods": "Start in pods of Kubernetes",
     "recovery": "Recovery",
     "host_loss": "Loss of a host",
     "checkpoint": "Checkpoints",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hosts_lab
@@ -16,8 +16,13 @@ from k8s_insitu import (
     CODE,
     IMAGE,
     IN_PODS,
+    SCRIPT,
+    SMALL,
     START,
+    act_as_administrator,
     head,
+    insitu,
+    list_jobs,
     make_stores,
     read_weights,
     run_in,
@@ -55,12 +60,13 @@ def weights(cluster: Cluster) -> str:
     return train_in_stores(cluster, SPACE)
 
 
+def list_jobsets(cluster: Cluster, job: str) -> list[Object]:
+    found: list[Object] = cluster.plane.get(f"{JOBSETS}?labelSelector=insitu.dev/job={job}")["items"]
+    return found
+
+
 def find_jobset(cluster: Cluster, job: str) -> Object:
-    (found,) = (
-        each
-        for each in cluster.plane.get(JOBSETS)["items"]
-        if each["metadata"]["labels"]["insitu.dev/job"] == job
-    )
+    (found,) = list_jobsets(cluster, job)
     return found
 
 
@@ -128,6 +134,30 @@ def test_a_jobset_that_is_deleted_stops_its_job(cluster: Cluster) -> None:
     wait_for(lambda: not pods_of(cluster, job))
 
 
+def test_the_pods_of_a_job_that_fails_end_for_good(cluster: Cluster) -> None:
+    write = ("sh", "-c", "mkdir -p /tmp/bad && cat > /tmp/bad/train.py")
+    head(cluster, SPACE, *write, given=SCRIPT.replace("model.fit", "raise SystemExit(7)\nmodel.fit").encode())
+    options = ("--detach", "--max-restarts", "0", "--name", "bad", *IN_PODS)
+    job = head(cluster, SPACE, *START, *options, "d", "/tmp/bad", "train.py").strip()
+    wait_for_state(cluster, SPACE, "bad", "failed")
+    wait_for(lambda: has_condition(find_jobset(cluster, job), "Failed"))
+    wait_for(lambda: {pod["status"]["phase"] for pod in pods_of(cluster, job).values()} <= {"Failed"})
+    for pod in pods_of(cluster, job).values():
+        (ended,) = pod["status"]["containerStatuses"]
+        assert ended["state"]["terminated"]["exitCode"] == 7
+
+
+def test_a_job_that_was_stopped_resumes_at_once(cluster: Cluster, weights: str) -> None:
+    job = start_in_pods(cluster, SPACE, "again")
+    wait_until_trains(cluster, SPACE, "again")
+    before = find_jobset(cluster, job)["metadata"]["uid"]
+    head(cluster, SPACE, "insitu", "stop", job)
+    head(cluster, SPACE, "insitu", "resume", "--detach", job)
+    wait_for_state(cluster, SPACE, "again", "finished")
+    assert read_weights(cluster, SPACE, "again") == {weights}
+    assert find_jobset(cluster, job)["metadata"]["uid"] != before
+
+
 def test_the_pods_of_a_job_wait_for_the_next_pod_of_the_head(cluster: Cluster, weights: str) -> None:
     job = start_in_pods(cluster, SPACE, "headless")
     wait_until_trains(cluster, SPACE, "headless")
@@ -182,21 +212,33 @@ def test_gpus_that_no_node_has_are_what_is_waited_for(cluster: Cluster) -> None:
     )
     head(cluster, SPACE, "insitu", "stop", job)
     wait_for_state(cluster, SPACE, "many", "stopped")
+    assert not list_jobsets(cluster, job)
 
 
-@pytest.mark.skipif(bool(k8s_binaries.find_obstacle("kueue")), reason="Kueue isn't built: make ready-k8s")
-def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str) -> None:
+SetPolicy = Callable[[str], None]
+IN_QUEUE = ("--pod", "queue=research")
+
+
+@pytest.fixture(scope="module")
+def set_policy(cluster: Cluster) -> SetPolicy:
+    """Sets the policy of a queue with room for one job: None, Hold or HoldAndDrain."""
+    if obstacle := k8s_binaries.find_obstacle("kueue"):
+        pytest.skip(obstacle)
     cluster.plane.add_kueue()
     version = "kueue.x-k8s.io/v1beta2"
     flavor = {"apiVersion": version, "kind": "ResourceFlavor", "metadata": {"name": "any"}}
     covered = ["cpu", "memory"]
-    quota = [{"name": "cpu", "nominalQuota": 4}, {"name": "memory", "nominalQuota": "64Gi"}]
+    quota = [{"name": "cpu", "nominalQuota": 2}, {"name": "memory", "nominalQuota": "64Gi"}]
     group = {"coveredResources": covered, "flavors": [{"name": "any", "resources": quota}]}
     queue: dict[str, Any] = {
         "apiVersion": version,
         "kind": "ClusterQueue",
         "metadata": {"name": "all"},
-        "spec": {"namespaceSelector": {}, "resourceGroups": [group], "stopPolicy": "Hold"},
+        "spec": {
+            "namespaceSelector": {},
+            "resourceGroups": [group],
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+        },
     }
     local = {
         "apiVersion": version,
@@ -204,13 +246,25 @@ def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str
         "metadata": {"name": "research", "namespace": SPACE},
         "spec": {"clusterQueue": "all"},
     }
-    cluster.plane.apply(flavor, queue, local)
+    classes = (
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": n}, "value": v}
+        for n, v in (("low", 1), ("high", 100))
+    )
 
     def set_policy(policy: str) -> None:
         queue["spec"]["stopPolicy"] = policy
         cluster.plane.apply(queue)
 
-    job = start_in_pods(cluster, SPACE, "queued", "--pod", "queue=research")
+    cluster.plane.apply(flavor, local, *classes)
+    set_policy("Hold")
+    return set_policy
+
+
+def test_a_queue_admits_suspends_and_admits_again(
+    cluster: Cluster, weights: str, set_policy: SetPolicy
+) -> None:
+    set_policy("Hold")
+    job = start_in_pods(cluster, SPACE, "queued", *IN_QUEUE)
     wait_for(lambda: "wait for queue research to admit them" in head(cluster, SPACE, "insitu", "logs", job))
     assert not pods_of(cluster, job)
     set_policy("None")
@@ -222,3 +276,59 @@ def test_a_queue_admits_suspends_and_admits_again(cluster: Cluster, weights: str
     wait_for_state(cluster, SPACE, "queued", "finished")
     assert read_weights(cluster, SPACE, "queued") == {weights}
     assert json.loads(head(cluster, SPACE, "insitu", "describe", job, "--ledger", "--json"))["attempt"] >= 2
+
+
+def test_a_paused_job_is_stopped_for_good(cluster: Cluster, set_policy: SetPolicy) -> None:
+    set_policy("None")
+    job = start_in_pods(cluster, SPACE, "halted", *IN_QUEUE)
+    wait_until_trains(cluster, SPACE, "halted")
+    set_policy("HoldAndDrain")
+    wait_for_state(cluster, SPACE, "halted", "stopped")
+    head(cluster, SPACE, "insitu", "stop", job)
+    assert not list_jobsets(cluster, job)
+    set_policy("None")
+    assert list_jobs(cluster, SPACE)["halted"]["state"] == "stopped"
+    assert run_in(cluster, SPACE, "head-0", "insitu", "stop", job).returncode == 3
+
+
+@pytest.mark.slow
+def test_a_job_of_higher_priority_goes_first_and_the_other_one_resumes(
+    cluster: Cluster, weights: str, set_policy: SetPolicy
+) -> None:
+    set_policy("None")
+    low = start_in_pods(cluster, SPACE, "low", *IN_QUEUE, "--pod", "priority=low")
+    wait_until_trains(cluster, SPACE, "low")
+    start_in_pods(cluster, SPACE, "high", *IN_QUEUE, "--pod", "priority=high")
+    wait_for_state(cluster, SPACE, "low", "stopped")
+    assert "the job pauses" in head(cluster, SPACE, "insitu", "logs", low)
+    wait_for_state(cluster, SPACE, "high", "finished")
+    wait_for_state(cluster, SPACE, "low", "finished")
+    assert read_weights(cluster, SPACE, "high") == read_weights(cluster, SPACE, "low") == {weights}
+    assert "continues from the checkpoint of epoch" in head(cluster, SPACE, "insitu", "logs", low)
+
+
+def test_a_cluster_that_is_taken_down_resumes_its_jobs_once_it_is_up(
+    cluster: Cluster, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test here: the disks go."""
+    act_as_administrator(cluster, monkeypatch)
+    where = ("--namespace", SPACE)
+
+    def take_down_while_it_trains(name: str, *options: str) -> None:
+        job = start_in_pods(cluster, SPACE, name)
+        wait_until_trains(cluster, SPACE, name)
+        jobset = find_jobset(cluster, job)["metadata"]["name"]
+        code, out, said = insitu("down", *where, *options, "--json")
+        assert code == 0 and jobset in json.loads(out)["deleted"]["JobSet"], said
+        assert not cluster.plane.get(f"/api/v1/namespaces/{SPACE}/pods")["items"]
+
+    take_down_while_it_trains("down")
+    code, _, said = insitu("up", "--nodes", "2", *where, *SMALL)
+    assert code == 0, said
+    wait_for_state(cluster, SPACE, "down", "finished")
+    assert read_weights(cluster, SPACE, "down") == {weights}
+
+    write_input(cluster, SPACE)
+    take_down_while_it_trains("gone", "--claims", "--yes")
+    claims = f"/api/v1/namespaces/{SPACE}/persistentvolumeclaims"
+    wait_for(lambda: not cluster.plane.get(claims)["items"], why=lambda: cluster.plane.get(claims))

@@ -91,6 +91,18 @@ def test_deleting_the_first_job_deletes_all_and_stops_the_training(cluster: Clus
     assert len(jobs_of(cluster, job)) == 2
 
 
+def test_a_job_that_fails_ends_the_others_and_the_training(cluster: Cluster) -> None:
+    job = start_in_pods(cluster, SPACE, "failing")
+    wait_until_trains(cluster, SPACE, "failing")
+    _, second = jobs_of(cluster, job)
+    path = f"{JOBS}/{second['metadata']['name']}"
+    cluster.plane.api.patch(path, {"spec": {"activeDeadlineSeconds": 1}}, "merge-patch+json")
+    wait_for_state(cluster, SPACE, "failing", "stopped")
+    assert "has failed in Kubernetes: the job is stopped" in head(cluster, SPACE, "insitu", "logs", job)
+    wait_for(lambda: all(each["status"].get("failed") for each in jobs_of(cluster, job)))
+    assert not any(each["status"].get("active") for each in jobs_of(cluster, job))
+
+
 def test_a_queue_is_refused_with_the_reason(cluster: Cluster) -> None:
     done = run_in(cluster, SPACE, "head-0", *START, *IN_PODS, "--pod", "queue=research", *CODE)
     assert done.returncode == 2 and "needs JobSet" in " ".join(done.stderr.split()), done.stderr

@@ -33,6 +33,7 @@
         journal.sqlite  controller.json controller.log
         engine-NODE.lock                on another host: held by what runs tasks there; see cluster/job_hosts
         term.json  lease.json  signing-secret  of a job on hosts; see cluster/leases
+        paused                          of a job that resumes by itself once it has its places again
         heartbeat  requests.sock  output.log    the supervisor's last sign; the controller's; merged output
         shards/CACHE.json               the pinned shard map of each cache that the job has opened
         tasks/ROLE-INDEX/               one task
@@ -344,6 +345,10 @@ class JobPaths:
     @property
     def lease(self) -> Path:
         return self.root / "lease.json"
+
+    @property
+    def paused(self) -> Path:
+        return self.root / "paused"
 
     @property
     def code_archive(self) -> Path:

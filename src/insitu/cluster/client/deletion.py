@@ -10,6 +10,7 @@ import shutil
 from insitu.base.errors import ClusterError, JobRunning
 from insitu.base.paths import JobPaths, Paths
 from insitu.cluster.client.exports import measure_job
+from insitu.cluster.client.job_requests import end_pause
 from insitu.cluster.client.status import is_running
 from insitu.cluster.control import finalize_job, staged_folder
 from insitu.cluster.job_files import take_lock
@@ -31,6 +32,7 @@ def delete_job(paths: Paths, job: JobPaths) -> int:
     lock = take_lock(job.controller)  # so that nobody resumes it meanwhile
     try:
         forget_job(paths, name)
+        end_pause(job)
         with contextlib.suppress(ClusterError):  # if the journal can't be read there is nothing to end
             finalize_job(job)
         hidden = staged_folder(paths, f"{name}-{secrets.token_hex(4)}")

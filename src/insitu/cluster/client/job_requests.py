@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from insitu.base.errors import ClusterError, InputError, JobEnded, JobRunning, JobSpecError, MetadataError
 from insitu.base.paths import JobPaths, Paths
+from insitu.base.plugins import ENGINES, load_plugin
 from insitu.base.process.processes import is_stopped, open_process, read_host
 from insitu.base.spec import NO_CACHE, TaskId
 from insitu.cluster.client.kept_environment import (
@@ -86,6 +87,8 @@ def resume_job(
     shell: Shell | None = None,
     notify: Notify = lambda text: None,
     revision: int | None = None,
+    *,
+    only_paused: bool = False,
 ) -> int:
     """Resume a job that has ended from its last checkpoint, with the same shards, seed and variables.
 
@@ -95,7 +98,8 @@ def resume_job(
     take, UnknownCache if its version of the cache is gone, ClusterError, MetadataError.
 
     `revision`: that of the job's key if no user asks for it, but its supervisor is lost. JobEnded is then
-    raised for one that has ended in any way, or whose key has changed.
+    raised for one that has ended in any way, or whose key has changed. `only_paused`: likewise for one that
+    isn't paused any more.
     """
     name = job.root.name
     if is_locked(job.controller):
@@ -113,7 +117,8 @@ def resume_job(
         ended = find_last_sign(job)
         before_loss = journal.state()
         state, actions = advance(before_loss, ControllerLostEvent(), ended)
-        if state.phase == "finished" or (revision is not None and before_loss.phase in ENDED):
+        is_over = revision is not None and before_loss.phase in ENDED
+        if state.phase == "finished" or is_over or (only_paused and not job.paused.exists()):
             raise JobEnded(f"{name} has {state.phase}: there is nothing to continue with")
         shell = shell or Shell(os.environ)
         kept, lines = _change_environment(job, shell)
@@ -129,6 +134,7 @@ def resume_job(
             journal.record(ended, ControllerLostEvent(), actions, state)
         resumed, _ = advance(state, ResumedEvent(), now)
         journal.record(now, ResumedEvent(), [], resumed)
+        job.paused.unlink(missing_ok=True)
         try:
             start_supervisor(job, lock, shell.variables)
         except ClusterError as error:
@@ -176,13 +182,15 @@ def signal_task(job: JobPaths, task: TaskId, name: SignalName) -> None:
     _request(job, {"do": "signal", "task": str(task), "name": name})
 
 
-def stop_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
+def stop_job(job: JobPaths, notify: Notify = lambda text: None, *, pauses: bool = False) -> None:
     """Ask the controller to end the job; asked a second time, its tasks are killed at once.
 
     A controller that doesn't answer is killed, and the next one is asked. If that doesn't help, all of the
-    job's processes are killed. No head starts another supervisor from then on. `notify` receives a message
-    about it. Raises JobEnded if the job has ended already, ClusterError if its processes can't be ended.
+    job's processes are killed. No head starts another supervisor from then on, and unless it `pauses` it
+    doesn't resume by itself. `notify` receives a message about it. Raises JobEnded if the job has ended
+    already, ClusterError if its processes can't be ended.
     """
+    was_paused = not pauses and end_pause(job)
     was_to_run = False
     try:
         was_to_run = forget_job(Paths(job.root.parent.parent), job.root.name)
@@ -192,6 +200,8 @@ def stop_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
         _request(job, {"do": "stop"}, STOP_TIMEOUT)
         return
     except JobEnded:
+        if was_paused:
+            return
         if not was_to_run or Journal(job.journal).state().phase in ENDED:
             raise
         finalize_job(job, "it was stopped before another supervisor was started", time.time())
@@ -208,9 +218,19 @@ def stop_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
         kill_job(job, notify)
 
 
-def end_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
+def end_pause(job: JobPaths) -> bool:
+    """Return whether a job is paused. Its places are removed then, and it stays stopped. Raises
+    InsituError."""
+    if not job.paused.exists():
+        return False
+    load_plugin(ENGINES, read_spec(job).starter)(job).remove_places()
+    job.paused.unlink(missing_ok=True)
+    return True
+
+
+def end_job(job: JobPaths, notify: Notify = lambda text: None, *, pauses: bool = False) -> None:
     """Stop a job, and return once nothing of it runs. Raises JobEnded, ClusterError; see `stop_job`."""
-    stop_job(job, notify)
+    stop_job(job, notify, pauses=pauses)
     if not _wait_for_end(job, END_TIMEOUT):
         kill_job(job, notify)
 

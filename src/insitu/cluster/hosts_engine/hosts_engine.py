@@ -104,6 +104,10 @@ class ServerStarter(Protocol):
         """Return in words what the places on some nodes wait for; "": nothing. Raises ClusterError if
         somebody has removed them, or unless they `may_pause` if they were taken away for a while."""
 
+    def remove_places(self) -> None:
+        """Remove the places of a job that is over, or stays stopped, though not all of them know. Raises
+        InsituError."""
+
 
 class HostsEngine(TaskFiles):
     """Runs the tasks of one job on the hosts of a cluster.
@@ -122,6 +126,8 @@ class HostsEngine(TaskFiles):
         self._links: dict[NodeId, HostLink] = {}
         self._nodes: dict[TaskId, NodeId] = {}
         """The node on which each task was launched last."""
+        self._asked: set[NodeId] = set()
+        """The nodes on which servers were wanted."""
         self._lost: set[NodeId] = set()
         """Hosts that can't be reached."""
         self._writers: dict[TaskId, ProgressWriter] = {}
@@ -185,6 +191,7 @@ class HostsEngine(TaskFiles):
         waiting = set()
         for node in sorted(set(nodes)):
             if (link := self._links.get(node)) is None or link.is_lost:
+                self._asked.add(node)
                 try:
                     self._ask_for_server(node)
                     waiting.add(node)
@@ -459,11 +466,15 @@ class HostsEngine(TaskFiles):
             link.take_in()
 
     def close(self) -> None:
-        code = None
-        with contextlib.suppress(ClusterError):
-            code = Journal(self._job.journal).state().exit_code
+        message: Message = {"do": "close"}
+        # The places of a paused job come back, and would end at once if they had an exit code.
+        if not (is_paused := self._job.paused.exists()):
+            message["code"] = None
+            with contextlib.suppress(ClusterError):
+                message["code"] = Journal(self._job.journal).state().exit_code
         for link in self._live_links():
-            link.tell({"do": "close", "code": code})
+            self._asked.discard(link.node)
+            link.tell(message)
         deadline = time.monotonic() + _CLOSE_SECONDS
         # Each closes its end once nothing runs there any more, and all that was written is here.
         while (left := self._live_links()) and time.monotonic() < deadline:
@@ -476,6 +487,11 @@ class HostsEngine(TaskFiles):
                 deadline = time.monotonic() + _CLOSE_SECONDS
         for link in self._live_links():
             link.abandon()
+        if self._starter is not None and self._asked and not is_paused:
+            try:
+                self._starter.remove_places()
+            except InsituError as error:
+                self._log.log(str(error))
         for writer in self._writers.values():
             writer.close()
         self._acceptor.close()

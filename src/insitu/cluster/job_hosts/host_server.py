@@ -294,7 +294,8 @@ class HostServer(EngineServer):
             case "close":  # the job is over
                 self._job_copy.remove()
                 self._paths.job_term(self._job.root.name).unlink(missing_ok=True)
-                end_place(self._paths, self._job.root.name, message.get("code"))
+                if "code" in message:
+                    end_place(self._paths, self._job.root.name, message["code"])
                 super()._perform(message)
             case "begin":
                 self._channel.send(self._begin(message))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from insitu.base.errors import ClusterError, InputError
 from insitu.base.wording import format_count
 from insitu.extensions.kubernetes.client import Client
+from insitu.extensions.kubernetes.job_pods import JOB
+from insitu.extensions.kubernetes.job_starter import list_objects
 from insitu.extensions.kubernetes.objects import (
     CLUSTER_SELECTOR,
     GPU_RESOURCE,
@@ -34,7 +37,7 @@ _KINDS = (
     *("StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy", "RoleBinding", "Role"),
     *("ServiceAccount", "Secret", "ConfigMap"),
 )
-"""What `down` deletes, in this order. Head and stores go before, one after the other."""
+"""What `down` deletes, in this order. Head, pods of jobs and stores go before, one after the other."""
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 
@@ -313,23 +316,26 @@ def take_down(
 ) -> dict[str, list[str]]:
     """Delete a cluster, but for its disks; `with_claims` are those that are deleted, too.
 
-    The head goes first: without it stores don't move their data to each other. Returns the names by kind.
+    The head goes first: without it stores don't move their data to each other, and jobs stay as they are,
+    for the next head to resume. Returns the names by kind.
     """
     deleted: dict[str, list[str]] = {}
-    for name in (HEAD, STORE):
-        if name in _list_own_sets(client):
-            if _is_own(client.find("StatefulSet", name)):
-                client.delete("StatefulSet", name)
-                deleted.setdefault("StatefulSet", []).append(name)
-            _wait_for_end(client, name, seconds, report)
+
+    def delete(kind: str, names: Iterable[str]) -> None:
+        if found := [name for name in names if client.delete(kind, name)]:
+            deleted.setdefault(kind, []).extend(found)
+
+    for pods in (HEAD, JOB, STORE):
+        if pods == JOB:
+            for each in chain.from_iterable(list_objects(client).values()):
+                delete(each["kind"], [each["metadata"]["name"]])
+        elif _is_own(client.find("StatefulSet", pods)):
+            delete("StatefulSet", [pods])
+        _wait_for_end(client, pods, seconds, report)
     kinds = [*_KINDS, "ServiceMonitor"] if client.serves("monitoring.coreos.com/v1") else [*_KINDS]
     for kind in kinds:
-        for each in client.list(kind, CLUSTER_SELECTOR):
-            if _is_own(each) and client.delete(kind, each["metadata"]["name"]):
-                deleted.setdefault(kind, []).append(each["metadata"]["name"])
-    for claim in with_claims:
-        if client.delete("PersistentVolumeClaim", claim):
-            deleted.setdefault("PersistentVolumeClaim", []).append(claim)
+        delete(kind, [e["metadata"]["name"] for e in client.list(kind, CLUSTER_SELECTOR) if _is_own(e)])
+    delete("PersistentVolumeClaim", with_claims)
     return deleted
 
 
@@ -348,8 +354,7 @@ def _wait_for_end(client: Client, name: str, seconds: float, report: Report) -> 
         report(describe_pods(found))
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"Pods must end within {seconds:g} s. Received: {', '.join(found.pods)} are there. `insitu "
-                "k8s "
-                f"status` says what they wait for; run `insitu k8s down` again"
+                f"Pods must end within {seconds:g} s. Received: {', '.join(found.pods)} are there. `kubectl "
+                f"describe pods` says what they wait for; run `insitu k8s down` again"
             )
         time.sleep(_LOOK_SECONDS)

@@ -169,7 +169,7 @@ def down(
     timeout: TimeoutOption = "5m",
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a cluster. Its disks stay, and the next `insitu k8s up` finds them, unless --claims is given.
+    """Remove a cluster. Unless --claims is given its disks stay: the next `insitu k8s up` resumes its jobs.
 
     Examples:
 

@@ -26,7 +26,7 @@ from insitu.extensions.kubernetes.objects import (
 )
 from insitu.extensions.kubernetes.options import is_name
 
-JOB_LABEL = "insitu.dev/job"
+JOB, JOB_LABEL = "job", "insitu.dev/job"
 JOB_API, JOBSET_API = "batch/v1", "jobset.x-k8s.io/v1alpha2"
 _ENDED = ("Complete", "Completed", "Failed")
 """Conditions of a Job or a JobSet."""
@@ -34,6 +34,8 @@ _MOST_NAME = 40
 """Characters of an object's name: names of its pods have 63 at most, with what comes behind."""
 _REPLACED = 6
 """Pods of a store that may fail by themselves. What the cluster takes away doesn't count."""
+TAKEN_AWAY = (137, 143)
+"""Exit codes of a pod that was killed or ended by Kubernetes. With any other one the job itself is over."""
 _KEYS = ("queue", "priority", "image", "toleration", "select")
 _TOLERATION = re.compile(r"(?P<key>[\w./-]+)(=(?P<value>[\w.-]*))?(:(?P<effect>\w+))?")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -99,7 +101,7 @@ def _parse_toleration(text: str) -> Object:
 def name_of_job(job_id: str) -> str:
     """Return the name of a job's object: its id as far as Kubernetes takes it, with its random end."""
     name = re.sub(r"[^a-z0-9]+", "-", job_id.lower())
-    return f"job-{name[-_MOST_NAME:]}".replace("--", "-")
+    return f"{JOB}-{name[-_MOST_NAME:]}".replace("--", "-")
 
 
 def check_queue(request: PodRequest, *, has_jobsets: bool) -> None:
@@ -165,14 +167,19 @@ def _make_job(spec: JobSpec, request: PodRequest, node: NodeId, tasks: int, imag
         pod["tolerations"] = list(request.tolerations)
     if request.selector:
         pod["nodeSelector"] = dict(request.selector)
-    taken_away = [{"type": "DisruptionTarget", "status": "True"}]
+    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+    over = {"containerName": TASKS, "operator": "NotIn", "values": [*TAKEN_AWAY]}
+    rules = [
+        {"action": "Ignore", "onPodConditions": disrupted},
+        {"action": "FailJob", "onExitCodes": over},
+    ]
     return {
         "metadata": {"labels": {JOB_LABEL: spec.job_id}},
         "spec": {
             "parallelism": 1,
             "completions": 1,
             "backoffLimit": _REPLACED,
-            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": taken_away}]},
+            "podFailurePolicy": {"rules": rules},
             "template": {
                 "metadata": {"labels": {JOB_LABEL: spec.job_id, **make_labels(TASKS)}},
                 "spec": pod,
@@ -233,8 +240,17 @@ def set_owner(each: Object, owner: Object) -> Object:
 
 def is_over(objects: Iterable[Object]) -> bool:
     """Return whether the pods of an attempt have ended: all of a JobSet, or the first one of several Jobs."""
-    conditions = (each for one in objects for each in (one.get("status") or {}).get("conditions") or ())
-    return any(each["type"] in _ENDED and each["status"] == "True" for each in conditions)
+    return any(_find_end(each) is not None for each in objects)
+
+
+def explain_end(each: Object) -> str:
+    """Return what Kubernetes says about the end of a JobSet or a Job."""
+    return str((_find_end(each) or {}).get("message") or "nothing is known").rstrip(".")
+
+
+def _find_end(each: Object) -> Object | None:
+    conditions = (each.get("status") or {}).get("conditions") or ()
+    return next((one for one in conditions if one["type"] in _ENDED and one["status"] == "True"), None)
 
 
 def is_suspended(objects: Sequence[Object]) -> bool:

@@ -14,6 +14,7 @@ from insitu.extensions.kubernetes.job_pods import (
     JOB_LABEL,
     JOBSET_API,
     check_queue,
+    explain_end,
     find_owner,
     group_by_job,
     is_over,
@@ -55,6 +56,9 @@ class PodStarter:
     def __init__(self, job: JobPaths) -> None:
         self._job = job
         self._client = open_client()
+        #: The nodes for which places were wanted last, and whether some were made for them.
+        self._nodes: Sequence[NodeId] = ()
+        self._has_made = False
 
     @staticmethod
     def check(spec: JobSpec) -> None:
@@ -72,6 +76,7 @@ class PodStarter:
 
         for node in nodes:
             store_of(node)
+        self._nodes = nodes
         spec, (placement, _) = read_spec(self._job), read_placement(self._job)
         found = self._list()
         owner = find_owner(found)
@@ -86,8 +91,12 @@ class PodStarter:
         names = {each["metadata"]["name"] for each in found}
         for each in wanted:
             if each["metadata"]["name"] not in names:
+                self._has_made = True
                 made = self._client.create(set_owner(each, owner) if owner else each)
                 owner = owner or made
+
+    def remove_places(self) -> None:
+        self._remove(self._list())
 
     def _list(self) -> list[Object]:
         job = self._job.root.name
@@ -100,8 +109,8 @@ class PodStarter:
         while left := self._list():
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"The pods of the job's last attempt must go first. Received: {_name(left)}, which is "
-                    f"there after {_REMOVED_SECONDS:g} s. Look at it by kubectl, and resume the job again"
+                    f"The pods of the job's last attempt must go. Received: {_name(left)}, which is there "
+                    f"after {_REMOVED_SECONDS:g} s. Look at it by kubectl, and give the command again"
                 )
             time.sleep(_LOOK_SECONDS)
 
@@ -123,6 +132,11 @@ class PodStarter:
             return f"its pods can't be looked at: {error}"
         if not found:
             raise ClusterError("the pods of the job were deleted in Kubernetes")
+        if ended := [each for each in found if is_over([each])]:
+            if may_pause and not self._has_made:  # they have ended with the last attempt
+                self.make_places(self._nodes)
+                return "its pods are being made"
+            raise ClusterError(f"{_name(ended)} has failed in Kubernetes: {explain_end(ended[0])}")
         if is_suspended(found) and not may_pause:
             raise ClusterError(f"the queue has taken the pods of {_name(found)} away")
         if is_suspended(found):

@@ -108,9 +108,10 @@ def _watch_jobs(paths: Paths) -> None:
 
 
 def run_tasks_here(job_id: str, node: str, environment: Mapping[str, str]) -> int:
-    """Run the tasks of a job beside a store until it is over, or a signal comes. Returns the exit code.
-    Raises InsituError."""
+    """Run the tasks of a job beside a store until it is over, or a signal comes. Returns the exit code: that
+    of the job, or 1 for one at which Kubernetes would make another pod. Raises InsituError."""
     from insitu.cluster import keep_server, read_token_file, start_server
+    from insitu.extensions.kubernetes.job_pods import TAKEN_AWAY
 
     start_logging()
     address, file = _read_settings(environment)
@@ -122,7 +123,8 @@ def run_tasks_here(job_id: str, node: str, environment: Mapping[str, str]) -> in
         logger.info("runs tasks of %s for the supervisor at %s", job_id, supervisor)
         return start_server(paths, NodeId(node), job_id, supervisor, address, read_token_file(file))
 
-    return keep_server(paths, job_id, start, ending)
+    code = keep_server(paths, job_id, start, ending)
+    return 1 if code in TAKEN_AWAY and not ending.is_set() else code
 
 
 def run_store_here(head: str, environment: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from job_runs import Insitu
 from insitu.base.errors import ClusterError, InputError, JobEnded, JobRunning, JobSpecError, StoreUnavailable
 from insitu.base.paths import JobPaths, Paths
 from insitu.base.process.processes import ProcessIdentity, identify_process, read_host
-from insitu.cluster import Shell, end_job, read_status, resume_job, scale_job, stop_job, submit
+from insitu.cluster import Shell, delete_job, end_job, read_status, resume_job, scale_job, stop_job, submit
 from insitu.cluster.client import job_requests, submission
 from insitu.cluster.decide import ControllerLostEvent, advance
 from insitu.cluster.job_files import Journal, read_environment, write_environment
@@ -244,6 +244,48 @@ def test_what_is_stopped_is_not_started_again(job: JobPaths, monkeypatch: pytest
     stop_job(job)
     assert forgotten == [job.root.name]
     assert "it was stopped before another supervisor was started" in read_status(job).state.reason
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[JobPaths]:
+    """The jobs whose places were removed."""
+    found: list[JobPaths] = []
+
+    class Starter:
+        def __init__(self, job: JobPaths) -> None:
+            self._job = job
+
+        def remove_places(self) -> None:
+            found.append(self._job)
+
+    monkeypatch.setattr(job_requests, "load_plugin", lambda group, name: Starter)
+    return found
+
+
+def test_a_paused_job_that_is_deleted_loses_its_places(ended: JobPaths, removed: list[JobPaths]) -> None:
+    ended.paused.touch()
+    delete_job(Paths(ended.root.parent.parent), ended)
+    assert removed == [ended] and not ended.root.exists()
+
+
+def test_a_paused_job_is_stopped_for_good_and_its_places_go(
+    ended: JobPaths, started: list[Mapping[str, str]], removed: list[JobPaths]
+) -> None:
+    shell = Shell({"A_TOKEN": "geheim"})
+    ended.paused.touch()
+    with pytest.raises(JobEnded):  # it has ended by itself while it was to pause
+        stop_job(ended, pauses=True)
+    assert ended.paused.exists() and not removed
+    stop_job(ended)
+    assert removed == [ended] and not ended.paused.exists()
+    with pytest.raises(JobEnded):
+        stop_job(ended)
+    with pytest.raises(JobEnded):  # what is under way already comes too late
+        resume_job(ended, shell, only_paused=True)
+    assert not started
+    ended.paused.touch()
+    resume_job(ended, shell, only_paused=True)
+    assert len(started) == 1 and not ended.paused.exists()
 
 
 def test_a_job_is_stopped_though_etcd_is_silent(

@@ -270,6 +270,30 @@ def test_the_head_goes_first_and_disks_stay(api: FakeApi) -> None:
     assert kinds == {"Namespace", "StorageClass", "Node", "PersistentVolumeClaim"}
 
 
+@pytest.mark.parametrize("kind", ["JobSet", "Job"])
+def test_the_pods_of_jobs_go_between_the_head_and_the_stores(api: FakeApi, kind: str) -> None:
+    """Without a head their end stops no job, and the disks of stores are free once they have gone."""
+    up(api)
+    api.make_pods()
+    api.groups.add("jobset.x-k8s.io/v1alpha2")
+    for name in ("a", "b"):
+        api.put(kind, f"job-{name}")["metadata"]["labels"] = {"insitu.dev/job": name}
+    api.put("Job", "mine")
+    api.changes.clear()
+
+    def make_pods(method: str, path: str) -> None:
+        api.make_pods()
+        if api.names(kind) != (["mine"] if kind == "Job" else []):
+            pod = api.put("Pod", "job-a-store-0", spec={})
+            pod["metadata"]["labels"] = {"app.kubernetes.io/name": "insitu"}
+
+    api.after = make_pods
+    deleted = take_down(api.client(), 60.0, ignore, with_claims={})
+    names = [path.rsplit("/", 1)[-1] for _, path in api.changes]
+    assert names[:4] == ["head", "job-a", "job-b", "store"] and deleted[kind] == ["job-a", "job-b"]
+    assert api.names("Job") == ["mine"]
+
+
 def test_what_others_have_made_stays(api: FakeApi) -> None:
     up(api)
     api.put("Secret", "mine")["metadata"]["labels"] = {"app.kubernetes.io/name": "insitu"}
@@ -292,5 +316,5 @@ def test_disks_go_if_they_are_named(api: FakeApi) -> None:
 def test_pods_that_do_not_end_are_named(api: FakeApi) -> None:
     up(api)
     api.make_pods()
-    with pytest.raises(ClusterError, match=r"Received: head-0 are there\. `insitu k8s status` says"):
+    with pytest.raises(ClusterError, match=r"Received: head-0 are there\. `kubectl describe pods` says"):
         take_down(api.client(), 0.0, ignore, with_claims={})

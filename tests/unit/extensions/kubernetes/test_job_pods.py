@@ -138,6 +138,18 @@ def test_nodes_that_are_no_stores_have_no_pods() -> None:
         store_of(NodeId("host1"))
 
 
+def test_kubernetes_makes_another_pod_only_for_one_that_was_taken_away() -> None:
+    job = make_jobs(make_spec(), "store-0")[0]["spec"]
+    ignored, over = job["podFailurePolicy"]["rules"]
+    assert ignored["action"] == "Ignore" and over["action"] == "FailJob"
+    (container,) = job["template"]["spec"]["containers"]
+    assert over["onExitCodes"] == {
+        "containerName": container["name"],
+        "operator": "NotIn",
+        "values": [137, 143],
+    }
+
+
 @pytest.mark.parametrize("version", ["1.33", "1.35", "1.37"])
 def test_the_templates_are_jobs_that_kubernetes_takes(version: str) -> None:
     import kubernetes_validate

@@ -39,7 +39,8 @@ def starter(api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Po
 
 
 def end(api: FakeApi, name: str) -> None:
-    api.get("Job", name)["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    condition = {"type": "Failed", "status": "True", "message": "exit code 126."}
+    api.get("Job", name)["status"] = {"conditions": [condition]}
 
 
 def collect_garbage(api: FakeApi) -> None:
@@ -111,6 +112,24 @@ def test_deleted_jobs_end_the_waiting(api: FakeApi, starter: PodStarter) -> None
         starter.explain_waiting(STORES, may_pause=True)
 
 
+def test_a_job_whose_pods_fail_at_its_start_fails(api: FakeApi, starter: PodStarter) -> None:
+    starter.make_places(STORES)
+    end(api, f"job-{JOB}-store-1")
+    with pytest.raises(ClusterError, match=f"Job job-{JOB}-store-1 has failed in Kubernetes: exit code 126$"):
+        starter.explain_waiting(STORES, may_pause=True)
+
+
+def test_pods_that_end_with_the_last_attempt_are_made_again(api: FakeApi, starter: PodStarter) -> None:
+    starter.make_places(STORES)
+    old = api.get("Job", f"job-{JOB}-store-0")["metadata"]["uid"]
+    resumed = PodStarter(starter._job)
+    resumed.make_places(STORES)
+    assert api.get("Job", f"job-{JOB}-store-0")["metadata"]["uid"] == old
+    end(api, f"job-{JOB}-store-1")
+    assert resumed.explain_waiting(STORES[1:], may_pause=True) == "its pods are being made"
+    assert api.get("Job", f"job-{JOB}-store-0")["metadata"]["uid"] != old and len(api.names("Job")) == 2
+
+
 @pytest.mark.parametrize("path", ["jobs", "pods", "events"])
 def test_a_waiting_job_outlasts_an_api_server_that_is_away(
     path: str, api: FakeApi, starter: PodStarter
@@ -123,6 +142,13 @@ def test_a_waiting_job_outlasts_an_api_server_that_is_away(
     assert said.startswith("its pods can't be looked at: ") and "refused" in said
     api.answers.clear()
     assert starter.explain_waiting(STORES, may_pause=False).startswith("pod a waits for ")
+
+
+def test_the_places_of_a_job_are_removed(api: FakeApi, starter: PodStarter) -> None:
+    starter.make_places(STORES)
+    api.put("Job", "mine")
+    starter.remove_places()
+    assert api.names("Job") == ["mine"]
 
 
 def test_jobs_that_do_not_go_are_named(api: FakeApi, starter: PodStarter) -> None:

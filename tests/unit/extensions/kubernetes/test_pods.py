@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from insitu.base.errors import InputError
-from insitu.extensions.kubernetes.pods import prepare_home, run_head_here, run_store_here
+from insitu.extensions.kubernetes import pods
+from insitu.extensions.kubernetes.pods import prepare_home, run_head_here, run_store_here, run_tasks_here
 
 
 def modes_of(home: Path) -> dict[str, int]:
@@ -41,6 +42,17 @@ def test_a_home_that_is_private_is_not_walked(tmp_path: Path, monkeypatch: pytes
     home.mkdir(mode=0o700)
     monkeypatch.setattr(os, "fwalk", lambda *_, **__: pytest.fail("walked"))
     prepare_home(home)
+
+
+@pytest.mark.parametrize(("code", "of_pod"), [(0, 0), (7, 7), (139, 139), (137, 1), (143, 1)])
+def test_a_job_that_was_killed_ends_its_pod_for_good(
+    code: int, of_pod: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "start_logging", lambda: None)
+    monkeypatch.setattr(pods.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("insitu.cluster.keep_server", lambda paths, job, start, ending: code)
+    variables = {"POD_IP": "10.0.0.1", "INSITU_TOKEN_FILE": "token", "INSITU_HOME": "home"}
+    assert run_tasks_here("job", "store-0", variables) == of_pod
 
 
 def test_outside_of_a_pod_it_is_said_what_to_use() -> None:
