@@ -125,6 +125,10 @@ class EmbeddedStore:
             database.execute("INSERT INTO transactions VALUES (?, ?, ?)", (id, revision, self._clock()))
             return Outcome(True, revision)
 
+    def list_made(self) -> list[str]:
+        with self._reading() as database:
+            return [str(id) for (id,) in database.execute("SELECT id FROM transactions")]
+
     def watch(self, prefix: str, revision: int) -> Iterator[list[Change]]:
         low = encode_text(prefix)
         quiet_since = time.monotonic()
