@@ -395,6 +395,29 @@ def test_a_full_disk_is_no_damage(store: EmbeddedStore):
     put(store, "b", b"2")
 
 
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY])
+def test_a_disk_that_takes_no_change_hides_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, code: int):
+    """Ending a lease, and forgetting an id, is a change that a question would make first."""
+    now = [0.0]
+    store = EmbeddedStore(path, "c", create=True, clock=lambda: now[0])
+    store.grant(10.0)
+    asked = new_id()
+    made = store.transact([], [Put("a", b"1")], asked)
+
+    def refuse(*arguments: Any) -> None:
+        error = sqlite3.OperationalError("no change is taken")
+        error.sqlite_errorcode = code
+        raise error
+
+    now[0] = 20.0
+    monkeypatch.setattr(embedded, "end_what_is_over", refuse)
+    assert store.transact([], [Put("a", b"1")], asked) == made
+    assert store.get(["a"])[0]["a"].value == b"1" and len(store.range("")[0]) == 1
+    with pytest.raises((StorageFull, MetadataRefused)):
+        store.transact([], [Put("a", b"2")], new_id())
+    store.close()
+
+
 def test_a_read_only_file_is_read(store: EmbeddedStore):
     put(store, "a", b"1")
     limit_connections(store, "PRAGMA query_only = 1")
