@@ -411,7 +411,9 @@ def create_file(path: Path, cluster: str, boot: str) -> None:
                 # A transaction is one write to the log, and readers never wait.
                 database.execute("PRAGMA journal_mode=WAL")
                 database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA}")
-                database.execute("INSERT INTO store VALUES (?, 1, 1, 0, ?)", (cluster, boot))
+                # So no revision of another store, which a client may name, comes again in this one.
+                first = time.time_ns() // 1000
+                database.execute("INSERT INTO store VALUES (?, ?, ?, 0, ?)", (cluster, first, first, boot))
                 database.execute(f"PRAGMA application_id={_APPLICATION}")
                 database.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
                 database.execute("COMMIT")

@@ -281,7 +281,7 @@ def test_processes_make_one_file_and_count_without_loss(path: Path):
         assert process.exitcode == 0
     store = EmbeddedStore(path, "c")
     assert store.get(["n"])[0]["n"].value == b"60"
-    told = store.watch("n", 1)
+    told = store.watch("n", store.get([])[1] - 60)
     assert [int(next(told)[0].value or b"") for _ in range(60)] == list(range(1, 61))
     assert sorted(each.name for each in path.parent.iterdir() if each.name.startswith(".")) == []
     store.close()
@@ -383,6 +383,14 @@ def test_a_newer_format_is_refused(path: Path, store: EmbeddedStore):
 def limit_connections(store: EmbeddedStore, pragma: str) -> None:
     for database in store._idle:
         database.execute(pragma).fetchall()
+
+
+def test_a_store_that_takes_the_place_of_another_has_other_revisions(path: Path, store: EmbeddedStore):
+    """A client that has seen a version in the store before takes none of this one for it."""
+    seen = [put(store, "a", b"%d" % number) for number in range(100)]
+    other = EmbeddedStore(path.with_name("other"), "c", create=True)
+    assert put(other, "a", b"1") > seen[-1]
+    other.close()
 
 
 def test_a_full_disk_is_no_damage(store: EmbeddedStore):
