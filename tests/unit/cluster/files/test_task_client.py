@@ -29,6 +29,7 @@ from insitu.cluster.files import (
 from insitu.cluster.files import client as client_module
 from insitu.cluster.files.waiting_changes import WaitingChange
 from insitu.grid.shared_files import entries, parse_manifest
+from insitu.metadata import Put
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
 
@@ -274,6 +275,27 @@ def test_what_is_appended_comes_once_also_if_the_head_has_forgotten_the_change(
     task.come_back()
     found = open_elsewhere(lab).cat("v/log")
     assert found.replace(b"x", b"") == b"012" and len(found) == 3 + (300 << 10)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_is_appended_comes_once_also_if_the_names_were_put_back(
+    lab: FileNodes, task: Task, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """The head was replaced within minutes: names are as they were, with other versions, and no id is
+    known."""
+    task.system.pipe("v/log", b"0")
+    log = task.system.open("v/log", "ab")
+    lab.losing = {"publish"}
+    with monkeypatch.context() as patch:
+        if is_lost:  # the question, not the answer
+            patch.setattr(lab.service, "answer", lambda *_: {"lost": "no answer"})
+        log.write(b"1")
+        log.flush()
+    lab.metadata._made.clear()
+    puts = [Put(each.key, each.value) for each in lab.metadata.range("files/")[0]]
+    lab.metadata.transact([], puts, "0" * 32)
+    task.come_back()
+    assert open_elsewhere(lab).cat("v/log") == b"01"
 
 
 def test_checkpoints_that_wait_take_the_room_of_those_that_are_kept(lab: FileNodes, task: Task) -> None:
