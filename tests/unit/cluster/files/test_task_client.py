@@ -16,10 +16,11 @@ import pytest
 from file_nodes import FileNodes
 from recorded_calls import record_calls
 
-from insitu.base.errors import ClusterError, Unpublished
+from insitu.base.errors import ClusterError, GridError, Unpublished
 from insitu.cluster.client.file_system import InsituFileSystem
 from insitu.cluster.files import (
     FileClient,
+    NameService,
     TaskFileClient,
     names_client,
     publisher,
@@ -207,6 +208,25 @@ def test_a_change_whose_answer_was_lost_is_made_once(lab: FileNodes, task: Task)
     task.come_back()
     other = open_elsewhere(lab)
     assert other.cat("v/x") == b"other" and other.cat("v/y") == b"1" and other.cat("v/log") == b"01"
+
+
+def test_a_head_that_knows_no_names_until_they_are_put_back_is_waited_for(lab: FileNodes, task: Task) -> None:
+    """It has replaced one that was lost, while the training continued."""
+    task.system.pipe({"v/x": b"0", "v/log": b"0"})
+
+    def refuse() -> None:
+        raise GridError("The names were lost with the head of before")
+
+    service, lab.service = lab.service, NameService(lab.metadata, refuse)
+    task.system.pipe("v/x", b"1")
+    with task.system.open("v/log", "ab") as log:
+        log.write(b"1")
+    assert task.system.cat("v/x") == b"1" and task.publisher.count() == 2
+    assert not task.publisher.advance()
+    lab.service = service
+    task.come_back()
+    other = open_elsewhere(lab)
+    assert other.cat("v/x") == b"1" and other.cat("v/log") == b"01"
 
 
 def test_the_names_of_blocks_are_on_the_disk_before_the_change_that_names_them(
