@@ -76,6 +76,9 @@ class MemoryMetadata:
         elif self.records.pop(key, None) is not None:
             self._keys.remove(key)
 
+    def list_made(self) -> list[str]:
+        return list(self._made)
+
     def watch(self, prefix: str, revision: int) -> Iterator[list[Change]]:
         raise NotImplementedError
 

@@ -110,10 +110,19 @@ class EmbeddedStore:
 
     def transact(self, compare: Sequence[Compare], operations: Sequence[Operation], id: str) -> Outcome:
         check_transaction(compare, operations, id)
+        try:
+            return self._make(compare, operations, id)
+        except (StorageFull, MetadataRefused):
+            # What was made is looked up without a write, which a full disk refuses.
+            with self._transaction("BEGIN") as database:
+                if (made := _find_made(database, id)) is not None:
+                    return made
+            raise
+
+    def _make(self, compare: Sequence[Compare], operations: Sequence[Operation], id: str) -> Outcome:
         with self._changing() as database:
-            made = database.execute("SELECT revision FROM transactions WHERE id = ?", (id,)).fetchone()
-            if made is not None:
-                return Outcome(True, made[0])
+            if (made := _find_made(database, id)) is not None:
+                return made
             found = {each.key: self._find(database, each.key.encode()) for each in compare}
             if not all(each.holds(found[each.key]) for each in compare):
                 records = tuple(record for record in found.values() if record is not None)
@@ -124,6 +133,10 @@ class EmbeddedStore:
             revision = _apply(database, operations)
             database.execute("INSERT INTO transactions VALUES (?, ?, ?)", (id, revision, self._clock()))
             return Outcome(True, revision)
+
+    def list_made(self) -> list[str]:
+        with self._reading() as database:
+            return [str(id) for (id,) in database.execute("SELECT id FROM transactions")]
 
     def watch(self, prefix: str, revision: int) -> Iterator[list[Change]]:
         low = encode_text(prefix)
@@ -181,13 +194,16 @@ class EmbeddedStore:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection that sees one state, in which no lease is alive whose time is over."""
+        """Yield a connection that sees one state, in which no lease is alive whose time is over, unless the
+        disk takes no change."""
         with self._transaction("BEGIN") as database:
             over = "SELECT EXISTS (SELECT 1 FROM leases WHERE ends <= ?) OR boot != ? FROM store"
             if not database.execute(over, (self._clock(), self._boot)).fetchone()[0]:
                 yield database
                 return
-        with self._changing() as database:
+        with contextlib.suppress(StorageFull, MetadataRefused), self._changing():
+            pass
+        with self._transaction("BEGIN") as database:
             yield database
 
     @contextlib.contextmanager
@@ -342,6 +358,12 @@ def _require_lease(database: sqlite3.Connection, lease: int) -> None:
         )
 
 
+def _find_made(database: sqlite3.Connection, id: str) -> Outcome | None:
+    """Return the outcome of a transaction that was made; None: none of this id was."""
+    made = database.execute("SELECT revision FROM transactions WHERE id = ?", (id,)).fetchone()
+    return None if made is None else Outcome(True, made[0])
+
+
 def _read_revision(database: sqlite3.Connection) -> int:
     return int(database.execute("SELECT revision FROM store").fetchone()[0])
 
@@ -389,7 +411,9 @@ def create_file(path: Path, cluster: str, boot: str) -> None:
                 # A transaction is one write to the log, and readers never wait.
                 database.execute("PRAGMA journal_mode=WAL")
                 database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA}")
-                database.execute("INSERT INTO store VALUES (?, 1, 1, 0, ?)", (cluster, boot))
+                # So no revision of another store, which a client may name, comes again in this one.
+                first = time.time_ns() // 1000
+                database.execute("INSERT INTO store VALUES (?, ?, ?, 0, ?)", (cluster, first, first, boot))
                 database.execute(f"PRAGMA application_id={_APPLICATION}")
                 database.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
                 database.execute("COMMIT")

@@ -135,6 +135,19 @@ class EtcdStore:
                 return Outcome(True, int(kvs[0]["mod_revision"]))
             expected = int(kvs[0]["mod_revision"]) if kvs else 0
 
+    def list_made(self) -> list[str]:
+        made: list[str] = []
+        start = self._prefix + b"ids/"
+        end = _text(find_end(start))
+        while True:
+            body = {"key": _text(start), "rangeEnd": end, "limit": str(_SMALL_AT_ONCE)}
+            kvs = self._call("kv/range", body, _deadline()).get("kvs")
+            if not kvs:
+                return made
+            found = [b64decode(kv["key"]) for kv in kvs if b64decode(kv["value"]) == _MADE]
+            made += [key.rpartition(b"/")[2].decode() for key in found]
+            start = b64decode(kvs[-1]["key"]) + b"\0"
+
     def watch(self, prefix: str, revision: int) -> Iterator[list[Change]]:
         low = encode_text(prefix)
         wanted = {"key": self._encode(low), "rangeEnd": self._encode(find_end(low))}

@@ -87,6 +87,9 @@ class FencedStore:
     def range(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[list[Record], int]:
         return self._store.range(prefix, after, limit)
 
+    def list_made(self) -> list[str]:
+        return self._store.list_made()
+
     def watch(self, prefix: str, revision: int) -> Iterator[list[Change]]:
         return self._store.watch(prefix, revision)
 

@@ -141,6 +141,9 @@ class MetadataStore(Protocol):
         alive, StorageFull if the store has no room; nothing is changed then.
         """
 
+    def list_made(self) -> list[str]:
+        """Return the ids of transactions that succeeded, of those that the store knows."""
+
     def watch(self, prefix: str, revision: int) -> Iterator[list[Change]]:
         """Yield the changes of keys that begin with `prefix`, those of one revision together, in order, from
         `revision` (exclusive). An empty list says that nothing has changed for some seconds.

@@ -5,13 +5,14 @@
 | `moving` | a store that is filled, and isn't the truth yet | where its records come from |
 | `moved` | a store that isn't the truth any more | where that is |
 
-A copy that was interrupted is begun again: it changes what differs. Leases and revisions are new.
+A copy that was interrupted is begun again: it changes what differs. Leases and revisions are new. Ids of
+transactions are copied, too, so that a lost answer is looked up in the new store.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from insitu.base.errors import CorruptMetadata, InputError
 from insitu.metadata.fencing import HEAD_KEY
@@ -83,9 +84,12 @@ def require_target(store: MetadataStore, name: str, origin: str) -> None:
         )
 
 
-def copy_records(records: Mapping[str, Record], store: MetadataStore, origin: str) -> None:
+def copy_records(
+    records: Mapping[str, Record], store: MetadataStore, origin: str, made: Iterable[str] = ()
+) -> None:
     """Give a store exactly these records, by transactions, and read them back. It is marked as filled from
-    `origin` before. Raises MetadataError, and CorruptMetadata if something else is read back."""
+    `origin` before, and knows the ids `made` then. Raises MetadataError, and CorruptMetadata if something
+    else is read back."""
     store.transact([], [Put(MOVING, origin.encode()), Delete(MOVED)], secrets.token_hex(16))
     mark = Compare(MOVING, store.get([MOVING])[0][MOVING].revision)
     known = read_records(store)
@@ -96,8 +100,10 @@ def copy_records(records: Mapping[str, Record], store: MetadataStore, origin: st
         before = known.get(key)
         if before is None or (before.value, before.lease > 0) != (record.value, record.lease > 0):
             changes.append(Put(key, record.value, lease if record.lease else 0))
-    for batch in _cut(changes):
-        if not store.transact([mark], batch, secrets.token_hex(16)).succeeded:
+    steps = [(secrets.token_hex(16), batch) for batch in _cut(changes)]
+    # An id has a revision of its own, so it is no version of a file.
+    for id, batch in [*steps, *((id, list[Operation]()) for id in made)]:
+        if not store.transact([mark], batch, id).succeeded:
             raise CorruptMetadata(
                 f"One command moves metadata. Received: another one that moves {origin}, too. Run one again"
             )

@@ -281,7 +281,7 @@ def test_processes_make_one_file_and_count_without_loss(path: Path):
         assert process.exitcode == 0
     store = EmbeddedStore(path, "c")
     assert store.get(["n"])[0]["n"].value == b"60"
-    told = store.watch("n", 1)
+    told = store.watch("n", store.get([])[1] - 60)
     assert [int(next(told)[0].value or b"") for _ in range(60)] == list(range(1, 61))
     assert sorted(each.name for each in path.parent.iterdir() if each.name.startswith(".")) == []
     store.close()
@@ -385,6 +385,14 @@ def limit_connections(store: EmbeddedStore, pragma: str) -> None:
         database.execute(pragma).fetchall()
 
 
+def test_a_store_that_takes_the_place_of_another_has_other_revisions(path: Path, store: EmbeddedStore):
+    """A client that has seen a version in the store before takes none of this one for it."""
+    seen = [put(store, "a", b"%d" % number) for number in range(100)]
+    other = EmbeddedStore(path.with_name("other"), "c", create=True)
+    assert put(other, "a", b"1") > seen[-1]
+    other.close()
+
+
 def test_a_full_disk_is_no_damage(store: EmbeddedStore):
     put(store, "a", b"1")
     limit_connections(store, "PRAGMA max_page_count = 1")
@@ -393,6 +401,29 @@ def test_a_full_disk_is_no_damage(store: EmbeddedStore):
             put(store, "b", b"x" * 100_000)
     assert list(store.get(["a", "b"])[0]) == ["a"]
     put(store, "b", b"2")
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY])
+def test_a_disk_that_takes_no_change_hides_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, code: int):
+    """Ending a lease, and forgetting an id, is a change that a question would make first."""
+    now = [0.0]
+    store = EmbeddedStore(path, "c", create=True, clock=lambda: now[0])
+    store.grant(10.0)
+    asked = new_id()
+    made = store.transact([], [Put("a", b"1")], asked)
+
+    def refuse(*arguments: Any) -> None:
+        error = sqlite3.OperationalError("no change is taken")
+        error.sqlite_errorcode = code
+        raise error
+
+    now[0] = 20.0
+    monkeypatch.setattr(embedded, "end_what_is_over", refuse)
+    assert store.transact([], [Put("a", b"1")], asked) == made
+    assert store.get(["a"])[0]["a"].value == b"1" and len(store.range("")[0]) == 1
+    with pytest.raises((StorageFull, MetadataRefused)):
+        store.transact([], [Put("a", b"2")], new_id())
+    store.close()
 
 
 def test_a_read_only_file_is_read(store: EmbeddedStore):

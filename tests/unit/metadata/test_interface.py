@@ -89,6 +89,14 @@ def test_a_refused_transaction_may_be_tried_again_with_its_id(store: MetadataSto
     assert store.get(["a"])[0]["a"] == Record("a", b"2", made.revision)
 
 
+def test_ids_of_transactions_that_were_made_are_known(store: MetadataStore):
+    made, refused = [new_id() for _ in range(205)], new_id()
+    for id in made:
+        assert store.transact([], [], id).succeeded
+    assert not store.transact([Compare("a", 7)], [], refused).succeeded
+    assert sorted(store.list_made()) == sorted(made)
+
+
 def test_ranges_are_in_the_order_of_bytes(store: MetadataStore):
     names = ["p/", "p/a", "p/a/b", "p/b", "p/\u007f", "p/\u00e9", "p/\uffff", "p/\U0001f600", "q", "p", "p0"]
     revision = write(store, *(Put(name, name.encode()) for name in names))

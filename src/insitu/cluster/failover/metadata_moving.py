@@ -160,7 +160,7 @@ def _fill_etcd(
             if not ask(_plan(paths, record, source, wanted.url)):
                 return False
             with Catalog(paths).hold() as catalog:
-                copy_records(_collect(source, catalog, record), target, here)
+                copy_records(_collect(source, catalog, record), target, here, source.list_made())
                 write_settings(paths, wanted)  # from here on etcd has the truth
             return True
     if where != wanted.url:
@@ -279,7 +279,7 @@ def _copy_here(paths: Paths, record: HeadRecord, source: MetadataStore, settings
         Catalog(paths).take_over()
         records = read_records(source)
         names = {k: r for k, r in records.items() if not is_catalog_record(k) and k not in _OF_HEAD}
-        copy_records(advance_generation(names), target, settings.url)
+        copy_records(advance_generation(names), target, settings.url, source.list_made())
         if OPTIONS_KEY in records:
             change_head(paths, **json.loads(records[OPTIONS_KEY].value))
         put_mark(fenced, MOVED, _name_here(paths))  # from here on no head begins with etcd

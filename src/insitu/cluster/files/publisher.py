@@ -350,7 +350,7 @@ class Publisher:
         attempt, again = change.attempt, change.attempt is not None
         while True:
             if attempt is not None and not self._is_there(change, attempt):
-                if (current := self._find_appended(change, attempt)) is not None:
+                if (current := self._find_appended(change, attempt, by_content=True)) is not None:
                     return current
                 attempt = None
             if attempt is None or attempt.entry is None:
@@ -367,8 +367,9 @@ class Publisher:
             except OSError as error:
                 if error.errno not in (errno.ESTALE, errno.EEXIST):
                     raise
-                is_old = again and time.time() - change.made > _REMEMBERED_SECONDS
-                if is_old and (current := self._find_appended(change, attempt)) is not None:
+                is_old = time.time() - change.made > _REMEMBERED_SECONDS
+                current = self._find_appended(change, attempt, by_content=is_old) if again else None
+                if current is not None:
                     return current
                 attempt = None
 
@@ -387,14 +388,20 @@ class Publisher:
             return False
         return not self._client.keep_blocks(change.volume, (*entry.lists, *entry.blocks))
 
-    def _find_appended(self, change: WaitingChange, attempt: Attempt) -> Entry | None:
-        """Return the file, if it has what an attempt would have appended, at its place."""
+    def _find_appended(self, change: WaitingChange, attempt: Attempt, *, by_content: bool) -> Entry | None:
+        """Return the file, if it has the last block of an attempt, which it has from that alone, or
+        `by_content` what the attempt would have appended, at its place. A head that has put names back knows
+        files, and no ids."""
         current, _ = self._client.look(change.volume, change.path)
         part, asked = change.entry, attempt.entry
         if current is None or part is None or asked is None or current.size < asked.size or not part.size:
             return None
+        blocks = self._client.list_blocks(change.volume, current.lists, current.blocks)
+        has_last = (*asked.lists, *asked.blocks)[-1] in (*current.lists, *blocks)
+        if has_last or not by_content:
+            return current if has_last else None
         start, data, wanted = 0, bytearray(), asked.size - part.size
-        for block in self._client.list_blocks(change.volume, current.lists, current.blocks):
+        for block in blocks:
             if start < asked.size and start + block.size > wanted:
                 if not data:
                     first = start

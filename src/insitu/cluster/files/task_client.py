@@ -8,7 +8,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from insitu.base.errors import GridError
 from insitu.cluster.files.asking import CLIENT_SECONDS, Suspects
 from insitu.cluster.files.client import FileClient
 from insitu.cluster.files.names_client import Names, NamesAway
@@ -72,6 +74,12 @@ class TaskFileClient(FileClient):
         return self._keeps and self.publisher.is_waiting
 
     # Names
+
+    def _ask_names(self, kind: str, volume: str, path: str, *, is_change: bool, **fields: Any) -> Fields:
+        try:
+            return super()._ask_names(kind, volume, path, is_change=is_change, **fields)
+        except GridError as error:  # such as of a head that knows no names until they are put back
+            raise NamesAway(error.message, may_be_made=is_change) from error
 
     def look(self, volume: str, path: str) -> Found:
         if not self._keeps:

@@ -20,6 +20,7 @@ from insitu.base.paths import Paths
 from insitu.base.spec import NodeId
 from insitu.cluster.decide import Member, find_cluster_number
 from insitu.cluster.wire import HeadRecord, Message, change_head, parse_seconds
+from insitu.grid.shared_files import record_earlier
 from insitu.metadata import MetadataStore, end_calls_by, open_store, require_truth
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def open_head_files(paths: Paths, record: HeadRecord, token: str) -> HeadFiles:
         store.close()
         raise
     if not record.has_metadata:
+        if record.epoch > 1:  # a store was lost, here or with another head
+            record_earlier(store)
         change_head(paths, has_metadata=True)
     return HeadFiles(store, token, record.epoch)
 

@@ -34,6 +34,7 @@ from insitu.grid.shared_files.name_rebuilding import (
     make_origin,
     read_state,
     rebuild_names,
+    record_earlier,
 )
 from insitu.grid.shared_files.name_records import Folder
 from insitu.grid.shared_files.names import ListedPath, NameTree, UsedUp

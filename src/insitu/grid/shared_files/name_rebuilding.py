@@ -4,6 +4,7 @@
 |---|---|
 | `files/origin` | which metadata store this is; it is made once nothing of another one is to be put back |
 | `files/rebuilding` | what the ids of folders begin with that are being put back |
+| `earlier/files` | nothing; the cluster has had a store before, so nodes that come later may hold its files |
 
 Manifests on nodes carry the id of the metadata store that has their files. So a file of a lost store isn't
 taken for one that was removed.
@@ -30,7 +31,7 @@ from insitu.grid.shared_files.name_records import (
 )
 from insitu.metadata import Compare, Delete, MetadataStore, Operation, Put, Record, compare_found
 
-ORIGIN, REBUILDING = "files/origin", "files/rebuilding"
+ORIGIN, REBUILDING, _EARLIER = "files/origin", "files/rebuilding", "earlier/files"
 _AT_ONCE = 60
 """Operations of one transaction."""
 
@@ -98,7 +99,13 @@ def _parse_origin(record: Record | None) -> Origin | None:
 def make_origin(store: MetadataStore) -> None:
     """Note that nothing remains to be put back of another metadata store. Nothing is done if names are."""
     compare = [Compare(ORIGIN, 0), Compare(REBUILDING, 0)]
-    store.transact(compare, [Put(ORIGIN, Origin(secrets.token_hex(4)).encode())], secrets.token_hex(16))
+    origin = Origin(secrets.token_hex(4), is_whole=_EARLIER not in store.get([_EARLIER])[0])
+    store.transact(compare, [Put(ORIGIN, origin.encode())], secrets.token_hex(16))
+
+
+def record_earlier(store: MetadataStore) -> None:
+    """Note in a new store that the cluster has had another one."""
+    store.transact([], [Put(_EARLIER, b"")], secrets.token_hex(16))
 
 
 def forget_others(store: MetadataStore, generation: int) -> None:

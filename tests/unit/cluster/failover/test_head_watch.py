@@ -98,6 +98,8 @@ def test_an_agent_lets_go_of_an_etcd_that_was_moved_from(agent: Watched) -> None
     change_head(agent.paths, cluster="c", epoch=2)  # a head was elected here, and has ended
     agent.watch.take_settings({"do": "welcome", "metadata": None})
     assert read_settings(agent.paths) is None and read_head(agent.paths) is None
+    lock = take_process_lock(agent.paths.head_lock)  # else the watch may give the home up
+    assert lock is not None
     # The home of a head that `insitu up` has started keeps what it was told.
     write_settings(agent.paths, SETTINGS)
     change_head(agent.paths, cluster="c", epoch=2, hosts={"h": "stop"})
@@ -105,11 +107,9 @@ def test_an_agent_lets_go_of_an_etcd_that_was_moved_from(agent: Watched) -> None
     assert read_settings(agent.paths) == SETTINGS
     # So does one in which metadata is being moved.
     change_head(agent.paths, hosts=None)
-    lock = take_process_lock(agent.paths.head_lock)
-    assert lock is not None
     agent.watch.take_settings({"do": "welcome", "metadata": None})
     kept = read_settings(agent.paths)
-    os.close(lock)  # from then on the watch may give the home up
+    os.close(lock)
     assert kept == SETTINGS
 
 

@@ -24,6 +24,7 @@ from insitu.cluster.leases import leading
 from insitu.cluster.nodes.head_files import open_head_files
 from insitu.cluster.wire.records import change_head, read_head, take_process_lock
 from insitu.grid import Catalog
+from insitu.grid.shared_files import Entry, NameTree, make_block
 from insitu.metadata import (
     MOVING,
     MetadataStore,
@@ -65,6 +66,10 @@ def etcd(server: Etcd) -> Etcd:
 
 def clear(etcd: Etcd) -> None:
     etcd.ask(0, "kv/deleterange", {"key": "AA==", "range_end": "AA=="})
+
+
+def make_file(size: int) -> Entry:
+    return Entry(size, 1.0, 1, (), tuple(make_block(b"x") for _ in range(size)))
 
 
 def agree(plan: MovePlan) -> bool:
@@ -268,6 +273,37 @@ def test_all_comes_there_and_back(etcd: Etcd, tmp_path: Path) -> None:
     # And there again.
     assert move_metadata(paths, etcd.url, agree)
     assert see(paths) == ("etcd", NAMES | {"files/more"}, {"c1", "c2", "c4"})
+
+
+def test_a_change_whose_answer_was_lost_before_a_move_is_found_after_it(etcd: Etcd, tmp_path: Path) -> None:
+    """There and back, an append that was made isn't made again, and one that wasn't is made."""
+    paths = make_home(tmp_path / "home")
+    record = read_head(paths)
+    assert record is not None
+    size = 1
+    with contextlib.closing(open_store(paths.metadata, record.cluster)) as store:
+        version = NameTree(store).publish("v", "f", make_file(size), 0, secrets.token_hex(16))
+    for target in (etcd.url, EMBEDDED):
+        made, refused = secrets.token_hex(16), secrets.token_hex(16)
+        settings = read_settings(paths)
+        source = open_etcd(settings) if settings else open_store(paths.metadata, record.cluster)
+        with contextlib.closing(source) as store:
+            NameTree(store).publish("v", "f", make_file(size + 1), version, made)
+        assert move_metadata(paths, target, agree)
+        settings = read_settings(paths)
+        moved = open_etcd(settings) if settings else open_store(paths.metadata, record.cluster)
+        with contextlib.closing(moved) as store:
+            names = NameTree(store)
+            names.publish("v", "f", make_file(size + 1), version, made, again=True)
+            found = names.look("v", "f")
+            assert isinstance(found, Entry) and found.size == size + 1
+            with pytest.raises(OSError, match="another process"):
+                names.publish("v", "f", make_file(size + 2), version, refused, again=True)
+            version = names.publish("v", "f", make_file(size + 2), found.version, secrets.token_hex(16))
+        size += 2
+    with contextlib.closing(open_store(paths.metadata, record.cluster)) as store:
+        last = NameTree(store).look("v", "f")
+    assert isinstance(last, Entry) and last.size == 5
 
 
 def test_nothing_is_moved_over_something_else_or_beside_a_head(etcd: Etcd, tmp_path: Path) -> None:

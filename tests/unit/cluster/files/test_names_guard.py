@@ -15,7 +15,7 @@ from insitu.base.errors import GridError
 from insitu.base.spec import NodeId
 from insitu.cluster.files import FileUpkeep, NamesGuard, names_guard, repairing, upkeep
 from insitu.cluster.files import client as client_module
-from insitu.grid.shared_files import forget_others, read_state
+from insitu.grid.shared_files import forget_others, read_state, record_earlier
 
 
 @pytest.fixture
@@ -140,3 +140,22 @@ def test_files_that_come_with_a_late_node_stay_until_they_are_given_up(
     with pytest.raises(OSError, match="no node has it"):
         lab.client.read_block(VOLUME, report.found[0].entry.blocks[0])
     assert volume.system.cat("v/x") == b"new"
+
+
+def test_blocks_of_a_file_stay_whose_manifest_is_on_a_node_that_comes_later(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head has replaced another one, and its first agents hold nothing."""
+    lab = volume.lab
+    record_earlier(lab.metadata)
+    lab.alive = empty_others(volume)
+    volume.system.pipe("v/new", b"new")
+    held = lab.held(VOLUME)
+    for node in set(lab.nodes) - lab.alive:
+        manifests = lab.stores[node].blocks.list_held(VOLUME, manifests=True)
+        lab.stores[node].blocks.drop(VOLUME, manifests)
+    lab.alive = set(lab.nodes)
+    keeper = make_keeper(volume, monkeypatch)
+    for now in (1000.0, 2000.0, 3000.0):
+        keeper.advance(now)
+    assert lab.held(VOLUME) == held

@@ -16,10 +16,11 @@ import pytest
 from file_nodes import FileNodes
 from recorded_calls import record_calls
 
-from insitu.base.errors import ClusterError, Unpublished
+from insitu.base.errors import ClusterError, GridError, Unpublished
 from insitu.cluster.client.file_system import InsituFileSystem
 from insitu.cluster.files import (
     FileClient,
+    NameService,
     TaskFileClient,
     names_client,
     publisher,
@@ -29,6 +30,7 @@ from insitu.cluster.files import (
 from insitu.cluster.files import client as client_module
 from insitu.cluster.files.waiting_changes import WaitingChange
 from insitu.grid.shared_files import entries, parse_manifest
+from insitu.metadata import Put
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
 
@@ -208,6 +210,25 @@ def test_a_change_whose_answer_was_lost_is_made_once(lab: FileNodes, task: Task)
     assert other.cat("v/x") == b"other" and other.cat("v/y") == b"1" and other.cat("v/log") == b"01"
 
 
+def test_a_head_that_knows_no_names_until_they_are_put_back_is_waited_for(lab: FileNodes, task: Task) -> None:
+    """It has replaced one that was lost, while the training continued."""
+    task.system.pipe({"v/x": b"0", "v/log": b"0"})
+
+    def refuse() -> None:
+        raise GridError("The names were lost with the head of before")
+
+    service, lab.service = lab.service, NameService(lab.metadata, refuse)
+    task.system.pipe("v/x", b"1")
+    with task.system.open("v/log", "ab") as log:
+        log.write(b"1")
+    assert task.system.cat("v/x") == b"1" and task.publisher.count() == 2
+    assert not task.publisher.advance()
+    lab.service = service
+    task.come_back()
+    other = open_elsewhere(lab)
+    assert other.cat("v/x") == b"1" and other.cat("v/log") == b"01"
+
+
 def test_the_names_of_blocks_are_on_the_disk_before_the_change_that_names_them(
     lab: FileNodes, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +295,27 @@ def test_what_is_appended_comes_once_also_if_the_head_has_forgotten_the_change(
     task.come_back()
     found = open_elsewhere(lab).cat("v/log")
     assert found.replace(b"x", b"") == b"012" and len(found) == 3 + (300 << 10)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_is_appended_comes_once_also_if_the_names_were_put_back(
+    lab: FileNodes, task: Task, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """The head was replaced within minutes: names are as they were, with other versions, and no id is
+    known."""
+    task.system.pipe("v/log", b"0")
+    log = task.system.open("v/log", "ab")
+    lab.losing = {"publish"}
+    with monkeypatch.context() as patch:
+        if is_lost:  # the question, not the answer
+            patch.setattr(lab.service, "answer", lambda *_: {"lost": "no answer"})
+        log.write(b"1")
+        log.flush()
+    lab.metadata._made.clear()
+    puts = [Put(each.key, each.value) for each in lab.metadata.range("files/")[0]]
+    lab.metadata.transact([], puts, "0" * 32)
+    task.come_back()
+    assert open_elsewhere(lab).cat("v/log") == b"01"
 
 
 def test_checkpoints_that_wait_take_the_room_of_those_that_are_kept(lab: FileNodes, task: Task) -> None:

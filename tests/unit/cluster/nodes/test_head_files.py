@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import select
 import threading
@@ -17,6 +18,8 @@ from insitu.cluster.nodes import head_files
 from insitu.cluster.nodes.head_files import HeadFiles, open_head_files
 from insitu.cluster.wire.messages import Message
 from insitu.cluster.wire.records import change_head, read_head
+from insitu.grid.shared_files import make_origin, read_state
+from insitu.metadata import open_store
 from insitu.metadata.interface import find_deadline
 
 TOKEN = "t" * 32
@@ -103,3 +106,15 @@ def test_a_metadata_store_that_was_lost_is_not_replaced_by_an_empty_one(tmp_path
     paths.metadata.unlink()
     with pytest.raises(InputError, match="no such file"):
         open_head_files(paths, record, TOKEN)
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 1 << 20])
+def test_only_the_first_store_of_a_cluster_knows_all_files(tmp_path: Path, epoch: int) -> None:
+    """A later one was made since one was lost, and nodes that come may hold files of that."""
+    paths = Paths(tmp_path)
+    record = change_head(paths, epoch=epoch)
+    open_head_files(paths, record, TOKEN).close()
+    with contextlib.closing(open_store(paths.metadata, record.cluster)) as store:
+        make_origin(store)
+        origin = read_state(store).origin
+    assert origin is not None and origin.is_whole == (epoch == 1)
