@@ -141,6 +141,9 @@ class Api:
                 text = answer.read()
         except http.client.HTTPException as error:
             raise ConnectionError(str(error)) from error
+        if answer.status == 429 and b"(re)initializing" in text:  # the server has just started
+            time.sleep(0.1)
+            return self.ask(method, path, body, kind)
         if answer.status >= 400:
             raise ApiException(answer.status, text.decode())
         found: Object = json.loads(text)
