@@ -28,7 +28,7 @@ def _make_field(declared: Option) -> tuple[Any, Any]:
     """Return the type of a field, and its default with what describes it."""
     kind: Any = declared.kind
     if declared.choices:
-        kind = Literal[declared.choices]
+        kind = Literal[declared.offered]
     elif kind in (int, float):
         low = {"gt" if declared.above else "ge": declared.least} if math.isfinite(declared.least) else {}
         high = {"le": declared.most} if math.isfinite(declared.most) else {}
@@ -125,7 +125,10 @@ def read_fields(declaration: type[Declared], fields: Mapping[str, Any]) -> dict[
     for name, text in fields.items():
         if not isinstance(text, str) or not text.strip():
             continue
-        if name == "command":
+        of, _, key = name.partition(".")
+        if key and of in declared and key in declared[of].keys:
+            values.setdefault(of, []).extend(f"{key}={word}" for word in split_command(text))
+        elif name == "command":
             values[name] = split_command(text)
         elif name == "sources":
             values[name] = [line.strip() for line in text.splitlines() if line.strip()]
@@ -152,7 +155,14 @@ def split_command(text: str) -> list[str]:
 
 def write_fields(given: Declared) -> dict[str, str]:
     """Return what fields of a form hold for options; those that have their default stay empty."""
-    return {each.name: _write_field(each, value) for each, value in list_given(given, "form")}
+    written = dict[str, str]()
+    for each, value in list_given(given, "form"):
+        for key in each.keys:
+            words = [text.partition("=")[2] for text in value if text.partition("=")[0] == key]
+            written |= {f"{each.name}.{key}": shlex.join(words)} if words else {}
+        if not each.keys:
+            written[each.name] = _write_field(each, value)
+    return written
 
 
 def _write_field(declared: Option, value: Any) -> str:
