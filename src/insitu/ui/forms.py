@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from insitu.base.errors import InputError
+from insitu.base.errors import InputError, InsituError
 from insitu.base.spec import NO_CACHE
 from insitu.options import Declared, ImportOptions, JobOptions, Option, list_given, options_at, show_value
 
@@ -151,6 +152,28 @@ def split_command(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise InputError(f"A quote has no end. Received: {text}") from error
+
+
+def _make_form(declaration: type[Declared]) -> type[BaseModel]:
+    fields: dict[str, Any] = {each.name: _make_field(each) for each in options_at(declaration, "form")}
+    return create_model(declaration.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def make_request(declaration: type[Declared], fields: Mapping[str, Any]) -> Declared:
+    """Return the options that an HTML form has sent. Raises InputError, ValidationError."""
+    form = _make_form(declaration).model_validate(read_fields(declaration, fields))
+    options = options_at(declaration, "form")
+    return declaration(**{each.name: each.read(getattr(form, each.name)) for each in options})
+
+
+def place_problems(error: InsituError | ValidationError, options: Sequence[Option]) -> dict[str, str]:
+    """Return what is wrong with each field: that of the flag that an error names first; "" if it names
+    none."""
+    if isinstance(error, ValidationError):
+        return {str(each["loc"][0]): each["msg"] for each in error.errors()}
+    found = {each.name: re.search(rf"{each.flag}(?![-\w])", error.message) for each in options}
+    first = min(((at.start(), name) for name, at in found.items() if at), default=(0, ""))
+    return {first[1]: error.message}
 
 
 def write_fields(given: Declared) -> dict[str, str]:
