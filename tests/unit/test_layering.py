@@ -328,7 +328,7 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
 CORE = [path for path in MODULES if room_of(path) != "extensions"]
 LINES, FILES = 128_986, 698
 """Of Python in the core, at most: what is added replaces something, or its commit says why not."""
-ALL_LINES = 145_089
+ALL_LINES = 145_540
 """With the extensions."""
 
 
