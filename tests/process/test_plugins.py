@@ -1,18 +1,21 @@
-"""A package that a user installs registers a source, a connector, an engine and an exporter, and commands use
-them."""
+"""A package that a user installs registers a source, a connector, an engine, an exporter and a page, and
+commands use them."""
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from job_runs import JOB_PATIENCE, insitu_at
+from job_runs import JOB_PATIENCE, insitu_at, wait_for
 from published_models import publish_models
 
 from insitu.base.paths import Paths
@@ -97,6 +100,41 @@ class _Matrix:
 
 MATRIX = _Matrix()
 '''
+PAGE = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from insitu.options import Declared, format_options, option
+from insitu.ui import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Refill(Declared):
+    rows: int = option(1000, "Rows to add.", least=1, common=True)
+
+
+class Mine:
+    title, source, query, forms = "Mine", "The mine", (), {"refill": Refill}
+    templates = Path(__file__).parent / "templates"
+
+    def is_here(self):
+        return True
+
+    def read(self, query):
+        return {"gold": 79}
+
+    def plan(self, form, request):
+        return Plan(["version", *format_options(request)], [f"{request.rows} rows: new"])
+
+    def concerns(self, job):
+        return False
+
+
+PAGE = Mine()
+"""
+TEMPLATE = """{% extends "base.html" %}
+{% block content %}
+{% if plan %}{% include "_plan.html" %}{% endif %}gold {{ look.found.gold }}{% endblock %}"""
 ENTRY_POINTS = """
 [insitu.sources]
 numbers = mine:NumbersSource
@@ -110,6 +148,9 @@ broken = mine_broken:open_engine
 [insitu.exporters]
 matrix = mine_models:MATRIX
 broken = mine_broken:EXPORTER
+[insitu.pages]
+mine = mine_page:PAGE
+broken = mine_broken:PAGE
 """
 BROKEN = (
     "mine-of-users 1.5, and ModuleNotFoundError: No module named 'library_that_is_not_there'. Install library"
@@ -125,6 +166,9 @@ def installed(tmp_path: Path) -> Path:
     (folder / "mine_of_users-1.5.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
     (folder / "mine.py").write_text(MODULE)
     (folder / "mine_models.py").write_text(MODELS)
+    (folder / "mine_page.py").write_text(PAGE)
+    (folder / "templates").mkdir()
+    (folder / "templates" / "page.html").write_text(TEMPLATE)
     (folder / "mine_broken.py").write_text("import library_that_is_not_there\n")
     return folder
 
@@ -223,6 +267,35 @@ def test_export_converts_a_model_by_a_plug_in(installed: Path, tmp_path: Path, h
     done = run(installed, home, "export", "people", str(tmp_path / "copy.keras"))
     assert done.returncode == 0, done.stderr
     assert Paths(home).job(job.root.name).exports.is_dir()
+
+
+def test_the_page_shows_that_of_a_plug_in_and_names_one_that_is_broken(installed: Path, home: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(installed), "INSITU_HOME": str(home)}
+    command = [sys.executable, "-m", "insitu", "ui", "--port", "0", "--no-browser"]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    try:
+        record = home / f"ui-{os.geteuid()}.json"
+        wait_for("the page", record.exists)
+        found = json.loads(record.read_text())
+
+        def ask(path: str, data: bytes | None = None) -> str:
+            given = {"Authorization": f"Bearer {found['operate']}"}
+            try:
+                request = urllib.request.Request(found["url"] + path, data, given)
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return str(answer.read().decode())
+            except urllib.error.HTTPError as error:
+                return html.unescape(error.read().decode())
+
+        shown = ask("/pages/mine")
+        assert "gold 79" in shown and '<a href="/pages/mine" aria-current="page">Mine</a>' in shown
+        shown = ask("/pages/mine/refill", b"rows=7")
+        assert "7 rows: new" in shown and "insitu version --rows 7" in shown
+        assert "'broken' of insitu.pages, mine_broken:PAGE of " + BROKEN in ask("/pages/broken")
+        assert '<a href="/pages/broken"' in ask("/nodes")
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 @pytest.mark.parametrize("arguments", [("ps",), ("import", "--help"), ("start", "--help")])

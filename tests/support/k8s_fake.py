@@ -98,6 +98,8 @@ class FakeApi:
             return 201, json.dumps(given).encode()
         elif method == "DELETE" and self.objects.pop(address.path, None) is None:
             return status_of(404, "NotFound", "not found")
+        if method == "PATCH" and dry:
+            return 200, json.dumps({**self.objects.get(address.path, {}), **(given or {})}).encode()
         self.after(method, address.path)
         return 200, b"{}"
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 SOURCES, CONNECTORS, ENGINES, EXPORTERS = "sources", "connectors", "engines", "exporters"
-TRACKERS, COMMANDS = "trackers", "commands"
+TRACKERS, COMMANDS, PAGES = "trackers", "commands", "pages"
 EXTENSIONS = "extensions"
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         find_running_jobs,
         forget_lost_names,
         is_running,
+        is_secret,
         list_copied_jobs,
         list_job_ids,
         list_jobs,
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.wire import (
         CLUSTER_ENV,
+        FOR_TASKS,
         PART_BYTES,
         RELAYED,
         SSH,

@@ -56,6 +56,8 @@ class Option:
     many: bool = False
     #: The texts that it may be; empty: all.
     choices: tuple[str, ...] = ()
+    #: What it may say, if it is KEY=VALUE: the keys, with their labels in a form.
+    keys: Mapping[str, str] = field(default_factory=dict)
     #: The kind of plug-ins whose names it may be too, such as SOURCES; empty: none.
     plugins: str = ""
 
@@ -100,11 +102,9 @@ class Option:
         if value is None or value == self.default or value in self.words.values():
             return
         rule = ""
-        if self.choices and value not in self.choices:
-            registered = list_plugins(self.plugins) if self.plugins else ()
-            if value not in registered:
-                *others, last = filter(None, (*self.choices, *registered))
-                rule = f"{', '.join(others)} or {last}"
+        if self.choices and value not in self.choices and value not in self.offered:
+            *others, last = filter(None, self.offered)
+            rule = f"{', '.join(others)} or {last}"
         elif isinstance(value, int | float):
             rule = self._find_broken_bound(value)
         if rule:
@@ -116,6 +116,11 @@ class Option:
         if value < self.least:
             return f"at least {self.least:.15g}"
         return f"at most {self.most:.15g}" if value > self.most else ""
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The texts that a form offers: choices, and names of plug-ins."""
+        return (*self.choices, *(list_plugins(self.plugins) if self.plugins else ()))
 
     @property
     def flag(self) -> str:

@@ -18,6 +18,15 @@ _OF_PRINTING: dict[Door, str] = command_line_only("It is about what the command 
 _OF_TABLES: dict[Door, str] = command_line_only(
     "Reading a table may take longer than a request: import it first, and start a job on that."
 )
+_KEYS_OF_PODS = {
+    "queue": "Queue of Kueue",
+    "priority": "Priority class",
+    "image": "Image, if not that of the stores",
+    "toleration": "Taints that the pods tolerate, as in gpu=yes:NoSchedule",
+    "select": "Labels that nodes must have, as in disk=ssd",
+    "env": "Variables for the tasks, as in MODE=fast",
+    "secret": "Secrets of Kubernetes whose keys are variables for the tasks",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +67,8 @@ class JobOptions(Declared):
         label="What runs the tasks", plugins=ENGINES
     )
     pod: tuple[str, ...] = option(
-        (), "Of --engine k8s: queue, priority, image, toleration, select.", metavar="KEY=VALUE",
-        label="Pods of the job, as in queue=research"
+        (), "Of --engine k8s: queue, priority, image, toleration, select, env, secret.",
+        metavar="KEY=VALUE", keys=_KEYS_OF_PODS, label="Pods of the job, if k8s runs the tasks"
     )
     name: str | None = option(None, "Beginning of the job's id.", default_text="CACHE's last part")
     detach: bool = option(

@@ -12,6 +12,7 @@ from insitu.base.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from insitu.ui.guard import read_facts
+    from insitu.ui.plugin_pages import Plan
     from insitu.ui.rules import check_origin
     from insitu.ui.running import (
         UIOptions,

@@ -25,7 +25,7 @@ from insitu.base.errors import (
     UnknownCache,
     UnknownJob,
 )
-from insitu.ui import api, pages
+from insitu.ui import api, pages, plugin_pages
 from insitu.ui.artifacts import UnknownArtifact
 from insitu.ui.guard import MAX_BODY, AuditLog, Guard
 from insitu.ui.state import UIState
@@ -65,6 +65,7 @@ def make_application(state: UIState, audit: AuditLog, origins: frozenset[str]) -
     app.state.ui = state
     app.include_router(api.router)
     app.include_router(pages.router)
+    app.include_router(plugin_pages.router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.add_exception_handler(InsituError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)

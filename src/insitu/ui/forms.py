@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from insitu.base.errors import InputError
+from insitu.base.errors import InputError, InsituError
 from insitu.base.spec import NO_CACHE
 from insitu.options import Declared, ImportOptions, JobOptions, Option, list_given, options_at, show_value
 
@@ -28,7 +29,7 @@ def _make_field(declared: Option) -> tuple[Any, Any]:
     """Return the type of a field, and its default with what describes it."""
     kind: Any = declared.kind
     if declared.choices:
-        kind = Literal[declared.choices]
+        kind = Literal[declared.offered]
     elif kind in (int, float):
         low = {"gt" if declared.above else "ge": declared.least} if math.isfinite(declared.least) else {}
         high = {"le": declared.most} if math.isfinite(declared.most) else {}
@@ -125,7 +126,10 @@ def read_fields(declaration: type[Declared], fields: Mapping[str, Any]) -> dict[
     for name, text in fields.items():
         if not isinstance(text, str) or not text.strip():
             continue
-        if name == "command":
+        of, _, key = name.partition(".")
+        if key and of in declared and key in declared[of].keys:
+            values.setdefault(of, []).extend(f"{key}={word}" for word in split_command(text))
+        elif name == "command":
             values[name] = split_command(text)
         elif name == "sources":
             values[name] = [line.strip() for line in text.splitlines() if line.strip()]
@@ -150,9 +154,38 @@ def split_command(text: str) -> list[str]:
         raise InputError(f"A quote has no end. Received: {text}") from error
 
 
+def _make_form(declaration: type[Declared]) -> type[BaseModel]:
+    fields: dict[str, Any] = {each.name: _make_field(each) for each in options_at(declaration, "form")}
+    return create_model(declaration.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def make_request(declaration: type[Declared], fields: Mapping[str, Any]) -> Declared:
+    """Return the options that an HTML form has sent. Raises InputError, ValidationError."""
+    form = _make_form(declaration).model_validate(read_fields(declaration, fields))
+    options = options_at(declaration, "form")
+    return declaration(**{each.name: each.read(getattr(form, each.name)) for each in options})
+
+
+def place_problems(error: InsituError | ValidationError, options: Sequence[Option]) -> dict[str, str]:
+    """Return what is wrong with each field: that of the flag that an error names first; "" if it names
+    none."""
+    if isinstance(error, ValidationError):
+        return {str(each["loc"][0]): each["msg"] for each in error.errors()}
+    found = {each.name: re.search(rf"{each.flag}(?![-\w])", error.message) for each in options}
+    first = min(((at.start(), name) for name, at in found.items() if at), default=(0, ""))
+    return {first[1]: error.message}
+
+
 def write_fields(given: Declared) -> dict[str, str]:
     """Return what fields of a form hold for options; those that have their default stay empty."""
-    return {each.name: _write_field(each, value) for each, value in list_given(given, "form")}
+    written = dict[str, str]()
+    for each, value in list_given(given, "form"):
+        for key in each.keys:
+            words = [text.partition("=")[2] for text in value if text.partition("=")[0] == key]
+            written |= {f"{each.name}.{key}": shlex.join(words)} if words else {}
+        if not each.keys:
+            written[each.name] = _write_field(each, value)
+    return written
 
 
 def _write_field(declared: Option, value: Any) -> str:

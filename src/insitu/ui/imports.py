@@ -1,5 +1,5 @@
-"""Imports that were started from the page. Each is a process of the command line, so that it shares nothing
-with the server but the home."""
+"""Imports, and commands of plug-in pages, that were started from the page. Each is a process of the command
+line, so that it shares nothing with the server but the home."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ _CHUNK = 4096
 
 @dataclass
 class _Import:
-    """One import."""
+    """One import, or another command."""
 
+    #: `import`, or the name of the page that has started it.
+    kind: str
     #: Its number for users.
     token: str
-    #: The cache that it makes.
+    #: The cache that it makes, or the form that has asked for it.
     cache: str
     #: The command that runs.
     command: Sequence[str]
@@ -61,7 +63,7 @@ class _Import:
 
 
 class Imports:
-    """The imports of this server. Safe for use by several threads."""
+    """The imports and other commands of this server. Safe for use by several threads."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
@@ -72,10 +74,16 @@ class Imports:
         self, cache: str, sources: Sequence[str], options: Sequence[str], done: Callable[[], None]
     ) -> dict[str, Any]:
         """Start an import. `done` is called when it has ended. Raises InputError if too many run."""
-        arguments = ["import", *options, "--", cache, *sources]
+        return self.run("import", cache, ["import", *options, "--", cache, *sources], done)
+
+    def run(
+        self, kind: str, subject: str, arguments: Sequence[str], done: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Start a command of insitu. `done` is called when it has ended. Raises InputError if too many of
+        its kind run."""
         with self._lock:
-            if sum(each.code is None for each in self._imports.values()) >= _AT_ONCE:
-                raise InputError(f"{_AT_ONCE} imports run at a time. Wait for one to end")
+            if sum(each.code is None and each.kind == kind for each in self._imports.values()) >= _AT_ONCE:
+                raise InputError(f"{_AT_ONCE} commands of a kind run at a time. Wait for one to end")
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "insitu", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -84,7 +92,7 @@ class Imports:
                 env={**self._environment, "NO_COLOR": "1"},
             )
             token = secrets.token_hex(4)
-            started = _Import(token, cache, ["insitu", *arguments], time.time(), process)
+            started = _Import(kind, token, subject, ["insitu", *arguments], time.time(), process)
             self._imports[token] = started
             ended = [each.token for each in self._imports.values() if each.code is not None]
             for old in ended[: max(0, len(self._imports) - _MOST)]:
@@ -92,10 +100,10 @@ class Imports:
         threading.Thread(target=self._read, args=(started, done), daemon=True).start()
         return started.to_json()
 
-    def list(self) -> list[dict[str, Any]]:
-        """Return all imports, the latest first."""
+    def list(self, kind: str = "import") -> list[dict[str, Any]]:
+        """Return all imports, or all commands of another kind, the latest first."""
         with self._lock:
-            return [each.to_json() for each in reversed(self._imports.values())]
+            return [each.to_json() for each in reversed(self._imports.values()) if each.kind == kind]
 
     def find(self, token: str) -> dict[str, Any] | None:
         """Return one import, or None."""

@@ -36,9 +36,10 @@ from insitu.ui.access import Role, Session
 from insitu.ui.artifacts import list_artifacts
 from insitu.ui.charts import draw_histogram
 from insitu.ui.events import encode_event, follow_changes, refuse_too_many
-from insitu.ui.forms import ImportForm, StartForm, read_fields, write_fields
+from insitu.ui.forms import ImportForm, StartForm, place_problems, read_fields, write_fields
 from insitu.ui.numbers_view import draw_comparison, read_numbers
 from insitu.ui.pictures import show_rows
+from insitu.ui.plugin_pages import render_job
 from insitu.ui.rendering import render, render_page
 from insitu.ui.state import UIState, get_session, get_state, record_for_audit
 
@@ -310,10 +311,11 @@ async def _read_fragments(
         ("numbers", name), lambda: read_numbers(job, report["evaluations"]), _SLOWER
     )
     board = state.boards.find(job.root.name)
-    return await state.snapshots.get(
+    fragments = await state.snapshots.get(
         ("fragments", name, role, *log.values(), board),
         lambda: render_fragments(job, report, numbers, role, log, board),
     )
+    return {**fragments, "plugins": await render_job(state, job)}
 
 
 @router.get("/live/jobs/{job_id}")
@@ -518,6 +520,7 @@ async def _render_start(
     problems: list[str],
     status: int = 200,
     example: dict[str, Any] | None = None,
+    wrong: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     caches = await state.snapshots.get("caches", lambda: actions.list_caches(state))
     nodes = await state.list_nodes()
@@ -535,6 +538,7 @@ async def _render_start(
         example=example,
         nodes=[each["node"] for each in nodes],
         options=options_at(JobOptions, "form"),
+        wrong=wrong or {},
     )
 
 
@@ -580,6 +584,7 @@ async def start_job(request: Request, state: State, session: Asking) -> Response
         started = await anyio.to_thread.run_sync(actions.start_job, state, checked)
     except (InsituError, ValidationError) as error:
         text = error.message if isinstance(error, InsituError) else format_problems(error.errors())
-        return await _render_start(state, session, fields, [text], 400)
+        wrong = place_problems(error, options_at(JobOptions, "form"))
+        return await _render_start(state, session, fields, [text], 400, wrong=wrong)
     record_for_audit(request, job=started["job_id"], command=started["command_line"][:2000])
     return RedirectResponse(f"/jobs/{started['job_id']}", 303)

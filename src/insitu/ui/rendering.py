@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi.responses import HTMLResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
 
 from insitu.service import (
     format_duration,
@@ -19,8 +19,10 @@ from insitu.service import (
     format_time,
 )
 
+_folders: dict[str, FileSystemLoader] = {}
+_own = FileSystemLoader(Path(__file__).parent / "templates")
 _environment = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=ChoiceLoader([_own, PrefixLoader(_folders)]),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -44,6 +46,16 @@ _environment.filters |= {
     "percent": lambda value: f"{value:.0%}",
     "lasted": _lasted,
 }
+
+
+def add_folder(prefix: str, folder: Path) -> None:
+    """Have the templates in a folder be found as `prefix/...`."""
+    _folders.setdefault(prefix, FileSystemLoader(folder))
+
+
+def share_value(name: str, value: Any) -> None:
+    """Have all templates find a value."""
+    _environment.globals[name] = value
 
 
 def render(name: str, **values: Any) -> str:

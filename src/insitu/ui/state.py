@@ -16,6 +16,7 @@ from insitu.service import CatalogIndex, JobIndex, Versions, build_job_report, c
 from insitu.ui.access import Access, Session
 from insitu.ui.boards import Boards
 from insitu.ui.imports import Imports
+from insitu.ui.looks import Looks
 from insitu.ui.uploads import Uploads
 
 T = TypeVar("T")
@@ -117,6 +118,8 @@ class UIState:
     boards: Boards
     #: Shared reads.
     snapshots: Snapshots = field(default_factory=Snapshots)
+    #: What pages of plug-ins have read.
+    looks: Looks = field(default_factory=Looks)
     #: Set when the server ends, so that streams end, too.
     ends: Callable[[], bool] = lambda: False
     #: Streams that are open.

@@ -10,7 +10,7 @@ pytest.importorskip("pydantic")
 
 from insitu.base.errors import InputError
 from insitu.options import ImportOptions, JobOptions, format_options
-from insitu.ui.forms import ImportForm, StartForm, read_fields, split_command
+from insitu.ui.forms import ImportForm, StartForm, read_fields, split_command, write_fields
 
 
 def test_an_empty_field_has_the_default_of_the_command_line() -> None:
@@ -40,6 +40,21 @@ def test_gpus_and_memory_are_those_of_the_command_line() -> None:
         900,
     )
     assert request.nodes == ("n-1", "n-2")
+
+
+def test_each_key_of_pods_has_a_field() -> None:
+    sent = {"pod.queue": "research", "pod.toleration": "gpu spot:NoSchedule", "pod.env": "'MODE=a b'"}
+    form = StartForm.model_validate(read_fields(JobOptions, {"command": "a", "job_dir": "b", **sent}))
+    assert form.pod == ["queue=research", "toleration=gpu", "toleration=spot:NoSchedule", "env=MODE=a b"]
+    assert write_fields(form.to_options(Path("b"))) == sent
+    with pytest.raises(ValueError, match=r"pod\.nothing"):
+        StartForm.model_validate(
+            read_fields(JobOptions, {"command": "a", "job_dir": "b", "pod.nothing": "x"})
+        )
+
+
+def test_engines_of_plug_ins_are_offered() -> None:
+    assert StartForm.model_validate({"command": ["a"], "job_dir": "b", "engine": "k8s"}).engine == "k8s"
 
 
 def test_a_quote_without_its_end_is_named() -> None:

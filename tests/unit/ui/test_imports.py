@@ -26,6 +26,16 @@ def test_an_import_is_a_process_whose_output_is_text(tmp_path: Path) -> None:
     imports.close()
 
 
+def test_commands_of_pages_are_no_imports(tmp_path: Path) -> None:
+    imports = Imports({**os.environ, "INSITU_HOME": str(tmp_path)})
+    done = threading.Event()
+    imports.run("k8s", "up", ["--version"], done.set)
+    assert done.wait(100) and imports.list() == []
+    (found,) = imports.list("k8s")
+    assert (found["state"], found["command_line"]) == ("finished", "insitu --version")
+    imports.close()
+
+
 def test_few_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     imports = Imports(os.environ)
     monkeypatch.setattr("insitu.ui.imports._AT_ONCE", 0)

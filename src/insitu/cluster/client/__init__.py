@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         stop_job,
     )
     from insitu.cluster.client.job_restoring import find_or_restore_job, list_copied_jobs
+    from insitu.cluster.client.kept_environment import is_secret
     from insitu.cluster.client.lost_jobs import resume_lost_job
     from insitu.cluster.client.names_repair import (
         begin_lost_store,

@@ -19,7 +19,10 @@ _OF_SESSION = frozenset(
         *("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"),
     }
 )
+FOR_TASKS = "INSITU_SET_"
+"""Begins the names of variables by which the owner of a host sets others for the tasks there."""
 _PREFIXES_OF_SESSION = ("XDG_", "SLURM_", "RAY_", "KUBERNETES_", "SYSTEMD_")
+_OWN = ("INSITU_", "TF_CONFIG")
 
 
 def is_of_session(name: str) -> bool:
@@ -35,7 +38,10 @@ def is_of_host(name: str) -> bool:
 def adapt_environment(given: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a task: what the job gives it, but paths, devices and the like of this host.
 
-    `own` is the environment of the process that starts the task here.
+    `own` is the environment of the process that starts the task here. It may set variables for tasks, but
+    none by which insitu tells a task its place.
     """
     kept = {name: value for name, value in given.items() if not is_of_host(name)}
-    return kept | {name: value for name, value in own.items() if is_of_host(name)}
+    of_host = {name: value for name, value in own.items() if is_of_host(name)}
+    chosen = {n.removeprefix(FOR_TASKS): value for n, value in own.items() if n.startswith(FOR_TASKS)}
+    return kept | of_host | {n: value for n, value in chosen.items() if not n.startswith(_OWN)}

@@ -44,9 +44,11 @@ _RESOURCES = {
     "ServiceMonitor": ("apis/monitoring.coreos.com/v1", "servicemonitors"),
     "Job": ("apis/batch/v1", "jobs"),
     "JobSet": ("apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
+    "ClusterQueue": ("apis/kueue.x-k8s.io/v1beta1", "clusterqueues"),
+    "Workload": ("apis/kueue.x-k8s.io/v1beta1", "workloads"),
     "LocalQueue": ("apis/kueue.x-k8s.io/v1beta1", "localqueues"),
 }
-_WITHOUT_NAMESPACE = ("Namespace", "Node", "PersistentVolume", "StorageClass")
+_WITHOUT_NAMESPACE = ("Namespace", "Node", "PersistentVolume", "StorageClass", "ClusterQueue")
 
 
 def path_of(kind: str, namespace: str, name: str = "") -> str:
@@ -99,15 +101,16 @@ class Client:
         except ApiFailure as failure:
             raise explain(failure, "list", f"{kind}s", self.namespace) from failure
 
-    def apply(self, each: Object, *, dry_run: bool = False) -> None:
-        """Apply an object on the server's side; with `dry_run` only check whether it could be."""
+    def apply(self, each: Object, *, dry_run: bool = False) -> Object:
+        """Apply an object on the server's side; with `dry_run` only check whether it could be. Returns it as
+        it is then, or would be."""
         name = each["metadata"]["name"]
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         if dry_run:
             query["dryRun"] = "All"
         path = path_of(each["kind"], self.namespace, name)
         try:
-            self._call("PATCH", path, query, each, "application/apply-patch+yaml")
+            return self._call("PATCH", path, query, each, "application/apply-patch+yaml")
         except ApiFailure as failure:
             raise explain(failure, "patch", f"{each['kind']} {name}", self.namespace) from failure
 
@@ -203,6 +206,9 @@ def _import_library() -> tuple[Any, Any]:
 class KubeconfigTransport:
     """Calls the server that a context of the kubeconfig names, as the official client would."""
 
+    #: How long it waits for an answer.
+    seconds = _SECONDS
+
     def __init__(self, context: str) -> None:
         """Raise InputError without the client, a kubeconfig or this context."""
         client, config = _import_library()
@@ -261,7 +267,7 @@ class KubeconfigTransport:
                 f"{self.server}{path}",
                 headers={**headers, **signed},
                 body=body,
-                timeout=_SECONDS,
+                timeout=self.seconds,
                 retries=Retry(connect=1, read=0, redirect=0),
             )
         except HTTPError as error:

@@ -38,6 +38,11 @@ _KINDS = (
     *("ServiceAccount", "Secret", "ConfigMap"),
 )
 """What `down` deletes, in this order. Head, pods of jobs and stores go before, one after the other."""
+_BOOKKEEPING = (
+    "status",
+    *(f"metadata.{each}" for each in ("managedFields", "resourceVersion", "generation")),
+)
+"""Values that change with each application."""
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 
@@ -48,12 +53,7 @@ def bring_up(client: Client, options: ClusterOptions, notify: Notify, *, waits: 
     ClusterError for what may be possible later.
     """
     _check_namespace(client, options, notify)
-    _check_own(client, options)
-    _check_disks(client, options, notify)
-    _check_queue(client, options.queue)
-    _check_monitor(client, options)
-    if options.gpus:
-        _check_gpus(client, options.gpus, notify, waits=waits)
+    _check(client, options, notify, waits=waits)
     objects = [each for each in make_objects(options) if each["kind"] != "Namespace"]
     for each in objects:
         client.apply(each, dry_run=True)
@@ -61,6 +61,42 @@ def bring_up(client: Client, options: ClusterOptions, notify: Notify, *, waits: 
         client.create(make_secret(client.namespace, secrets.token_hex(_TOKEN_BYTES)))
     for each in objects:
         client.apply(each)
+
+
+def preview(client: Client, options: ClusterOptions, notify: Notify, *, waits: bool) -> list[str]:
+    """Return what `bring_up` would do, a line for each object. Changes nothing; raises what that raises."""
+    is_new = not _check_namespace(client, options, notify, dry_run=True)
+    objects = [each for each in make_objects(options) if each["kind"] != "Namespace"]
+    if is_new:  # so the server can't check what is in it yet
+        return [f"Namespace {client.namespace}: new", *(f"{_title(each)}: new" for each in objects)]
+    _check(client, options, notify, waits=waits)
+    lines = []
+    for each in objects:
+        found = client.find(each["kind"], each["metadata"]["name"])
+        wanted = client.apply(each, dry_run=True)
+        changed = list_changes(found, wanted) if found is not None else []
+        lines.append(f"{_title(each)}: {'new' if found is None else ', '.join(changed) or 'stays as it is'}")
+    return lines
+
+
+def _title(each: Object) -> str:
+    return f"{each['kind']} {each['metadata']['name']}"
+
+
+def list_changes(found: Any, wanted: Any, path: str = "") -> list[str]:
+    """Return the values of an object that change, as in `spec.replicas: 1 -> 3`. Pure."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        keys = [key for key in sorted({*found, *wanted}) if f"{path}{key}" not in _BOOKKEEPING]
+        pairs = [(f"{path}{key}", found.get(key), wanted.get(key)) for key in keys]
+    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        pairs = [(f"{path[:-1]}[{n}]", *both) for n, both in enumerate(zip(found, wanted, strict=True))]
+    else:
+        return [] if found == wanted else [f"{path[:-1]}: {_show(found)} -> {_show(wanted)}"]
+    return [line for at, old, new in pairs for line in list_changes(old, new, f"{at}.")]
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)[:100]
 
 
 def wait_until(
@@ -84,6 +120,11 @@ def wait_until(
 
 def read_states(client: Client) -> list[PodState]:
     """Return how the pods of the cluster are. Raises InputError if the namespace has no cluster."""
+    return describe_pods(read_snapshot(client))
+
+
+def read_snapshot(client: Client) -> Snapshot:
+    """Return what Kubernetes has of the cluster. Raises InputError if the namespace has none."""
     sets = _list_own_sets(client)
     if not sets:
         raise InputError(
@@ -98,10 +139,11 @@ def read_states(client: Client) -> list[PodState]:
         volumes = {each["metadata"]["name"]: each for each in client.list("PersistentVolume")}
     except InputError:  # those of all the cluster are for its administrators
         volumes = None
-    return describe_pods(Snapshot(sets, pods, claims, sorted(client.list("Event"), key=_read_time), volumes))
+    return Snapshot(sets, pods, claims, sorted(client.list("Event"), key=read_time), volumes)
 
 
-def _read_time(event: Object) -> str:
+def read_time(event: Object) -> str:
+    """Return when an event happened last, as Kubernetes writes it."""
     return str(
         event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
     )
@@ -115,13 +157,27 @@ def _list_own_sets(client: Client) -> dict[str, Object]:
 # Checks before anything is applied
 
 
-def _check_namespace(client: Client, options: ClusterOptions, notify: Notify) -> None:
-    """Make the namespace if that is asked for. Raises InputError if it isn't there, or goes."""
+def _check(client: Client, options: ClusterOptions, notify: Notify, *, waits: bool) -> None:
+    _check_own(client, options)
+    _check_disks(client, options, notify)
+    _check_queue(client, options.queue)
+    _check_monitor(client, options)
+    if options.gpus:
+        _check_gpus(client, options.gpus, notify, waits=waits)
+
+
+def _check_namespace(
+    client: Client, options: ClusterOptions, notify: Notify, *, dry_run: bool = False
+) -> bool:
+    """Make the namespace if that is asked for. Returns False if it would be made. Raises InputError if it
+    isn't there, or goes."""
     try:
         found = client.find("Namespace", client.namespace)
     except InputError:
-        return  # the user may not read it; applying says what is wrong with it
+        return True  # the user may not read it; applying says what is wrong with it
     if found is None and options.create_namespace:
+        if dry_run:
+            return False
         namespace, *_ = make_objects(options)
         client.create(namespace)
         notify(f"Namespace {client.namespace} made")
@@ -137,6 +193,7 @@ def _check_namespace(client: Client, options: ClusterOptions, notify: Notify) ->
             f"Wait until `kubectl get namespace {client.namespace}` finds it no more, or choose another by "
             f"--namespace"
         )
+    return True
 
 
 def _check_own(client: Client, options: ClusterOptions) -> None:

@@ -25,6 +25,7 @@ from insitu.cli import (
 from insitu.extensions.kubernetes.options import (
     ClusterOptions,
     RenderRequest,
+    ScaleRequest,
     UpRequest,
     check_namespace,
 )
@@ -66,6 +67,16 @@ Examples:
     insitu k8s up --nodes 3 --gpus 4 --storage 500Gi --storage-class topolvm --namespace team
     insitu k8s up --nodes 3 --context staging --no-wait
 """
+_SCALE_HELP = """
+Add stores to a cluster, or drain and then remove some: those with the highest numbers.
+
+What is on stores that go moves to the others first, and tasks with it. Their disks stay.
+
+Examples:
+
+    insitu k8s scale --nodes 5
+    insitu k8s scale --nodes 2 --timeout 1h
+"""
 ContextOption = Annotated[
     str,
     typer.Option(metavar="NAME", help="Context of the kubeconfig.", show_default="the current one"),
@@ -92,12 +103,17 @@ def render(request: RenderRequest) -> None:
 
 
 def up(request: UpRequest) -> None:
-    from insitu.extensions.kubernetes.cluster import bring_up, wait_until
+    from insitu.extensions.kubernetes.cluster import bring_up, preview, wait_until
     from insitu.extensions.kubernetes.waits import all_ready
 
     seconds = parse_duration("--timeout", request.timeout)
     client = open_client(request.context, request.namespace)
     options = replace(_take_cluster_options(request), namespace=client.namespace)
+    if request.dry_run:
+        sys.stdout.write(
+            "".join(f"{line}\n" for line in preview(client, options, print_notice, waits=not request.no_wait))
+        )
+        return
     bring_up(client, options, print_notice, waits=not request.no_wait)
     print_notice(f"{format_count(options.nodes, 'store')} and the head are applied to {client.namespace}.")
     if request.no_wait:
@@ -134,25 +150,11 @@ def status(namespace: NamespaceOption = "", context: ContextOption = "", as_json
         raise typer.Exit(1)
 
 
-def scale(
-    nodes: Annotated[int, typer.Option(min=1, max=1000, help="New number of stores.")],
-    namespace: NamespaceOption = "",
-    context: ContextOption = "",
-    timeout: TimeoutOption = "15m",
-) -> None:
-    """Add stores to a cluster, or drain and then remove some: those with the highest numbers.
-
-    What is on stores that go moves to the others first, and tasks with it. Their disks stay.
-
-    Examples:
-
-        insitu k8s scale --nodes 5
-        insitu k8s scale --nodes 2 --timeout 1h
-    """
+def scale(request: ScaleRequest) -> None:
     from insitu.extensions.kubernetes.cluster import scale as scale_cluster
 
-    seconds = parse_duration("--timeout", timeout)
-    client = open_client(context, namespace)
+    seconds = parse_duration("--timeout", request.timeout)
+    client, nodes = open_client(request.context, request.namespace), request.nodes or 1
     scale_cluster(client, nodes, seconds, _Progress(), _print_once())
     print_notice(
         f"The cluster has {format_count(nodes, 'store')}. `insitu rebalance` spreads data over new ones."
@@ -275,7 +277,7 @@ def _print_once() -> Callable[[str], None]:
 app.command("render", help=_RENDER_HELP)(take_options(RenderRequest, {}, render))
 app.command("up", help=_UP_HELP)(take_options(UpRequest, {}, up))
 app.command("status")(status)
-app.command("scale")(scale)
+app.command("scale", help=_SCALE_HELP)(take_options(ScaleRequest, {}, scale))
 app.command("down")(down)
 app.command("prepare", hidden=True)(prepare)
 app.command("run-head", hidden=True)(run_head)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from insitu.base.errors import JobSpecError
 from insitu.base.spec import JobSpec, NodeId, Placement
+from insitu.cluster import FOR_TASKS, is_secret
 from insitu.extensions.kubernetes.objects import (
     GPU_RESOURCE,
     MANAGED_BY,
@@ -25,6 +26,7 @@ from insitu.extensions.kubernetes.objects import (
     make_task_pod,
 )
 from insitu.extensions.kubernetes.options import is_name
+from insitu.options import JobOptions, options_of
 
 JOB, JOB_LABEL = "job", "insitu.dev/job"
 JOB_API, JOBSET_API = "batch/v1", "jobset.x-k8s.io/v1alpha2"
@@ -36,7 +38,8 @@ _REPLACED = 6
 """Pods of a store that may fail by themselves. What the cluster takes away doesn't count."""
 TAKEN_AWAY = (137, 143)
 """Exit codes of a pod that was killed or ended by Kubernetes. With any other one the job itself is over."""
-_KEYS = ("queue", "priority", "image", "toleration", "select")
+_KEYS = next(tuple(each.keys) for each in options_of(JobOptions) if each.name == "pod")
+_VARIABLE = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.ASCII | re.DOTALL)
 _TOLERATION = re.compile(r"(?P<key>[\w./-]+)(=(?P<value>[\w.-]*))?(:(?P<effect>\w+))?")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _SELECTOR = re.compile(r"(?P<key>[\w./-]+)=(?P<value>[\w.-]*)")
@@ -56,23 +59,26 @@ class PodRequest:
     tolerations: tuple[Object, ...] = ()
     #: Labels that nodes must have.
     selector: tuple[tuple[str, str], ...] = ()
+    #: Variables of the tasks, with their values.
+    variables: tuple[tuple[str, str], ...] = ()
+    #: Secrets whose keys are variables of the tasks.
+    secrets: tuple[str, ...] = ()
 
 
 def parse_request(given: Sequence[str]) -> PodRequest:
     """Return what values of `--pod` ask for. Raises JobSpecError."""
     single: dict[str, str] = {}
     tolerations: list[Object] = []
-    selector: list[tuple[str, str]] = []
+    pairs: dict[str, list[tuple[str, str]]] = {"select": [], "env": []}
+    secrets: list[str] = []
     for text in given:
         key, _, value = text.partition("=")
         if key not in _KEYS or not value:
             raise JobSpecError(f"--pod is {'=..., '.join(_KEYS)}=... Received: {text!r}")
         if key == "toleration":
             tolerations.append(_parse_toleration(value))
-        elif key == "select":
-            if (found := _SELECTOR.fullmatch(value)) is None:
-                raise JobSpecError(f"--pod select=LABEL=VALUE names a label of nodes. Received: {text!r}")
-            selector.append((found["key"], found["value"]))
+        elif key in pairs:
+            pairs[key].append(_parse_pair(key, value))
         elif key in single:
             raise JobSpecError(f"--pod {key}=... is given once. Received: {single[key]!r} and {value!r}")
         elif key != "image" and not is_name(value):
@@ -80,9 +86,37 @@ def parse_request(given: Sequence[str]) -> PodRequest:
                 f"A name of Kubernetes has small letters, digits, dashes and dots. Received: --pod {text}. "
                 f"Give the name of one that exists"
             )
+        elif key == "secret":
+            secrets.append(value)
         else:
             single[key] = value
-    return PodRequest(**single, tolerations=tuple(tolerations), selector=tuple(selector))
+    return PodRequest(
+        **single,
+        tolerations=tuple(tolerations),
+        selector=tuple(pairs["select"]),
+        variables=tuple(pairs["env"]),
+        secrets=tuple(secrets),
+    )
+
+
+def _parse_pair(key: str, text: str) -> tuple[str, str]:
+    """Return a label of nodes, or a variable, with its value."""
+    if key == "select":
+        if (found := _SELECTOR.fullmatch(text)) is None:
+            raise JobSpecError(f"--pod select=LABEL=VALUE names a label of nodes. Received: 'select={text}'")
+        return found["key"], found["value"]
+    if (found := _VARIABLE.fullmatch(text)) is None or found["name"].startswith(("INSITU_", "TF_CONFIG")):
+        raise JobSpecError(
+            f"--pod env=NAME=VALUE sets a variable of the tasks, which isn't one of insitu's own. Received: "
+            f"'env={text}'. Names have letters, digits and _"
+        )
+    if is_secret(found["name"], found["value"], lambda path: path.startswith("/")):
+        raise JobSpecError(
+            f"--pod env=NAME=VALUE is kept on disks and in the job's objects, so it isn't for secrets. "
+            f"Received: env={found['name']}=... Make a Secret by `kubectl create secret generic`, and name "
+            f"that by --pod secret=NAME"
+        )
+    return found["name"], found["value"]
 
 
 def _parse_toleration(text: str) -> Object:
@@ -161,6 +195,11 @@ def _make_job(spec: JobSpec, request: PodRequest, node: NodeId, tasks: int, imag
     command = ["insitu", "k8s", "run-tasks", "--job", spec.job_id, "--node", node]
     pod = make_task_pod(request.image or image, command, f"data-{node}", _resources(spec, max(1, tasks)))
     pod |= {"restartPolicy": "Never"}
+    (container,) = pod["containers"]
+    container["env"] += [{"name": f"{FOR_TASKS}{n}", "value": value} for n, value in request.variables]
+    if request.secrets:
+        named = [{"prefix": FOR_TASKS, "secretRef": {"name": name}} for name in request.secrets]
+        container["envFrom"] = named
     if request.priority:
         pod["priorityClassName"] = request.priority
     if request.tolerations:

@@ -98,7 +98,13 @@ def _make_accounts(options: ClusterOptions) -> list[Object]:
             "resources": ["jobs", "jobsets"],
             "verbs": [*read, "create", "patch", "delete"],
         },
-        {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get"]},
+        # The page shows what pods wait for, and the place in the queue.
+        {"apiGroups": ["apps"], "resources": ["statefulsets"], "verbs": ["get", "list"]},
+        {
+            "apiGroups": ["kueue.x-k8s.io"],
+            "resources": ["localqueues", "workloads"],
+            "verbs": ["get", "list"],
+        },
     ]
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "insitu-head"}
     account = {

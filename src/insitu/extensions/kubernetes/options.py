@@ -18,6 +18,7 @@ _SCALES = {"": Decimal(1), "m": Decimal("0.001")} | {
     for power, letter in enumerate(letters)
 }
 _IMAGE = r"[a-z0-9]([-a-z0-9._:/]*[a-z0-9])?(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+_OF_CONTEXT = "that of the context, else default"
 DEFAULT_IMAGE = f"insitu:{__version__}"
 
 
@@ -35,21 +36,22 @@ class ClusterOptions(Declared):
 
     # fmt: off
     nodes: int = option(
-        1, "Number of stores, each on a node of its own.", least=1, most=_MOST_NODES)
-    gpus: int = option(0, "GPUs of each store, as nvidia.com/gpu.", least=0, most=64)
+        1, "Number of stores, each on a node of its own.", least=1, most=_MOST_NODES, common=True)
+    gpus: int = option(0, "GPUs of each store, as nvidia.com/gpu.", least=0, most=64, common=True)
     cpu: str = option("2", "Processors that each store requests.", metavar="QUANTITY")
     memory: str = option(
         "8Gi", "Memory of each store, with its tasks and files in memory.", metavar="QUANTITY")
-    storage: str = option("50Gi", "Size of the disk of each store.", metavar="QUANTITY")
+    storage: str = option("50Gi", "Size of the disk of each store.", metavar="QUANTITY", common=True)
     head_storage: str = option(
         "20Gi", "Size of the disk of the head, which holds the catalogue and the jobs.", metavar="QUANTITY")
     storage_class: str = option(
-        "", "Storage class of the disks.", metavar="NAME", default_text="that of the Kubernetes cluster")
-    image: str = option(DEFAULT_IMAGE, "Container image with insitu.", metavar="IMAGE")
+        "", "Storage class of the disks.", metavar="NAME", common=True,
+        default_text="that of the Kubernetes cluster")
+    image: str = option(DEFAULT_IMAGE, "Container image with insitu.", metavar="IMAGE", common=True)
     namespace: str = option(
-        "", "Namespace of the cluster.", metavar="NAME", default_text="that of the context, else default")
+        "", "Namespace of the cluster.", metavar="NAME", common=True, default_text=_OF_CONTEXT)
     create_namespace: bool = option(False, "Make the namespace, too.")
-    queue: str = option("", "Queue of Kueue that admits the stores.", metavar="NAME")
+    queue: str = option("", "Queue of Kueue that admits the stores.", metavar="NAME", common=True)
     page_url: str = option(
         "", "URL of the page behind an Ingress that ends TLS.", metavar="URL",
         default_text="the page makes a certificate")
@@ -128,7 +130,34 @@ class UpRequest(ClusterOptions):
 
     # fmt: off
     context: str = option(
-        "", "Context of the kubeconfig.", metavar="NAME", default_text="the current one")
-    no_wait: bool = option(False, "Return once all is applied.")
+        "", "Context of the kubeconfig.", metavar="NAME", common=True, default_text="the current one")
+    dry_run: bool = option(
+        False, "Say what would change, and change nothing.",
+        not_at={"form": "The page shows that before."})
+    no_wait: bool = option(
+        False, "Return once all is applied.", label="Don't wait: nodes with GPUs may come later")
     timeout: str = option("15m", "Longest time to wait.", metavar="TIME")
     # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequest(Declared):
+    """Options of `insitu k8s scale`."""
+
+    # fmt: off
+    nodes: int | None = option(
+        None, "New number of stores.", default_text="required", least=1, most=_MOST_NODES)
+    namespace: str = option(
+        "", "Namespace of the cluster.", metavar="NAME", default_text=_OF_CONTEXT)
+    context: str = option(
+        "", "Context of the kubeconfig.", metavar="NAME", default_text="the current one")
+    timeout: str = option("15m", "Longest time to wait.", metavar="TIME")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        Declared.__post_init__(self)
+        check_namespace(self.namespace)
+        if self.nodes is None:
+            raise InputError(
+                "A cluster is scaled to a number of stores. Received: no --nodes. Give it, such as --nodes 3"
+            )

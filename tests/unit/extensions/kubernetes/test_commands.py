@@ -50,6 +50,21 @@ def test_a_cluster_comes_up_says_what_it_waits_for_and_how_to_go_there(api: Fake
     assert "insitu-token" not in errors
 
 
+def test_a_dry_run_says_what_would_change_and_changes_nothing(api: FakeApi) -> None:
+    code, out, _ = run("up", "--nodes", "2", "--dry-run")
+    assert code == 0 and "StatefulSet store: new\n" in out and not api.changes
+    assert run("up", "--no-wait")[0] == 0
+    before = [*api.changes]
+    code, out, _ = run("up", "--nodes", "3", "--dry-run")
+    assert code == 0 and "StatefulSet store: spec.replicas: 1 -> 3\n" in out and api.changes == before
+
+
+def test_scaling_needs_a_number(api: FakeApi) -> None:
+    with pytest.raises(InputError, match=r"Received: no --nodes\. Give it, such as --nodes 3"):
+        run("scale")
+    assert not api.changes
+
+
 def test_it_need_not_be_waited_for(api: FakeApi) -> None:
     assert run("up", "--no-wait")[0] == 0 and api.names("StatefulSet") == ["head", "store"]
     with pytest.raises(ClusterError, match=r"within 0\.1 s"):

@@ -107,9 +107,27 @@ def test_what_is_asked_of_pods_is_in_them() -> None:
     ]
 
 
+def test_variables_and_secrets_are_for_the_tasks_and_not_for_the_pod() -> None:
+    given = ("env=MODE=a b=c", "env=EMPTY=", "secret=s3", "secret=hub")
+    (pod,) = pods_of(make(make_spec(pod=given), "store-0")).values()
+    (container,) = pod["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert variables["INSITU_SET_MODE"] == "a b=c" and variables["INSITU_SET_EMPTY"] == ""
+    assert container["envFrom"] == [
+        {"prefix": "INSITU_SET_", "secretRef": {"name": name}} for name in ("s3", "hub")
+    ]
+    (pod,) = pods_of(make(make_spec(), "store-0")).values()
+    assert "envFrom" not in pod["containers"][0]
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
+        ("env=MODE", "env=NAME=VALUE sets a variable"),
+        ("env=1A=b", "Names have letters"),
+        ("env=INSITU_SEED=1", "isn't one of insitu's own"),
+        ("env=HF_TOKEN=abc", "Received: env=HF_TOKEN=... Make a Secret"),
+        ("secret=My_Secret", "small letters"),
         ("queue", "queue=..., priority=..., image=..."),
         ("nodes=3", "Received: 'nodes=3'"),
         ("queue=Research", "small letters"),

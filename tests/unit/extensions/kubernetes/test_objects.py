@@ -84,6 +84,7 @@ def test_the_head_alone_has_a_token_of_the_api_with_rights_in_its_namespace() ->
     granted = {(r, v) for rule in rules for r in rule["resources"] for v in rule["verbs"]}
     assert {r for r, _ in granted} == {
         *("pods", "pods/log", "persistentvolumeclaims", "events", "jobs", "jobsets", "localqueues"),
+        *("statefulsets", "workloads"),
     }
     assert not any("*" in pair for pair in granted)
     assert not {("pods", "create"), ("persistentvolumeclaims", "delete"), ("events", "delete")} & granted
