@@ -326,9 +326,9 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
 
 
 CORE = [path for path in MODULES if room_of(path) != "extensions"]
-LINES, FILES = 128_790, 697
+LINES, FILES = 128_802, 697
 """Of Python in the core, at most: what is added replaces something, or its commit says why not."""
-ALL_LINES = 144_854
+ALL_LINES = 144_866
 """With the extensions."""
 
 
