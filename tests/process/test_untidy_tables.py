@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -93,7 +94,11 @@ def test_nested_tables_get_in(tmp_path: Path) -> None:
 
 
 def test_the_standard_input_is_a_source(texts: dict[str, Path], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "insitu", "import", "c", "-", "--format", "csv", "--fill", "calls=0"]
-    with texts["comma.csv"].open("rb") as file:
-        subprocess.run(command, stdin=file, env={"INSITU_HOME": str(tmp_path)}, check=True, timeout=60)
+    command = [sys.executable, "-m", "insitu", "import", "c", "-", "--format", "csv"]
+    home = {**os.environ, "INSITU_HOME": str(tmp_path), "NO_COLOR": "1"}
+    data = texts["comma.csv"].read_bytes()
+    first = subprocess.run(command, input=data, env=home, capture_output=True, timeout=60, check=False)
+    found = re.search(r"as in: insitu (import c - .*)", first.stderr.decode())
+    assert first.returncode == 2 and found, first.stderr
+    subprocess.run([*command[:3], *shlex.split(found[1])], input=data, env=home, check=True, timeout=60)
     assert len(sample_rows(Paths(tmp_path), "c", 10**6).columns["zip"]) == ROWS

@@ -184,7 +184,11 @@ def _standard_input(options: ImportOptions) -> Iterator[ImportOptions]:
     with tempfile.NamedTemporaryFile(prefix="insitu-stdin-") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
         file.flush()
-        yield replace(options, sources=(file.name,))
+        try:
+            yield replace(options, sources=(file.name,))
+        except InputError as error:  # by the time that somebody reads its name, the file is gone
+            error.message = error.message.replace(file.name, "-")
+            raise
 
 
 def _show_plan(paths: Paths, options: ImportOptions) -> None:

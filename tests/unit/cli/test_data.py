@@ -124,3 +124,12 @@ def test_a_job_has_no_partitions_to_verify(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("insitu.cluster.find_job", lambda paths, name: paths.job("train-1"))
     with pytest.raises(InputError, match=r"--verify can .* a cache only, and train is a job"):
         run("describe", "train", "--verify")
+
+
+def test_an_import_counts_the_rows_that_it_keeps(home: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", np.arange(1000))
+    assert "Imported 10 rows" in run("import", "a", str(tmp_path / "b.npy"), "--limit", "10").stderr
+    run("import", "b", str(tmp_path / "b.npy"), "--sample", "0.5")
+    kept = Catalog(Paths(home)).get("b").rows
+    again = run("import", "b", str(tmp_path / "b.npy"), "--sample", "0.5", "--overwrite")
+    assert 0 < kept < 1000 and f"Imported {kept} rows" in again.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,12 @@ def lead(store: MetadataStore, key: LeaderKey) -> FencedStore:
 
 def test_a_replaced_head_changes_nothing_in_an_etcd_that_was_restored(tmp_path: Path) -> None:
     """Its key was written after the copy was made, so the restored etcd gives its revision again."""
-    with contextlib.closing(open_store(tmp_path / "first", "c", create=True)) as store:
+    open_store(tmp_path / "first", "c", create=True).close()
+    shutil.copy(tmp_path / "first", tmp_path / "restored")
+    with contextlib.closing(open_store(tmp_path / "first", "c")) as store:
         first = lead(store, LeaderKey("h:1", 1, "x"))
         revision = store.get([HEAD_KEY])[1]
-    with contextlib.closing(open_store(tmp_path / "restored", "c", create=True)) as store:
+    with contextlib.closing(open_store(tmp_path / "restored", "c")) as store:
         lead(store, LeaderKey("h:2", 1, "y"))
         assert store.get([HEAD_KEY])[1] == revision
         with pytest.raises(HeadReplaced, match="h:2"):

@@ -557,7 +557,7 @@ def _read_here(
     elsewhere = owners - set(job.owners.keep_here(owners))
     quotas = QuotaWatch(job.paths, job.owners.keep_here(plan.topology.nodes))
     router.begin(0, place.counts)
-    job.progress(rows, place.bytes, plan.source_bytes)
+    job.progress(kept, place.bytes, plan.source_bytes)
     block_bytes = BLOCK_BYTES * (_TIMES_SENT if elsewhere else 1)
     blocks = SourceBlocks(plan.sources, plan.states, block_bytes, (place.source, place.start))
     with all_missing_values_named(plan.sources), blocks:
@@ -571,7 +571,7 @@ def _read_here(
             router.append(block, import_rows.route(block, plan.first_row + rows))
             rows, kept = rows + read.rows, kept + block.rows
             bytes_done = bytes_before[item.source] + read.source_bytes
-            job.progress(rows, bytes_done, plan.source_bytes)
+            job.progress(kept, bytes_done, plan.source_bytes)
             quotas.check(bytes_done)
             if journal is not None:
                 journal.note(item.source, read.next_start, rows, bytes_done, router.rows)
@@ -593,7 +593,7 @@ def _read_on_nodes(
 
     reading.number_rows()
     router.begin(place.source, place.counts)
-    job.progress(place.rows, place.bytes, total)
+    job.progress(sum(place.counts), place.bytes, total)
     reading.read(place, journal, router.record_rows, count)
     job.skipped[:] = reading.skipped
     job.progress(int(router.rows.sum()), total, total)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import SourceOptions, rows_per_block
 from insitu.grid.sources.huggingface import find_classes
-from insitu.grid.sources.pictures import with_images
+from insitu.grid.sources.pictures import require_images, with_images
 from insitu.grid.sources.tables import TableBatch, arrow_errors, roots_of
 from insitu.grid.sources.urls import lies_behind_url
 
@@ -44,6 +44,7 @@ class IpcTable:
             first = next((batch for batch, *_ in self._batches() if batch.num_rows), None)
             if first is None:
                 raise SourceError(f"{path} has no rows. Leave it out")
+            require_images(first.schema, options.images, path)
             few = first.slice(0, _FEW if options.images else _SAMPLE_ROWS)
             self.sample = with_images(few, options.images, path)
             self.schema = self.sample.schema

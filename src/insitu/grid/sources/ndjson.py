@@ -21,8 +21,10 @@ import pyarrow.json as pa_json
 
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import SourceOptions
+from insitu.grid.sources.column_options import DTYPES
 from insitu.grid.sources.drawings import Strokes, fit_square, render
 from insitu.grid.sources.lossy import find_lossy, list_large, list_long, texts_of_json
+from insitu.grid.sources.ndjson_rows import find_misfit, write_texts
 from insitu.grid.sources.packing import Lines, add_packings, is_packed, read_lines
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.table_layout import ColumnProblems, Problem, flatten_schema
@@ -45,6 +47,7 @@ _ZONE = r"\d(Z|[+-]\d\d:?\d\d)$"
 """Ends a time that has a zone."""
 _SIGNS = (ord("+"), ord("-"))
 _SEPARATORS = (ord(":"), ord("-"))
+_CHANGED = re.compile(r"Column\(/(.+?)\) changed from (\w+) to (\w+)( in row \d+)")
 _STROKES = pa.list_(pa.list_(pa.list_(pa.float64())))
 
 
@@ -63,17 +66,26 @@ class NdjsonTable:
         if sample is None:
             raise SourceError(f"{path} has no lines. Leave it out")
         _check_text(sample.text, path)
+        given = options.fields.dtypes
         #: Columns that the user wants as floats: what these lose is meant.
-        self._floats = {name for name, dtype in options.fields.dtypes.items() if dtype.startswith("float")}
+        self._floats = {name for name, dtype in given.items() if dtype.startswith("float")}
+        #: Columns that the user wants as text, whichever values they have.
+        self._texts = {name for name, dtype in given.items() if dtype == "str"}
+        #: Columns of whole numbers that int64 doesn't hold.
+        self._long: list[str] = []
+        self._schema = pa.schema([])
         self._schema = self._infer_schema(sample)
+        for name in sorted(given.keys() - dict(flatten_schema(self._schema)).keys()):
+            if self._has_key(name):
+                kind = pa.large_utf8() if given[name] not in DTYPES else pa.from_numpy_dtype(given[name])
+                self._schema = pa.schema(_with_kind(list(self._schema), name, kind))
         mixed = [each for each in self._read_zones(sample) if each.column not in options.fields.dtypes]
         batch = self._parse(sample, self._schema)
         if isinstance(batch, Exception):
             raise self._explain(batch, 0, sample) from batch
         self.sample, self.schema = batch, batch.schema
-        self.problems = [*mixed, *self._list_lossy(sample, batch)]
-        #: Columns of whole numbers that int64 doesn't hold.
         self._long = list_long(self._texts_of_large(sample, batch))
+        self.problems = [*mixed, *self._list_lossy(sample, batch)]
         unpacked = sample.end / max(1, sample.source_bytes) if is_packed(path) else 1.0
         # Small drawings make large images.
         each = sample.end / max(1, batch.num_rows)
@@ -113,13 +125,19 @@ class NdjsonTable:
 
     def _parse(self, chunk: Lines, schema: Any) -> Any:
         """Return the objects of a chunk as a record batch, or what parsing raised."""
-        read = pa_json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
-        parse = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
         try:
-            with pa.BufferReader(chunk.text) as stream:
-                batch = pa_json.read_json(stream, read, parse).combine_chunks().to_batches()[0]
+            batch = _read_objects(chunk.text, schema)
         except (pa.ArrowException, OSError, IndexError) as error:
-            return error
+            texts = self._texts & dict(flatten_schema(schema)).keys()
+            if not texts:
+                return error
+            fields = list(schema)
+            for name in texts:
+                fields = _with_kind(fields, name, pa.large_utf8())
+            try:
+                batch = _read_objects(write_texts(chunk.text, texts), pa.schema(fields))
+            except (ValueError, RecursionError, OSError, IndexError):  # Arrow's are of ValueError
+                return error
         if not self._side:
             return batch
         images = render(self._strokes(batch.column(DRAWING)), self._side)
@@ -128,7 +146,10 @@ class NdjsonTable:
 
     def _list_lossy(self, chunk: Lines, batch: Any) -> list[Problem]:
         """Return the columns of float64 with whole numbers that it doesn't hold, such as long ids."""
-        return find_lossy(self._texts_of_large(chunk, batch))
+        found, kinds = self._texts_of_large(chunk, batch), dict(flatten_schema(self._schema))
+        # Those beside numbers with decimals can't be text as they are written.
+        mixed = {name for name in found if pa.types.is_float64(kinds[name])} - {*self._long}
+        return find_lossy({n: (texts, in_list or n in mixed) for n, (texts, in_list) in found.items()})
 
     def _texts_of_large(self, chunk: Lines, batch: Any) -> dict[str, tuple[Any, bool]]:
         """Return (the numbers as they are written, whether they are in lists) of columns with large ones."""
@@ -175,12 +196,13 @@ class NdjsonTable:
     def _infer_schema(self, sample: Lines) -> Any:
         """Return the types that values of the first lines have. Raises SourceError."""
         _check_depth(sample.text, self.path)
-        read = pa_json.ReadOptions(use_threads=False, block_size=len(sample.text) + 1)
         try:
-            with pa.BufferReader(sample.text) as stream:
-                inferred = pa_json.read_json(stream, read).schema
+            inferred = _read_objects(sample.text, None).schema
         except (pa.ArrowException, OSError) as error:
-            raise self._explain(error, 0, sample) from error
+            try:
+                inferred = _read_objects(write_texts(sample.text, self._texts), None).schema
+            except (ValueError, RecursionError, OSError):
+                raise self._explain(error, 0, sample) from error
         if self._side and DRAWING not in inferred.names:
             raise SourceError(
                 f"--render makes an image of the key {DRAWING!r}. Received: {self.path} with the keys "
@@ -202,6 +224,12 @@ class NdjsonTable:
                 )
             fields.append(pa.field(field.name, kind))
         return pa.schema(fields)
+
+    def _has_key(self, name: str) -> bool:
+        """Return whether some line may have a key."""
+        key = f'"{name.rpartition(".")[2]}"'.encode()
+        with contextlib.closing(self._lines(_CHUNK_BYTES, 0)) as chunks:
+            return any(key in chunk.text for chunk in chunks)
 
     def _strokes(self, values: Any) -> Strokes:
         """Return the strokes of drawings. Raises SourceError if they aren't lists of lists x and y."""
@@ -245,6 +273,14 @@ class NdjsonTable:
         """Return what to raise for an error of parsing, with the row's number in the file, not the chunk."""
         if isinstance(error, ColumnProblems) or (isinstance(error, OSError) and is_of_the_system(error)):
             return error
+        mixed = _CHANGED.search(str(error))
+        is_known = len(self._schema) > 0
+        problems = find_misfit(chunk.text, self._schema, rows_before) if is_known else []
+        if mixed and not is_known:
+            name, has = mixed[1].replace("/", "."), f"has a {mixed[2]} and then a {mixed[3]}{mixed[4]}"
+            problems = [Problem(name, f"{has}, counted from 0", ("--dtype", f"{name}=str"))]
+        if problems and not self._side:
+            return ColumnProblems(self.path, problems)
 
         def number(found: re.Match[str]) -> str:
             return "" if rows_before is None else f"{found[1]}{int(found[2]) + rows_before}"
@@ -258,6 +294,29 @@ class NdjsonTable:
             f"first {_SAMPLE_BYTES >> 20} MiB of each file. Correct that row, or name the format with "
             f"--format"
         )
+
+
+def _read_objects(text: bytes, schema: Any) -> Any:
+    """Return objects as a record batch. `schema`: None: it is inferred. Raises what Arrow does."""
+    read = pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+    parse = pa_json.ParseOptions(
+        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
+    )
+    with pa.BufferReader(text) as stream:
+        return pa_json.read_json(stream, read, parse).combine_chunks().to_batches()[0]
+
+
+def _with_kind(fields: list[Any], name: str, kind: Any) -> list[Any]:
+    """Return the fields of a schema with a key, named as in user.age, of a type."""
+    for place, each in enumerate(fields):
+        new = kind
+        if pa.types.is_struct(each.type) and name.startswith(f"{each.name}."):
+            below = [each.type.field(i) for i in range(each.type.num_fields)]
+            new = pa.struct(_with_kind(below, name.removeprefix(f"{each.name}."), kind))
+        elif each.name != name:
+            continue
+        return [*fields[:place], pa.field(each.name, new), *fields[place + 1 :]]
+    return [*fields, pa.field(name, kind)]
 
 
 def _with_types(field: Any, name: str, wanted: Mapping[str, Any]) -> Any:

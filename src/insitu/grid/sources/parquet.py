@@ -15,7 +15,7 @@ from insitu.base.errors import SourceError
 from insitu.grid.sources.base import SourceOptions, rows_per_block
 from insitu.grid.sources.huggingface import find_classes
 from insitu.grid.sources.parallel import map_ordered
-from insitu.grid.sources.pictures import with_images
+from insitu.grid.sources.pictures import require_images, with_images
 from insitu.grid.sources.tables import TableBatch, arrow_errors, roots_of
 from insitu.grid.sources.urls import arrow_input
 
@@ -54,6 +54,7 @@ class ParquetTable:
                     f"{path} is damaged: its footer counts {self.expected_rows} rows, and its row groups "
                     f"{sum(self._group_rows)}{'' if first else ', but they hold none'}. Fetch it again"
                 )
+            require_images(first.schema, options.images, path)
             first = with_images(first, options.images, path)
             self.sample, self.schema = first, first.schema
             # The unpacked content of a dictionary may be much larger than the file, as may images.

@@ -176,6 +176,16 @@ def with_images(batch: Any, shape: Shape | None, path: Path, first_row: int = 0)
     return batch
 
 
+def require_images(schema: Any, shape: Shape | None, path: Path) -> None:
+    """Raise SourceError if images are to be decoded, and no column has some."""
+    if shape is not None and not any(is_image(each.type) for each in schema):
+        raise SourceError(
+            f"--images decodes columns of images, which are structs of bytes and path. Received: {path} with "
+            f"{', '.join(f'{each.name} of type {each.type}' for each in schema)}. Leave it out, or write the "
+            f"bytes of images as such structs, {{'bytes': data, 'path': None}}"
+        )
+
+
 def is_image(kind: Any) -> bool:
     """Return whether an Arrow type is that of images of Hugging Face datasets."""
     if not pa.types.is_struct(kind) or {field.name for field in kind} != _STRUCT:

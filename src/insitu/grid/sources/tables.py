@@ -112,13 +112,15 @@ class ArrowSource:
         self.format, self.path = table.format, table.path
         names = [name for name, _ in flatten_schema(table.schema)]
         self._folders = {n: v for n, v in _read_folders(str(table.path)).items() if n not in names}
+        #: The columns that the names of its folders make.
+        self.folders = self._folders.keys()
         kinds = [(name, _type_of_folder(value)) for name, value in self._folders.items()]
         self.schema = pa.schema([*flatten_schema(table.schema), *kinds])
+        self._layout: tuple[TableColumn, ...] = ()
         self.sample = self._complete(table.sample)
         self.missing, self.problems = table.missing, table.problems
         self.expected_rows = table.expected_rows
         self.columns: tuple[Column, ...] = ()
-        self._layout: tuple[TableColumn, ...] = ()
         self._condition: Condition | None = None
         self._dropped: tuple[str, ...] = ()
 
@@ -233,11 +235,12 @@ class ArrowSource:
         for name, value in self._folders.items():
             names.append(name)
             kind = _type_of_folder(value)
-            arrays.append(
-                pa.repeat(
-                    pa.scalar(None if value == _NO_VALUE else value, pa.large_utf8()), flat.num_rows
-                ).cast(kind)
-            )
+            wanted = next((reading_type(to) for to in self._layout if to.source == name), None)
+            if wanted is not None and (pa.types.is_null(kind) or is_text(wanted)):
+                kind = wanted  # so that a condition compares one type in all files
+            text = pa.scalar(None if value == _NO_VALUE else value, pa.large_utf8())
+            no_values = pa.nulls(flat.num_rows, kind)
+            arrays.append(pa.repeat(text, flat.num_rows).cast(kind) if text.is_valid else no_values)
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def keep_rows(self, batch: Any) -> Any:
@@ -318,7 +321,13 @@ def _read_folders(path: str) -> dict[str, str]:
 
 
 def _type_of_folder(value: str) -> Any:
-    return pa.int64() if re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) else pa.large_utf8()
+    """Return the type of a value that the name of a folder has: of numbers, if these are the same as text."""
+    if value == _NO_VALUE:
+        return pa.null()
+    if re.fullmatch(r"-?\d{1,18}", value) and str(int(value)) == value:
+        return pa.int64()
+    is_float = re.fullmatch(r"-?\d{1,15}\.\d{1,15}", value) and str(float(value)) == value
+    return pa.float64() if is_float else pa.large_utf8()
 
 
 def _without_empty_times(batch: Any, layout: Sequence[TableColumn]) -> Any:

@@ -131,7 +131,7 @@ def test_lists_of_any_length(tmp_path: Path):
     [
         ("[1, 2]\n", "a JSON object on each line"),
         ('{"x": 1}\n{"x": 1\n', "a.ndjson: JSON parse error"),
-        ('{"x": 1}\n{"x": "a"}\n', "JSON parse error"),
+        ('{"x": 1}\n{"x": "a"}\n', "Add --dtype x=str"),
         ('{"x": ' + "[" * 100 + "]" * 100 + "}\n", "may be 64 deep"),
         ('{"x": ' + "[\n" * 100 + "]\n" * 100 + "}\n", "may be 64 deep"),
         ('{"y": "' + "]" * 100 + '", "x": ' + "[" * 100 + "]" * 100 + "}\n", "may be 64 deep"),
@@ -156,7 +156,7 @@ def test_a_later_row_that_doesnt_fit_is_named(tmp_path: Path, line: str):
     source = open_table(path, SourceOptions())
     with pytest.raises(
         SourceError,
-        match=r"a\.ndjson: JSON parse error.*( in row 900|, in the lines from byte \d+ to \d+)",
+        match=r"a\.ndjson(: JSON parse error| can't be imported).*( in row 900|, in the lines from byte \d+)",
     ):
         list(source.blocks(1 << 20))
 
@@ -266,3 +266,64 @@ def test_a_column_of_lists_may_have_no_values_in_one_file(tmp_path: Path) -> Non
     files = [(tmp_path / f"{name}.jsonl", "ndjson") for name in "ab"]
     found = [block for source in open_sources(files, options) for block in source.blocks(1 << 20)]
     assert [block.columns["x"].tolist() for block in found] == [[[1, 2]]]
+
+
+@pytest.mark.parametrize(
+    ("late", "remedy", "given", "found"),
+    [
+        ({"a": 1.5}, ("--dtype", "a=float64"), {"dtypes": {"a": "float64"}}, 1.5),
+        ({"a": "x"}, ("--dtype", "a=str"), {"dtypes": {"a": "str"}}, "x"),
+        ({"a": True}, ("--dtype", "a=str"), {"dtypes": {"a": "str"}}, "true"),
+        ({"a": [1, "ö"]}, ("--dtype", "a=str"), {"dtypes": {"a": "str"}}, '[1, "ö"]'),
+        ({"a": 1 << 63}, ("--dtype", "a=uint64"), {"dtypes": {"a": "uint64"}}, 1 << 63),
+        ({"a": -(1 << 63) - 1}, ("--dtype", "a=float64"), {"dtypes": {"a": "float64"}}, -float(1 << 63)),
+    ],
+)
+def test_the_option_that_takes_a_later_value_is_named(
+    tmp_path: Path, late: dict[str, Any], remedy: tuple[str, ...], given: dict[str, Any], found: Any
+) -> None:
+    first = _SAMPLE_BYTES // 8
+    path = write(tmp_path / "a.ndjson", [{"a": 1}] * first + [late])
+    with pytest.raises(ColumnProblems, match=rf"column 'a' .* in row {first}, counted from 0") as caught:
+        read(path)
+    assert caught.value.remedy == remedy
+    assert read(path, fields=ColumnOptions(**given))["a"][-1] == found
+
+
+def test_a_key_that_comes_late_is_declared(tmp_path: Path) -> None:
+    first = _SAMPLE_BYTES // 8
+    path = write(tmp_path / "a.ndjson", [{"a": {"i": 1}}] * first + [{"a": {"i": 2, "k": 3}, "f": 0.5}])
+    with pytest.raises(ColumnProblems, match=rf"column 'a.k' isn't in the first .* row {first}") as caught:
+        read(path)
+    assert caught.value.remedy == ("--dtype", "a.k=int64", "--fill", "a.k=null")
+    found = read(path, fields=ColumnOptions(dtypes={"a.k": "int64", "f": "float32"}, fills={"a.k": "null"}))
+    assert found["a.k"][-2:] == [0, 3] and found["a.k_is_null"][-2:] == [True, False]
+    assert np.isnan(found["f"][-2]) and found["f"][-1] == 0.5
+    with pytest.raises(InputError, match="--dtype must name a column"):
+        read(path, fields=ColumnOptions(dtypes={"nowhere": "float32"}))
+
+
+def test_values_of_several_types_are_text_if_that_is_wanted(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.ndjson", [{"a": 1, "b": {"c": 2}}, {"a": "x", "b": {"c": [1]}}, {"a": None}])
+    with pytest.raises(ColumnProblems, match="'a' has a number and then a string in row 1") as caught:
+        read(path)
+    assert caught.value.remedy == ("--dtype", "a=str")
+    fields = ColumnOptions(dtypes={"a": "str", "b.c": "str"}, fills={"a": "", "b.c": "null"})
+    found = read(path, fields=fields)
+    assert found["a"] == ["1", "x", ""] and found["b.c"] == ["2", "[1]", ""]
+
+
+@pytest.mark.parametrize("line", ['{"a": 1', '{"a": 1, "a": 2}', '{"a":\n2}', '["a"]'])
+def test_no_line_is_lost_when_values_become_text(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_text('{"a": 1}\n{"a": "x"}\n' + line + "\n")
+    with pytest.raises(SourceError):
+        read(path, fields=ColumnOptions(dtypes={"a": "str"}))
+
+
+def test_the_option_for_long_numbers_beside_decimals_works(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.ndjson", [{"b": (1 << 53) + 1}, {"b": 1.5}])
+    with pytest.raises(ColumnProblems, match="float64 doesn't hold") as caught:
+        read(path)
+    assert caught.value.remedy == ("--dtype", "b=float64")
+    assert read(path, fields=ColumnOptions(dtypes={"b": "float64"}))["b"] == [float(1 << 53), 1.5]

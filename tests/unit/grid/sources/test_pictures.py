@@ -12,8 +12,12 @@ import pyarrow as pa
 import pytest
 from image_files import encode, make_image, scale
 from PIL import Image
+from pyarrow import feather
+from pyarrow import parquet as pq
 
 from insitu.base.errors import DamagedImages, SizeNeeded, SourceError
+from insitu.grid.sources import find_sources, open_all
+from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.pictures import (
     Undecodable,
     decode,
@@ -158,3 +162,14 @@ def test_structs_of_images_that_cannot_be_decoded_are_named() -> None:
         with_images(make_batch([data, b"x", b""]), (6, 5, 3), Path("a.parquet"), 10)
     with pytest.raises(SourceError, match=r"the path 1\.png alone in column 'image' of row 1\."):
         with_images(make_batch([data, None]), (6, 5, 3), Path("a.parquet"))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_size_of_images_is_refused_for_a_table_without_images(tmp_path: Path, name: str) -> None:
+    table = pa.table({"picture": [encode(make_image(0))], "label": [1]})
+    if name == "a.parquet":
+        pq.write_table(table, tmp_path / name)
+    else:
+        feather.write_feather(table, tmp_path / name)
+    with pytest.raises(SourceError, match=r"--images decodes .* Received: .* picture of type binary, label"):
+        open_all(find_sources([str(tmp_path / name)], None), SourceOptions(images=(6, 5, 3)))

@@ -285,6 +285,31 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     assert found == {"x": [1, 2, 3], "year": [2020, 2021, 2021], "city": ["New York"] * 3}
 
 
+@pytest.mark.parametrize(
+    ("values", "options", "dtype", "expected"),
+    [
+        (["1", "20"], {}, "int64", [1, 20]),
+        (["1.5", "2"], {}, "float64", [1.5, 2.0]),
+        (["01", "10"], {}, "str", ["01", "10"]),
+        (["01", "10"], {"where": 'k == "10"'}, "str", ["10"]),
+        (["01", "10"], {"dtype": ["k=int64"]}, "int64", [1, 10]),
+        (["1.50", "2"], {}, "str", ["1.50", "2"]),
+        (["2024-05-01"], {"dtype": ["k=date"]}, "int64", [19844]),
+        (["1", "__HIVE_DEFAULT_PARTITION__"], {"fill": ["k=-1"]}, "int64", [1, -1]),
+        (["1", "__HIVE_DEFAULT_PARTITION__"], {"where": "k < 2", "fill": ["k=0"]}, "int64", [1]),
+        (["01", "__HIVE_DEFAULT_PARTITION__"], {"fill": ["k=?"]}, "str", ["01", "?"]),
+    ],
+)
+def test_names_of_folders_have_one_type(
+    tmp_path: Path, values: list[str], options: Any, dtype: str, expected: list[Any]
+) -> None:
+    for value in values:
+        (tmp_path / f"k={value}").mkdir()
+        pq.write_table(pa.table({"x": [0]}), tmp_path / f"k={value}" / "a.parquet")
+    columns, found = read(tmp_path, [], **options)
+    assert columns[1].dtype == dtype and found["k"] == expected
+
+
 KINDS = st.sampled_from(
     [
         *(pa.int8(), pa.uint16(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.large_string()),
