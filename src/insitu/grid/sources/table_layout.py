@@ -300,10 +300,10 @@ def _plan_column(
     absent = len(tables) - len(found.tables)
     if absent and fill is None and not is_dropped:
         without = next(str(table.path) for table in tables if table not in found.tables)
-        raise _Refused(
-            name, f"isn't in {without}{f' and {absent - 1} more' if absent > 1 else ''}", "--without", name
-        )
-    if fill is None and not is_dropped and not may_be_nan and form != "json":
+        text = f"isn't in {without}{f' and {absent - 1} more' if absent > 1 else ''}"
+        raise _Refused(name, text, *(("--without", name) if column.shape else fill_remedy(name, column)))
+    # Rows that a condition leaves out may miss what they like; reading names what is missing in the others.
+    if fill is None and not is_dropped and not may_be_nan and form != "json" and options.where is None:
         missing = sum(_count_missing(table, name) for table in found.tables)
         if missing:
             raise _Refused(name, describe_missing(missing), *fill_remedy(name, column))

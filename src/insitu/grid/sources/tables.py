@@ -192,13 +192,14 @@ class ArrowSource:
         with arrow_errors(self.path):
             for each in self.batches(block_bytes, start):
                 rows = self.keep_rows(each.rows)
+                row = row if rows is each.rows else None
                 if rows.num_rows:
                     values = {
                         to.column.name: make_values(_column_of(rows, to), to, self.path, row)
                         for to in self._layout
                     }
                     yield Block(values, rows.num_rows, each.source_bytes, each.next_start)
-                row = None if row is None or rows is not each.rows else row + rows.num_rows
+                row = None if row is None else row + rows.num_rows
 
     def batches(self, block_bytes: int, start: int = 0) -> Iterator[TableBatch]:
         """Yield all rows with the columns that are needed, as they are in the table."""

@@ -96,11 +96,21 @@ def test_whole_numbers_that_no_float_holds_are_refused(tmp_path: Path) -> None:
 
 def test_a_column_that_a_file_lacks_is_named(tmp_path: Path) -> None:
     tables = [pa.table({"a": [1], "x": [1.0]}), pa.table({"a": [2]})]
-    with pytest.raises(ColumnProblems, match=r"'x' isn't in .*1\.parquet. Add --without x"):
+    with pytest.raises(ColumnProblems, match=r"'x' isn't in .*1\.parquet. Add --fill x=null"):
         read(tmp_path, tables)
+    found = read(tmp_path, tables, fill=["x=null"])[1]
+    assert found == {"a": [1, 2], "x": [1.0, 0.0], "x_is_null": [False, True]}
     assert read(tmp_path, tables, without=["x"])[1] == {"a": [1, 2]}
     assert read(tmp_path, tables, fill=["x=7"])[1] == {"a": [1, 2], "x": [1.0, 7.0]}
     assert read(tmp_path, tables, drop_nulls=["x"])[1] == {"a": [1], "x": [1.0]}
+
+
+def test_rows_that_a_condition_leaves_out_may_miss_values(tmp_path: Path) -> None:
+    tables = [pa.table({"age": [None, 30, 40], "city": ["Rome", "Oslo", None]})]
+    assert read(tmp_path, tables, where="age is not None and age < 35")[1] == {"age": [30], "city": ["Oslo"]}
+    with pytest.raises(ColumnProblems, match=r"'city' has no value in a block of rows.*--fill city=null"):
+        read(tmp_path, tables, where="age > 35")
+    assert read(tmp_path, tables, where="age > 35", fill=["city=Rome"])[1] == {"age": [40], "city": ["Rome"]}
 
 
 def test_all_problems_come_at_once_and_their_remedies_work(tmp_path: Path) -> None:
