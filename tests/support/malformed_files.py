@@ -193,8 +193,8 @@ def read_all(path: Path, format: str) -> int:
         "tfrecord": SourceOptions(features=RECORD_FEATURES),
         "ndjson": SourceOptions(render=8),
         "webdataset": SourceOptions(images=(4, 6, 3)),
-        "parquet": SourceOptions(images=(4, 6, 3)),
-    }.get(format, SourceOptions())
+        "images.parquet": SourceOptions(images=(4, 6, 3)),
+    }.get(path.name if path.name == "images.parquet" else format, SourceOptions())
     rows = 0
     try:
         for source in open_sources([(path, format)], options):
