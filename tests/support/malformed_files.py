@@ -189,12 +189,17 @@ def format_of(name: str) -> str:
 
 def read_all(path: Path, format: str) -> int:
     """Use every value of a source as an import does. Returns its rows, -1 for a file that is refused."""
+    images = SourceOptions(images=(4, 6, 3))
     options = {
-        "tfrecord": SourceOptions(features=RECORD_FEATURES),
-        "ndjson": SourceOptions(render=8),
-        "webdataset": SourceOptions(images=(4, 6, 3)),
-        "images.parquet": SourceOptions(images=(4, 6, 3)),
-    }.get(path.name if path.name == "images.parquet" else format, SourceOptions())
+        "tfrecord": [SourceOptions(features=RECORD_FEATURES)],
+        "ndjson": [SourceOptions(render=8)],
+        "webdataset": [images],
+        "parquet": [images, SourceOptions()],  # a size is refused for a table without images
+    }.get(format, [SourceOptions()])
+    return max(_read(path, format, each) for each in options)
+
+
+def _read(path: Path, format: str, options: SourceOptions) -> int:
     rows = 0
     try:
         for source in open_sources([(path, format)], options):
