@@ -409,11 +409,6 @@ def bad_not_npz(path: Path) -> Path:
     return path / "a.npz"
 
 
-def bad_twice(path: Path) -> Path:
-    (path / "a.csv").write_text("x,x\n1,2\n")
-    return path / "a.csv"
-
-
 def bad_unknown(path: Path) -> Path:
     (path / "a.xyz").write_text("hello")
     return path / "a.xyz"
@@ -506,7 +501,6 @@ def bad_mixed_formats(path: Path) -> Path:
         (bad_structured, "can't hold"),
         (bad_uneven_npz, "same number of rows"),
         (bad_not_npz, r"not a whole \.npy"),
-        (bad_twice, "name of its own"),
         (bad_unknown, "format .* is unknown.*--format.*Convert files of other formats"),
         (bad_missing, "doesn't exist"),
         (bad_glob, "No file matches"),

@@ -32,7 +32,7 @@ from insitu.grid.sources.base import CsvOptions, SourceOptions
 from insitu.grid.sources.lossy import find_lossy, list_large
 from insitu.grid.sources.packing import PACKINGS, skip_bytes
 from insitu.grid.sources.parallel import map_ordered
-from insitu.grid.sources.table_layout import ColumnProblems, Problem, is_text
+from insitu.grid.sources.table_layout import ColumnProblems, Problem, is_text, number_names
 from insitu.grid.sources.tables import TableBatch, arrow_errors, is_of_the_system
 
 _BLOCK_BYTES = 2 << 20
@@ -176,11 +176,16 @@ class CsvTable:
         """
         dialect = self._dialect
         has_names = dialect.has_header and not is_behind_header
-        given = dict(zip(self._names, self._in_file if has_names else self._names, strict=True))
+        # Arrow finds no column among several of its name, so that others replace those of the file.
+        is_renamed = has_names and len(set(self._in_file)) < len(self._in_file)
+        text = text.lstrip(b"\r\n") if is_renamed else text
+        in_file = self._in_file if has_names and not is_renamed else self._names
+        given = dict(zip(self._names, in_file, strict=True))
         read = pa_csv.ReadOptions(
             use_threads=False,
             block_size=len(text) + 1,
-            column_names=None if has_names else self._names or None,
+            column_names=self._names or None if is_renamed or not has_names else None,
+            skip_rows_after_names=int(is_renamed),
             autogenerate_column_names=not has_names and not self._names,
         )
         parse = pa_csv.ParseOptions(
@@ -291,23 +296,15 @@ class CsvTable:
         raise SourceError(f"{self.path} has no {rows}. Leave it out")
 
     def _name_columns(self, table: Any) -> Any:
-        """Return the first rows under the columns' names, and note these and the types. Raises
-        SourceError."""
+        """Return the first rows under the columns' names, and note these and the types."""
         names = self._in_file = table.schema.names
         if not self._dialect.has_header:
             names = [f"column_{number}" for number in range(1, len(names) + 1)]
             self._notes[:] = [each for each in self._notes if not each.startswith("no header")]
             self._notes.append(f"no header: columns are {names[0]} to {names[-1]}")
-        elif "" in names and names.count("") == 1:  # of an index that pandas wrote
-            place = names.index("")
-            names = [*names[:place], f"column_{place + 1}", *names[place + 1 :]]
-            self._notes[:] = [each for each in self._notes if "without a name" not in each]
-            self._notes.append(f"the column without a name is column_{place + 1}")
-        if len(set(names)) != len(names):
-            raise SourceError(
-                f"{self.path}: each column needs a name of its own. Received: {names}. If the first row "
-                f"has no names, give --no-header"
-            )
+        else:
+            names, said = number_names(names)
+            self._notes += [each for each in said if each not in self._notes]
         self._names = names
         found = {name: _kept_type(each.type) for name, each in zip(names, table.schema, strict=True)}
         #: The type of each column.

@@ -13,7 +13,7 @@ from insitu.base.errors import SourceError
 from insitu.grid.sources.base import SourceOptions, rows_per_block
 from insitu.grid.sources.huggingface import find_classes
 from insitu.grid.sources.pictures import require_images, with_images
-from insitu.grid.sources.tables import TableBatch, arrow_errors, roots_of
+from insitu.grid.sources.tables import TableBatch, arrow_errors, roots_of, select_named
 from insitu.grid.sources.urls import lies_behind_url
 
 _FILE_MAGIC = b"ARROW1"
@@ -59,7 +59,7 @@ class IpcTable:
         names = roots_of(wanted, self.schema)
         for batch, source_bytes, drop_pages in self._batches():
             rows = rows_per_block(max(batch.nbytes / max(1, batch.num_rows), self._row_bytes), block_bytes)
-            kept = batch.select(names)
+            kept = select_named(batch, names)
             for first in range(max(0, start - done), batch.num_rows, rows):
                 part = with_images(kept.slice(first, rows), self._images, self.path, done + first)
                 yield TableBatch(part, source_bytes, done + first + part.num_rows)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from insitu.base.errors import InputError, SourceError
 from insitu.base.wording import hide_password
 from insitu.grid.sources.base import rows_per_block
-from insitu.grid.sources.tables import TableBatch, make_tensors, roots_of
+from insitu.grid.sources.tables import TableBatch, make_tensors, roots_of, select_named
 
 _SAMPLE_ROWS = 1024
 _ROWS_AT_ONCE = 1024
@@ -62,7 +62,7 @@ class BatchStream:
         done = 0
         with contextlib.closing(self._batches(names)) as batches:
             for batch in batches:
-                kept = batch.select(names)
+                kept = select_named(batch, names)
                 rows = rows_per_block(self._row_bytes, block_bytes)
                 for first in range(max(0, start - done), batch.num_rows, rows):
                     part = kept.slice(first, rows)

@@ -112,6 +112,27 @@ def flatten_schema(schema: Any) -> Iterator[tuple[str, Any]]:
             yield each.name, each.type
 
 
+def number_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return (names of which each is there once, notes on those that differ from `names`).
+
+    A later `a` becomes a_2, or the next of a_3, a_4, ... that `names` don't have. A column without a name
+    is column_ and its place, from 1.
+    """
+    taken, used = set(names), set[str]()
+    numbered, notes = [], []
+    for place, given in enumerate(names, 1):
+        name, number = given or f"column_{place}", 2
+        base = name
+        while name in used or (name != given and name in taken):
+            name, number = f"{base}_{number}", number + 1
+        used.add(name)
+        numbered.append(name)
+        if name != given:
+            which = f"column {place}, another {given}," if given else "the column without a name"
+            notes.append(f"{which} is {name}")
+    return numbered, notes
+
+
 def plan_layout(
     tables: Sequence[Described],
     options: ColumnOptions,

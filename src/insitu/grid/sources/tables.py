@@ -13,7 +13,7 @@ import math
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ from insitu.grid.sources.table_layout import (
     is_bytes,
     is_list,
     is_text,
+    number_names,
     plan_layout,
 )
 
@@ -107,18 +108,22 @@ class ArrowSource:
     """A table as a source of an import. It has columns once it is arranged."""
 
     def __init__(self, table: TableReader) -> None:
-        """Raises SourceError for columns that have no name of their own."""
         self._table = table
         self.format, self.path = table.format, table.path
-        names = [name for name, _ in flatten_schema(table.schema)]
+        #: The names of the table's columns, each given once, and notes on those that the table has twice.
+        self._names, self._renamed = number_names(table.schema.names)
+        self._columns = pa.schema(
+            [each.with_name(name) for name, each in zip(self._names, table.schema, strict=True)]
+        )
+        names = [name for name, _ in flatten_schema(self._columns)]
         self._folders = {n: v for n, v in _read_folders(str(table.path)).items() if n not in names}
         #: The columns that the names of its folders make.
         self.folders = self._folders.keys()
         kinds = [(name, _type_of_folder(value)) for name, value in self._folders.items()]
-        self.schema = pa.schema([*flatten_schema(table.schema), *kinds])
+        self.schema = pa.schema([*flatten_schema(self._columns), *kinds])
         self._layout: tuple[TableColumn, ...] = ()
         self.sample = self._complete(table.sample)
-        self.missing, self.problems = table.missing, table.problems
+        self.missing, self.problems = {} if self._renamed else table.missing, table.problems
         self.expected_rows = table.expected_rows
         self.columns: tuple[Column, ...] = ()
         self._condition: Condition | None = None
@@ -132,7 +137,7 @@ class ArrowSource:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was inferred of the file, for users."""
-        found = [*self._table.notes]
+        found = [*self._table.notes, *self._renamed]
         if self._folders:
             found.append(f"columns of folders: {', '.join(self._folders)}")
         kinds = dict(zip(self.schema.names, self.schema.types, strict=True))
@@ -207,6 +212,9 @@ class ArrowSource:
         needed = {*self._dropped, *(self._condition.columns if self._condition else ())}
         wanted |= dict.fromkeys(sorted(needed - wanted.keys()))
         wanted = {name: kind for name, kind in wanted.items() if name not in self._folders}
+        if self._renamed:
+            in_file = dict(zip(self._names, self._table.schema.names, strict=True))
+            wanted = dict.fromkeys(in_file[name] for name in roots_of(wanted, self._columns))
         with contextlib.closing(self._table.batches(block_bytes, start, wanted)) as batches:
             for each in batches:
                 rows = _without_empty_times(self._complete(each.rows), self._layout)
@@ -229,6 +237,11 @@ class ArrowSource:
 
     def _complete(self, batch: Any) -> Any:
         """Return a batch without structs, with the columns of its folders."""
+        if self._renamed:  # all columns of one name are read together, and follow each other as in the file
+            numbered: dict[str, list[str]] = {}
+            for name, in_file in zip(self._names, self._table.schema.names, strict=True):
+                numbered.setdefault(in_file, []).append(name)
+            batch = batch.rename_columns([numbered[name].pop(0) for name in batch.schema.names])
         flat = flatten_batch(batch)
         if not self._folders:
             return flat
@@ -387,6 +400,11 @@ def roots_of(names: Iterable[str], schema: Any) -> list[str]:
             root = root.rpartition(".")[0]
         found |= {root} & roots  # none of a column that this table lacks
     return sorted(found)
+
+
+def select_named(batch: Any, names: Collection[str]) -> Any:
+    """Return a batch with its columns of these names, of which it may have several alike."""
+    return batch.select([place for place, name in enumerate(batch.schema.names) if name in names])
 
 
 def is_of_the_system(error: Exception) -> bool:

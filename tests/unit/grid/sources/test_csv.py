@@ -52,7 +52,6 @@ def test_a_column_may_be_asked_for_as_float64(tmp_path: Path):
     [
         ("a,é\n1,2\n".encode("latin-1"), "Add --encoding cp1252"),
         (b"\0\1\2\n", "Received: binary data"),
-        (b"a,a\n1,2\n", "each column needs a name of its own"),
         (b"a,b\n", "no rows below its header"),
         (b"a\n1\n2,3\n", "Row #3: Expected 1 columns, got 2"),
     ],
@@ -210,6 +209,9 @@ def read_with(path: Path, **options: Any) -> dict[str, list[Any]]:
         (b"a,b\n-9,x\n1,-9\n", {"null_values": ("-9",), "dtypes": {"a": "float64"}}, None),
         (b"t,d\n2020-01-02 03:04:05,2020-01-02\n", {}, {"t": [1577934245000000], "d": [18263]}),
         (b'"a\nb",c\n1,2\n', {}, {"a\nb": [1], "c": [2]}),
+        (b'\n\na,a,"a",a_2,b\n1,2,x,4,5\n', {}, {"a": [1], "a_3": [2], "a_4": ["x"], "a_2": [4], "b": [5]}),
+        (b",a,,column_1\n1,2,3,4\n", {}, {"column_1_2": [1], "a": [2], "column_3": [3], "column_1": [4]}),
+        (b'"a\nb","a\nb"\n1,x\n', {}, {"a\nb": [1], "a\nb_2": ["x"]}),
     ],
 )
 def test_how_text_is_divided_is_seen_or_said(
@@ -409,3 +411,21 @@ def test_leading_zeros_are_seen_behind_signs_and_dates_take_no_second_look(
     (tmp_path / "zeros.csv").write_text(lines + row.format(field).replace("'", '"'))
     CsvTable(tmp_path / "zeros.csv", SourceOptions())
     assert len(reads) > 2, "the first rows were looked at as text, too"
+
+
+def test_a_name_that_is_there_twice_gets_a_number_and_a_note(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,a\n" + "".join(f"{n},x,{n}.5\n" for n in range(50)))
+    (source,) = open_sources([(tmp_path / "a.csv", "csv")], SourceOptions())
+    assert source.notes == ("column 3, another a, is a_2",)
+    found = read_with(tmp_path / "a.csv")
+    assert list(found) == ["a", "b", "a_2"] and found["a"] == [*range(50)]
+    assert found["a_2"] == [n + 0.5 for n in range(50)]
+    only = SourceOptions(fields=ColumnOptions(columns=("a_2",)))
+    (source,) = open_sources([(tmp_path / "a.csv", "csv")], only)
+    assert [v for block in source.blocks(64) for v in block.columns["a_2"]] == found["a_2"]
+
+
+def test_errors_number_rows_below_names_that_are_there_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,a\n1,2\n3,4,5\n")
+    with pytest.raises(SourceError, match="Row #3: Expected 2 columns, got 3"):
+        open_table(tmp_path / "a.csv", SourceOptions())

@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
 import pytest
 
 from insitu.base.errors import InputError, SourceError
 from insitu.base.spec import Column
+from insitu.grid.sources import ColumnOptions, open_sources
+from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
 
 PATH = Path("a.parquet")
@@ -125,3 +129,25 @@ def test_errors_of_arrow_name_the_file_and_those_of_the_system_stay():
         raise pa.ArrowInvalid("no magic")
     with pytest.raises(PermissionError), arrow_errors(PATH):
         raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_name_that_a_table_has_twice_gets_a_number(tmp_path: Path, format: str) -> None:
+    arrays = [pa.array([1, 2]), pa.array(["x", None]), pa.array([{"c": 5}, {"c": 6}]), pa.array([7, None])]
+    table = pa.Table.from_arrays(arrays, names=["b", "a", "b", "b"])
+    path = tmp_path / f"t.{format}"
+    if format == "parquet":
+        pq.write_table(table, path)
+    else:
+        pa.feather.write_feather(table, path)
+    fields = ColumnOptions(columns=("b_3", "a", "b_2.c", "b"), fills={"a": "-", "b_3": "8"})
+    (source,) = open_sources([(path, format)], SourceOptions(fields=fields))
+    assert source.notes == ("column 3, another b, is b_2", "column 4, another b, is b_3")
+    (block,) = source.blocks(1 << 20)
+    values = {name: each.tolist() for name, each in block.columns.items() if name != "a"}
+    assert values == {"b_3": [7, 8], "b_2.c": [5, 6], "b": [1, 2]}
+    assert block.columns["a"].to_pylist() == ["x", "-"]
+    (source,) = open_sources(
+        [(path, format)], SourceOptions(fields=ColumnOptions(columns=("a",), fills={"a": ""}))
+    )
+    assert [block.columns["a"].to_pylist() for block in source.blocks(1 << 20)] == [["x", ""]]
