@@ -7,7 +7,8 @@ Types follow from the first 2 MiB of each file, as Arrow infers them: whole numb
 numbers float64, `true` and `false` bool, times in ISO's form are times, all else text. Whole numbers with
 leading zeros, such as 01234, are text, and so are hexadecimal ones. Whole numbers that only float64 would
 hold, and not exactly, are refused. An empty field is a missing value, but the empty text in a column of
-text. A value further on that doesn't fit its column's type is an error.
+text. A value further on that doesn't fit its column's type is an error. A column that is given a dtype which
+Arrow doesn't make of its text is read as text, and `text_forms.py` makes the values.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import functools
+import itertools
 import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,11 +31,23 @@ import pyarrow.csv as pa_csv
 
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import CsvOptions, SourceOptions
+from insitu.grid.sources.column_options import DTYPES, TEXT_WORDS, ColumnOptions
 from insitu.grid.sources.lossy import find_lossy, list_large
 from insitu.grid.sources.packing import PACKINGS, skip_bytes
 from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.table_layout import ColumnProblems, Problem, is_text, number_names
 from insitu.grid.sources.tables import TableBatch, arrow_errors, is_of_the_system
+from insitu.grid.sources.text_forms import (
+    ask_decimal,
+    describe_hint,
+    find_decimals,
+    first_unfit,
+    read_texts,
+    suggest_dtypes,
+    suggest_times,
+    trim,
+    type_of_dtype,
+)
 
 _BLOCK_BYTES = 2 << 20
 """Bytes from which types follow."""
@@ -85,8 +99,12 @@ class CsvTable:
         self.path = path
         self._notes: list[str] = []
         self.problems: list[Problem] = []
-        #: Columns whose type the user has given: what it loses is meant.
-        self._given = frozenset(options.fields.dtypes)
+        #: The dtypes of columns that the user has given: what they lose is meant.
+        self._given, self._decimal = options.fields.dtypes, options.csv.decimal
+        #: Columns that Arrow can't read as they are given -> the sign before their decimals.
+        self._converted: dict[str, str] = {}
+        #: Columns of text -> what makes values of them.
+        self.hints: dict[str, str] = {}
         self._dialect = self._find_dialect(options.csv)
         #: The names of columns, and those in the file, if it has some.
         self._names: list[str] = []
@@ -106,7 +124,9 @@ class CsvTable:
                 sample = self._read(text, self._types, False)
             else:
                 sample = sample.cast(pa.schema(self._types))
-            self.sample = sample.combine_chunks().to_batches()[0]
+            self._check_given(text, sample, options.fields)
+            self._find_hints(sample)
+            self.sample = self._convert(sample, text, False).combine_chunks().to_batches()[0]
         except (pa.ArrowException, OSError) as error:
             raise self._explain(error, 0) from error
         unpacked = last.end / max(1, last.source_bytes) if self._is_streamed else 1.0
@@ -134,10 +154,11 @@ class CsvTable:
         if not types:  # of rows that have columns of folders alone
             types = {self._names[0]: pa.large_utf8()}
         # A number's leading zeros would be lost, unless the user wants numbers.
+        whole = self._whole - self._given.keys()
         guarded = [
             name
             for name, kind in types.items()
-            if name in self._whole - self._given and not is_text(kind) and not is_text(self._types[name])
+            if name in whole and not is_text(kind) and not is_text(self._types[name])
         ]
         with contextlib.ExitStack() as stack:
             chunks = self._chunks(min(block_bytes, _CHUNK_BYTES), start)
@@ -158,7 +179,9 @@ class CsvTable:
         if not chunk.text.strip():
             return chunk, []
         try:
-            table = self._read(chunk.text, types, chunk.start > 0)
+            as_text = {name: pa.large_utf8() for name in types if name in self._converted}
+            table = self._read(chunk.text, {**types, **as_text}, chunk.start > 0)
+            table = self._convert(table, chunk.text, chunk.start > 0)
             problems = self._list_leading_zeros(chunk, guarded)
             problems += self._list_lossy(chunk.text, table, chunk.start > 0)
             if problems:
@@ -371,6 +394,86 @@ class CsvTable:
         texts = self._read(text, dict.fromkeys(large, pa.large_utf8()), is_behind_header)
         return find_lossy({name: (texts.column(name), False) for name in large})
 
+    def _check_given(self, text: bytes, sample: Any, fields: ColumnOptions) -> None:
+        """Find the columns that Arrow can't read as they are given, and how to read them; name the others."""
+        dtypes = {n: d for n, d in self._given.items() if n in self._names and d not in TEXT_WORDS}
+        table = None
+        with contextlib.suppress(pa.ArrowException):  # all at once, which mostly works
+            kinds = {name: type_of_dtype(dtype) for name, dtype in dtypes.items()}
+            table = self._read(text, kinds, False) if kinds else None
+        for name, dtype in dtypes.items():
+            kind = type_of_dtype(dtype)
+            with contextlib.suppress(pa.ArrowException):
+                values = (self._read(text, {name: kind}, False) if table is None else table).column(name)
+                if fields.where is not None:
+                    continue  # what else may not fit is in rows that are dropped
+                if "%" in dtype:
+                    read_texts(trim(values, self._null_values), dtype, ".")
+                elif dtype in DTYPES and not pa.types.is_floating(kind):
+                    values.cast(pa.from_numpy_dtype(np.dtype(dtype)))
+                continue
+            inferred, texts = sample.schema.field(name).type, self._read_trimmed(text, name)
+            signs = find_decimals(texts, dtype, self._usual) if is_text(inferred) else []
+            if len(signs) == 1:
+                self._converted[name] = signs[0]
+            elif signs:
+                found, sign = ask_decimal(texts, dtype), "." if self._dialect.delimiter == "," else ","
+                self.problems.append(Problem(name, found, ("--decimal", sign), True))
+            else:
+                self.problems.append(self._refuse_given(name, texts, inferred, text))
+
+    def _refuse_given(self, name: str, texts: Any, inferred: Any, text: bytes) -> Problem:
+        dtype = self._given[name]
+        # The sign by which more values fit is the one that is meant.
+        places = [first_unfit(texts, dtype, sign) for sign in ".,"]
+        place = max(pc.index(texts.is_valid(), True).as_py(), *(each or 0 for each in places))
+        fitting = suggest_times(texts) if pa.types.is_temporal(type_of_dtype(dtype)) or "%" in dtype else []
+        if not fitting and (pa.types.is_int64(inferred) or pa.types.is_floating(inferred)):
+            fitting = ["int64" if pa.types.is_int64(inferred) else "float64"]
+        fitting = fitting or suggest_dtypes(texts, self._usual) or ["str"]
+        either = f", which {' and '.join(fitting)} take alike" if len(fitting) > 1 else ""
+        line = _line_of(text, place, self._dialect)
+        found = f"is given as {dtype}, and has {texts[place].as_py()[:80]!r} in {line}{either}"
+        return Problem(name, found, ("--dtype", f"{name}={fitting[0]}"), True)
+
+    def _find_hints(self, sample: Any) -> None:
+        """Note which columns of text have values that `--dtype` makes."""
+        for each in sample.schema:
+            if is_text(each.type) and each.name not in self._given:
+                texts = sample.column(each.name).combine_chunks()
+                if hint := describe_hint(each.name, texts, self._null_values, self._usual):
+                    self.hints[each.name] = hint
+
+    @property
+    def _usual(self) -> str | None:
+        """The sign before decimals that the user gives, or that the file's other numbers have."""
+        return self._decimal or ("," if self._dialect.decimal == "," else None)
+
+    @property
+    def _null_values(self) -> list[str]:
+        return list(self._dialect.null_values) or pa_csv.ConvertOptions().null_values
+
+    def _read_trimmed(self, text: bytes, name: str) -> Any:
+        column = self._read(text, {name: pa.large_utf8()}, False).column(name)
+        return trim(column.combine_chunks(), self._null_values)
+
+    def _convert(self, table: Any, text: bytes, is_behind_header: bool) -> Any:
+        """Return rows with the values of columns that Arrow reads as text. Raises ArrowInvalid."""
+        for name in [each for each in table.schema.names if each in self._converted]:
+            dtype, sign = self._given[name], self._converted[name]
+            texts = trim(table.column(name).combine_chunks(), self._null_values)
+            try:
+                values = read_texts(texts, dtype, sign)
+            except pa.ArrowException as error:
+                place = first_unfit(texts, dtype, sign) or 0
+                row = place + 1 + (self._dialect.has_header and not is_behind_header)
+                raise pa.ArrowInvalid(  # as Arrow says it
+                    f"In CSV column #{self._names.index(name)}: Row #{row}: CSV conversion error to {dtype}: "
+                    f"invalid value '{texts[place]}'"
+                ) from error
+            table = table.set_column(table.schema.get_field_index(name), name, values)
+        return table
+
     def _list_leading_zeros(self, chunk: _Chunk, guarded: list[str]) -> list[Problem]:
         if not guarded or not _may_have_leading_zeros(chunk.text, self._dialect):
             return []
@@ -425,13 +528,17 @@ class CsvTable:
             fitting = "float64" if _NUMBER.fullmatch(value) and "," not in value else "str"
             if value.strip().isdecimal():  # which int64 doesn't hold
                 fitting = "uint64" if len(value) <= 20 and int(value) < 1 << 64 else "str"
+            given = self._given.get(name)
+            if given == fitting or not found[2].startswith(("int", "uint", "float", "double")):
+                fitting = "str"
+            kind = f"{found[2]} by the first {_BLOCK_BYTES >> 20} MiB of the file"
+            kind = f"given as {given}" if given else kind
             return ColumnProblems(
                 self.path,
                 [
                     Problem(
                         name,
-                        f"is {found[2]} by the first {_BLOCK_BYTES >> 20} MiB of the file, and has "
-                        f"{value[:80]!r}{f' in {row[0].lower()}' if row else ''}",
+                        f"is {kind}, and has {value[:80]!r}{f' in {row[0].lower()}' if row else ''}",
                         ("--dtype", f"{name}={fitting}"),
                     )
                 ],
@@ -557,6 +664,19 @@ def _without_comments(text: bytes, dialect: _Dialect) -> bytes:
         kept.append(text[place:end])
         place = comment.end()
     return b"".join(kept)
+
+
+def _line_of(text: bytes, place: int, dialect: _Dialect) -> str:
+    """Return such as `line 3`, where the row of values `place` begins, from 0. Without the comments of a file
+    lines can't be counted."""
+    row = place + dialect.has_header
+    if dialect.comment:
+        return f"row #{row + 1}"
+    pattern = _row(dialect.delimiter, str(dialect.quote)) if dialect.quote else rb"[^\r\n]*(?>\r\n?|\n)"
+    rows = (found.start() for found in re.finditer(pattern, text) if found[0].strip(b"\r\n"))
+    start = next(itertools.islice(rows, row, None), len(text.rstrip(b"\r\n").rpartition(b"\n")[0]) + 1)
+    ends = re.findall(rb"\r\n?|\n", text[:start])
+    return f"line {len(ends) + 1}"
 
 
 def _may_have_leading_zeros(text: bytes, dialect: _Dialect) -> bool:

@@ -37,6 +37,8 @@ class Problem:
     text: str
     #: The arguments of the command line that take it.
     remedy: tuple[str, ...]
+    #: Whether it is about the dtype that the user gives it.
+    is_given: bool = False
 
     def __str__(self) -> str:
         return f"column {self.column!r} {self.text}" if self.column else self.text
@@ -157,12 +159,13 @@ def plan_layout(
     # Floats, and times, are none to columns that aren't made of them, nor a comma to those that are left out.
     floats = {each.source for each in layout if each.column.dtype.startswith("float") or each.column.logical}
     commas = set(chosen) - options.dtypes.keys()
-    problems[:0] = [
-        problem
-        for table in tables
-        for problem in table.problems
-        if not problem.column or problem.column in (floats if problem.remedy[0] == "--dtype" else commas)
-    ]
+
+    def concerns(problem: Problem) -> bool:
+        if not problem.column or problem.is_given:
+            return not problem.column or problem.column in chosen
+        return problem.column in (floats if problem.remedy[0] == "--dtype" else commas)
+
+    problems[:0] = [problem for table in tables for problem in table.problems if concerns(problem)]
     if problems:
         raise ColumnProblems(tables[0].path, problems, layout)
     names = [each.column.name for each in layout]

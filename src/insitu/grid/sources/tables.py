@@ -143,6 +143,9 @@ class ArrowSource:
         kinds = dict(zip(self.schema.names, self.schema.types, strict=True))
         for to in self._layout:
             kind = kinds.get(to.source)
+            hint = getattr(self._table, "hints", {}).get(to.source)
+            if hint and to.column.dtype == TEXT:
+                found.append(hint)
             if to.column.logical:
                 found.append(f"{to.source}: {to.column.logical} as int64")
             elif kind is not None and pa.types.is_decimal(kind):

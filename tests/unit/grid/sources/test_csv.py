@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -429,3 +431,132 @@ def test_errors_number_rows_below_names_that_are_there_twice(tmp_path: Path) -> 
     (tmp_path / "a.csv").write_text("a,a\n1,2\n3,4,5\n")
     with pytest.raises(SourceError, match="Row #3: Expected 2 columns, got 3"):
         open_table(tmp_path / "a.csv", SourceOptions())
+
+
+GERMAN = ["1.234,50", "5,00", "-1.000.000,25", "12"]
+AMERICAN = ["1,234.50", "5.00", "-1,000,000.25", "12"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "dtype", "thousands", "decimal"),
+    [
+        (GERMAN, "float64", ".", ","),
+        (AMERICAN, "float64", ",", "."),
+        (["1,234", "12,345,678", "-5", "+7"], "int64", ",", "."),
+        (["1.234,00", "5,0"], "int64", ".", ","),
+        (["1,5", "0,123"], "float64", ".", ","),
+        (["1,234,567", "12"], "float32", ",", "."),
+    ],
+)
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_numbers_with_thousands_are_read_as_they_are_given(
+    tmp_path: Path, texts: list[str], dtype: str, thousands: str, decimal: str, delimiter: str
+) -> None:
+    path = tmp_path / "a.csv"
+    texts = texts * 50
+    path.write_text(f"x{delimiter}y\n" + "".join(f'"{text}"{delimiter}a\n' for text in texts))
+    table = pd.read_csv(path, sep=delimiter, thousands=thousands, decimal=decimal)
+    found = read_with(path, dtypes={"x": dtype})["x"]
+    assert found == table["x"].astype(dtype).tolist()
+
+
+@pytest.mark.parametrize("pair", [("yes", "no"), ("Y", "N"), ("t", "F"), ("TrUe", "false"), ("1", "No")])
+def test_words_are_bools_if_they_are_given_as_such(tmp_path: Path, pair: tuple[str, str]) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{pair[n % 2]},a\n" for n in range(99)))
+    assert read_with(tmp_path / "a.csv", dtypes={"x": "bool"})["x"] == [n % 2 == 0 for n in range(99)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "option"),
+    [
+        (GERMAN, "--dtype 'a b=float64' makes numbers"),
+        (AMERICAN, "--dtype 'a b=float64' makes numbers"),
+        (["1,234", "2,500"], "--dtype 'a b=int64' makes numbers"),
+        (["31.12.2020", "1.2.2021", ""], "--dtype 'a b=%d.%m.%Y' makes times"),
+        (["12/31/2020"], "--dtype 'a b=%m/%d/%Y' makes times"),
+        (["31/12/20 10:30"], "--dtype 'a b=%d/%m/%y %H:%M' makes times"),
+        (["3/4/2020"], "--dtype 'a b=%d/%m/%Y' or --dtype 'a b=%m/%d/%Y' makes times"),
+        (["yes", "No", ""], "--dtype 'a b=bool' makes bools"),
+        (["T", "f"], "--dtype 'a b=bool' makes bools"),
+        (["yes", "maybe"], ""),
+        (["yes"], ""),
+        (["1,000"], ""),
+        (["007", "1,234"], ""),
+        (["1.2.3", "1.10.2"], ""),
+        (["31.13.2020"], ""),
+        (["5 Main St", "1,234"], ""),
+    ],
+)
+def test_text_that_looks_like_other_values_gets_a_note(tmp_path: Path, texts: list[str], option: str) -> None:
+    (tmp_path / "a.csv").write_text("a b,y\n" + "".join(f'"{text}",1\n' for text in texts))
+    (source,) = open_sources([(tmp_path / "a.csv", "csv")], SourceOptions())
+    assert source.notes == ((f"a b: text such as {texts[0]}; {option} of it",) if option else ())
+    for said in shlex.split(option)[1:2]:
+        name, _, dtype = said.partition("=")
+        filled = SourceOptions(fields=ColumnOptions(dtypes={name: dtype}, fills={name: "0"}))
+        (source,) = open_sources([(tmp_path / "a.csv", "csv")], filled)
+        assert sum(block.rows for block in source.blocks(1 << 20)) == len(texts)
+    left_out = SourceOptions(fields=ColumnOptions(without=frozenset({"a b"})))
+    (source,) = open_sources([(tmp_path / "a.csv", "csv")], left_out)
+    assert not source.notes
+
+
+def test_all_columns_that_are_not_as_they_are_given_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    rows = ['1,1,2020-01-01,"1,5",true,1,20200102', '300,2.5,31.12.2020,"x\ny",5,2,20200103']
+    path.write_text("\na,b,c,d,e,f,g\n" + "\n".join(rows) + "\n")
+    dtypes = {"a": "uint8", "b": "int64", "c": "date", "d": "float64", "e": "bool", "f": "int8", "g": "date"}
+    with pytest.raises(ColumnProblems) as caught:
+        read_with(path, dtypes=dtypes)
+    assert list(map(str, caught.value.problems)) == [
+        "column 'a' is given as uint8, and has '300' in line 4",
+        "column 'b' is given as int64, and has '2.5' in line 4",
+        "column 'c' is given as date, and has '31.12.2020' in line 4",
+        "column 'd' is given as float64, and has 'x\\ny' in line 4",
+        "column 'e' is given as bool, and has '5' in line 4",
+        "column 'g' is given as date, and has '20200102' in line 3",
+    ]
+    advised = dict(each.partition("=")[::2] for each in caught.value.remedy[1::2])
+    assert advised == {"a": "int64", "b": "float64", "c": "str", "d": "str", "e": "str", "g": "%Y%m%d"}
+    assert read_with(path, dtypes=dtypes | advised)["a"] == [1, 300]
+    path.write_text("c,d\n31.12.2020,1\n01.02.2021,x\n")
+    with pytest.raises(ColumnProblems, match=r"line 2.*Add --dtype c=%d\.%m\.%Y"):
+        read_with(path, dtypes={"c": "timestamp"})
+    with pytest.raises(ColumnProblems, match=r"given as %m/%d/%Y.*'31.12.2020' in line 2.*c=%d.%m.%Y"):
+        read_with(path, dtypes={"c": "%m/%d/%Y"})
+    kept = SourceOptions(fields=ColumnOptions(dtypes={"c": "%m/%d/%Y"}, without=frozenset({"c"})))
+    (source,) = open_sources([(path, "csv")], kept)
+    assert [column.name for column in source.columns] == ["d"]
+
+
+def test_thousands_that_may_be_decimals_are_asked(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('x,y\n"1,000",a\n"2,500",b\n')
+    message = r"1,000 may group thousands \(--decimal \.\) or have decimals \(--decimal ,\). Add --decimal \."
+    with pytest.raises(ColumnProblems, match=message):
+        read_with(path, dtypes={"x": "float64"})
+    assert read_with(path, dtypes={"x": "float64"}, decimal=".")["x"] == [1000, 2500]
+    assert read_with(path, dtypes={"x": "float64"}, decimal=",")["x"] == [1, 2.5]
+    path.write_text("x,y\n,a\n1.000,b\n")
+    with pytest.raises(ColumnProblems, match=r"'1\.000' in line 3;.*Add --dtype x=float64"):
+        read_with(path, dtypes={"x": "int64"})
+    path.write_text("x,y\n1.000,a\n2.500,b\n")  # no thousands, since they are read as floats
+    with pytest.raises(ColumnProblems, match=r"'2\.500' in line 3\. Add --dtype x=float64"):
+        read_with(path, dtypes={"x": "int64"})
+
+
+def test_a_later_value_that_is_not_as_given_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("insitu.grid.sources.csv._BLOCK_BYTES", 40)
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n" + '"1.234,5",yes\n' * 20 + '"1,234.5",no\n')
+    with pytest.raises(ColumnProblems, match=r"is given as float64, and has '1,234\.5' in row #22.*x=str"):
+        read_with(path, dtypes={"x": "float64"})
+    path.write_text("x,y\n" + '"1.234,5",yes\n' * 20 + "1.5,no\n")
+    with pytest.raises(ColumnProblems, match=r"has '1\.5' in row #22. Add --dtype x=str"):
+        read_with(path, dtypes={"x": "float64"})
+    path.write_text("x,y\n" + "1,yes\n" * 20 + "1,maybe\n")
+    with pytest.raises(ColumnProblems, match=r"'y' is given as bool, and has 'maybe' in row #22.*y=str"):
+        read_with(path, dtypes={"y": "bool"})
+    path.write_text("x,y\n" + "true,a\n" * 20 + "5,b\n")
+    with pytest.raises(ColumnProblems, match=r"'x' is bool by the first.*x=str"):
+        read_with(path)
