@@ -515,7 +515,7 @@ class CsvTable:
             return error
         if "invalid UTF8" in str(error):
             return _undecodable(self.path, "", "bytes that no UTF-8 text has")
-        before = None if rows_before is None else rows_before + bool(rows_before)
+        before = None if rows_before is None else rows_before + (rows_before > 0 and self._dialect.has_header)
 
         def number(found: re.Match[str]) -> str:
             return "" if before is None else f"Row #{int(found[1]) + before}: "

@@ -545,6 +545,21 @@ def test_thousands_that_may_be_decimals_are_asked(tmp_path: Path) -> None:
         read_with(path, dtypes={"x": "int64"})
 
 
+@pytest.mark.parametrize("has_header", [False, True])
+@pytest.mark.parametrize("wrong", [14, 60])
+def test_rows_are_counted_alike_in_all_parts_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_header: bool, wrong: int
+) -> None:
+    """From 1, the header among them."""
+    monkeypatch.setattr("insitu.grid.sources.csv._BLOCK_BYTES", 20)
+    rows = ["1,2\n"] * 99
+    rows.insert(wrong - 1, "a,2\n")
+    path = tmp_path / "a.csv"
+    path.write_text("".join(["x,y\n"] * has_header + rows))
+    with pytest.raises(ColumnProblems, match=rf"has 'a' in row #{wrong + has_header}\. "):
+        read_with(path, header=has_header)
+
+
 def test_a_later_value_that_is_not_as_given_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("insitu.grid.sources.csv._BLOCK_BYTES", 40)
     path = tmp_path / "a.csv"
