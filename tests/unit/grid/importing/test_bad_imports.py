@@ -184,7 +184,7 @@ def make_cases() -> Iterator[tuple[str, dict[str, bytes], dict[str, Any]]]:
         *(
             b"a,b\n",
             b"\n\n",
-            b"a,a\n1,2\n",
+            b"a,a\n1,2\n3,4,5\n",
             b"a,b\n1\n",
             b"a,b\n1,2,3\n",
             b'a,b\n"1,2\n',

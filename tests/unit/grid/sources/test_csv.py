@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -455,9 +454,8 @@ def test_numbers_with_thousands_are_read_as_they_are_given(
     path = tmp_path / "a.csv"
     texts = texts * 50
     path.write_text(f"x{delimiter}y\n" + "".join(f'"{text}"{delimiter}a\n' for text in texts))
-    table = pd.read_csv(path, sep=delimiter, thousands=thousands, decimal=decimal)
-    found = read_with(path, dtypes={"x": dtype})["x"]
-    assert found == table["x"].astype(dtype).tolist()
+    plain = [float(text.replace(thousands, "").replace(decimal, ".")) for text in texts]
+    assert read_with(path, dtypes={"x": dtype})["x"] == np.array(plain).astype(dtype).tolist()
 
 
 @pytest.mark.parametrize("pair", [("yes", "no"), ("Y", "N"), ("t", "F"), ("TrUe", "false"), ("1", "No")])
