@@ -42,6 +42,7 @@ from insitu.grid.sources.table_layout import (
     number_names,
     plan_layout,
 )
+from insitu.grid.sources.text_forms import parse_times
 
 _PART_OF_FOLDER = re.compile(r"([A-Za-z_][\w .-]*)=(.*)")
 """The name of a folder whose files have one value of a column, as Hive writes them."""
@@ -610,7 +611,7 @@ def _parse_fill(to: TableColumn) -> Any:
         kind = logical_type(to.column)
         if to.form and text != "0":
             with contextlib.suppress(pa.ArrowException):
-                return _parse_times(pa.scalar(text), to.form, kind)
+                return parse_times(pa.array([text]), to.form, kind.unit).cast(kind)[0]
         if not re.fullmatch(r"-?\d+", text):
             return pa.scalar(text).cast(kind)
         return pa.scalar(int(text), pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
@@ -622,10 +623,6 @@ def _parse_fill(to: TableColumn) -> Any:
     if dtype.kind == "f":
         return pa.scalar(dtype.type(float(text)), pa.from_numpy_dtype(dtype))
     return pa.scalar(int(text), pa.from_numpy_dtype(dtype))
-
-
-def _parse_times(values: Any, form: str, kind: Any) -> Any:
-    return pc.strptime(values, format=form, unit=kind.unit, error_is_null=False).cast(kind)
 
 
 def _filled(values: Any, fill: Any) -> Any:
@@ -657,7 +654,7 @@ def _make_numbers(values: Any, to: TableColumn, path: object) -> Any:
         kind = logical_type(column)
         if to.form:  # such as of 20240131, which is a number
             values = values if is_text(values.type) else values.cast(pa.large_utf8())
-            values = _parse_times(values, to.form, kind)
+            values = parse_times(values, to.form, kind.unit)
         values = values.cast(kind)
         values = values if to.fill is None else _filled(values, _parse_fill(to))
         narrow = pa.int32() if kind.bit_width == 32 else pa.int64()

@@ -51,7 +51,7 @@ def read_texts(texts: Any, dtype: str, decimal: str) -> Any:
     of `.` and `,` may group thousands. Raises ArrowInvalid if one doesn't fit."""
     kind = type_of_dtype(dtype)
     if "%" in dtype:
-        return pc.strptime(texts, format=dtype, unit="us", error_is_null=False)
+        return parse_times(texts, dtype, "us")
     if pa.types.is_temporal(kind):
         return texts.cast(kind)
     if dtype == "bool":
@@ -71,9 +71,35 @@ def read_texts(texts: Any, dtype: str, decimal: str) -> Any:
     return (plain if is_float else pc.replace_substring_regex(plain, r"\.0*$", "")).cast(kind)
 
 
-def _require(fits: Any, texts: Any) -> None:
-    if not pc.all(pc.or_(fits.fill_null(False), pc.is_null(texts))).as_py():
-        raise pa.ArrowInvalid("a text doesn't fit")
+def parse_times(texts: Any, form: str, unit: str) -> Any:
+    """Return texts as times by a form of `strptime`. Raises ArrowInvalid if one doesn't fit.
+
+    Arrow takes 31.02.2020 for 2 March, and 21 for the year 21. So times on the first three days of a month,
+    and in such years, are written by the form again, and must have the numbers of their texts.
+    """
+    times = pc.strptime(texts, format=form, unit=unit, error_is_null=False)
+    local, bare = times, form.removesuffix("%z")
+    if bare != form:
+        texts = pc.replace_substring_regex(texts, r"\s*([-+]\d\d:?\d\d|Z)$", "")
+        local = pc.strptime(texts, format=bare, unit=unit, error_is_null=False)
+    if not re.search("%[Zsz]", bare):  # Arrow can't write these
+        is_doubtful = pc.or_(pc.less_equal(pc.day(local), 3), pc.less(pc.year(local), 1000))
+        texts, local = texts.filter(is_doubtful), local.filter(is_doubtful)
+        written = pc.strftime(local.cast(pa.timestamp("s")), format=bare)
+        _require(pc.equal(_numbers_in(written), _numbers_in(texts)), texts)
+    return times
+
+
+def _numbers_in(texts: Any) -> Any:
+    """Return the numbers in texts, those of two digits without a leading zero."""
+    spaced = pc.utf8_trim(pc.replace_substring_regex(texts, r"\D+", " "), " ")
+    return pc.replace_substring_regex(spaced.cast(pa.large_utf8()), r"\b0(\d)\b", r"\1")
+
+
+def _require(fitting: Any, texts: Any) -> None:
+    wrong = pc.index(pc.or_(fitting.fill_null(True), pc.is_null(texts)), False).as_py()
+    if wrong >= 0:
+        raise pa.ArrowInvalid(f"{texts[wrong].as_py()[:80]!r} doesn't fit")
 
 
 def fits(texts: Any, dtype: str, decimal: str) -> bool:
