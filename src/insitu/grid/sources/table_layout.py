@@ -203,9 +203,7 @@ def _match_columns(tables: Sequence[Described]) -> dict[str, _Found]:
             known.tables.append(table)
             wider = widen(known.kind, each.type)
             if wider is None and each.name in getattr(table, "folders", ()):
-                wider = (
-                    pa.large_utf8()
-                )  # such as month=01 and month=10, which are text in the names of folders
+                wider = pa.large_utf8()  # such as of month=01 and month=10
             if wider is None:
                 known.conflict = known.conflict or (
                     f"is {describe_type(known.kind)} in {known.tables[0].path} and "

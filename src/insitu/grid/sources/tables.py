@@ -13,7 +13,7 @@ import math
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -406,9 +406,10 @@ def roots_of(names: Iterable[str], schema: Any) -> list[str]:
     return sorted(found)
 
 
-def select_named(batch: Any, names: Collection[str]) -> Any:
+def select_named(batch: Any, names: Iterable[str]) -> Any:
     """Return a batch with its columns of these names, of which it may have several alike."""
-    return batch.select([place for place, name in enumerate(batch.schema.names) if name in names])
+    wanted = {*names}
+    return batch.select([place for place, name in enumerate(batch.schema.names) if name in wanted])
 
 
 def is_of_the_system(error: Exception) -> bool:
