@@ -31,7 +31,7 @@ import pyarrow.csv as pa_csv
 
 from insitu.base.errors import SourceError
 from insitu.grid.sources.base import CsvOptions, SourceOptions
-from insitu.grid.sources.column_options import DTYPES, TEXT_WORDS, ColumnOptions
+from insitu.grid.sources.column_options import TEXT_WORDS, ColumnOptions
 from insitu.grid.sources.lossy import find_lossy, list_large
 from insitu.grid.sources.packing import PACKINGS, skip_bytes
 from insitu.grid.sources.parallel import map_ordered
@@ -43,6 +43,7 @@ from insitu.grid.sources.text_forms import (
     find_decimals,
     first_unfit,
     read_texts,
+    require_fit,
     suggest_dtypes,
     suggest_times,
     trim,
@@ -397,21 +398,8 @@ class CsvTable:
     def _check_given(self, text: bytes, sample: Any, fields: ColumnOptions) -> None:
         """Find the columns that Arrow can't read as they are given, and how to read them; name the others."""
         dtypes = {n: d for n, d in self._given.items() if n in self._names and d not in TEXT_WORDS}
-        table = None
-        with contextlib.suppress(pa.ArrowException):  # all at once, which mostly works
-            kinds = {name: type_of_dtype(dtype) for name, dtype in dtypes.items()}
-            table = self._read(text, kinds, False) if kinds else None
-        for name, dtype in dtypes.items():
-            kind = type_of_dtype(dtype)
-            with contextlib.suppress(pa.ArrowException):
-                values = (self._read(text, {name: kind}, False) if table is None else table).column(name)
-                if fields.where is not None:
-                    continue  # what else may not fit is in rows that are dropped
-                if "%" in dtype:
-                    read_texts(trim(values, self._null_values), dtype, ".")
-                elif dtype in DTYPES and not pa.types.is_floating(kind):
-                    values.cast(pa.from_numpy_dtype(np.dtype(dtype)))
-                continue
+        for name in self._list_unread(text, dtypes, has_condition=fields.where is not None):
+            dtype = dtypes[name]
             inferred, texts = sample.schema.field(name).type, self._read_trimmed(text, name)
             signs = find_decimals(texts, dtype, self._usual) if is_text(inferred) else []
             if len(signs) == 1:
@@ -421,6 +409,21 @@ class CsvTable:
                 self.problems.append(Problem(name, found, ("--decimal", sign), True))
             else:
                 self.problems.append(self._refuse_given(name, texts, inferred, text))
+
+    def _list_unread(self, text: bytes, dtypes: Mapping[str, str], *, has_condition: bool) -> list[str]:
+        """Return the columns that can't be read as they are given; a condition may drop what doesn't fit."""
+        kinds, table, unread = {name: type_of_dtype(dtype) for name, dtype in dtypes.items()}, None, []
+        with contextlib.suppress(pa.ArrowException):  # all at once, which mostly works
+            table = self._read(text, kinds, False) if kinds else None
+        for name, dtype in dtypes.items():
+            try:
+                found = self._read(text, {name: kinds[name]}, False) if table is None else table
+                values = found.column(name)
+                if not has_condition:
+                    require_fit(trim(values, self._null_values) if "%" in dtype else values, dtype)
+            except pa.ArrowException:
+                unread.append(name)
+        return unread
 
     def _refuse_given(self, name: str, texts: Any, inferred: Any, text: bytes) -> Problem:
         dtype = self._given[name]

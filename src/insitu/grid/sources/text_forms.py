@@ -105,12 +105,18 @@ def _require(fitting: Any, texts: Any) -> None:
 def fits(texts: Any, dtype: str, decimal: str) -> bool:
     """Return whether all texts are values of a dtype."""
     try:
-        values = read_texts(texts, dtype, decimal)
-        if dtype in DTYPES and not pa.types.is_floating(values.type):
-            values.cast(pa.from_numpy_dtype(np.dtype(dtype)))
+        require_fit(read_texts(texts, dtype, decimal), dtype)
     except pa.ArrowException:
         return False
     return True
+
+
+def require_fit(values: Any, dtype: str) -> None:
+    """Raise ArrowInvalid if values of `type_of_dtype` aren't all of the dtype."""
+    if "%" in dtype and not pa.types.is_temporal(values.type):
+        parse_times(values, dtype, "us")
+    elif dtype in DTYPES and not pa.types.is_floating(values.type):
+        values.cast(pa.from_numpy_dtype(np.dtype(dtype)))
 
 
 def first_unfit(texts: Any, dtype: str, decimal: str) -> int | None:
