@@ -133,6 +133,7 @@ if TYPE_CHECKING:
         change_head,
         choose_copy_rate,
         find_head_of_agents,
+        is_of_insitu,
         list_gpus,
         list_jobs_elsewhere,
         make_request,

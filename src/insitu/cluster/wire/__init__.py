@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.wire.detached import open_input, open_log, report_ready, start_detached
     from insitu.cluster.wire.facts import gather_facts, list_gpus, measure_load, read_versions
-    from insitu.cluster.wire.host_environment import FOR_TASKS, adapt_environment, is_of_host, is_of_session
+    from insitu.cluster.wire.host_environment import (
+        FOR_TASKS,
+        adapt_environment,
+        is_of_host,
+        is_of_insitu,
+        is_of_session,
+    )
     from insitu.cluster.wire.hosts_file import HostLine, parse_hosts
     from insitu.cluster.wire.launching import (
         SSH,

@@ -22,12 +22,16 @@ _OF_SESSION = frozenset(
 FOR_TASKS = "INSITU_SET_"
 """Begins the names of variables by which the owner of a host sets others for the tasks there."""
 _PREFIXES_OF_SESSION = ("XDG_", "SLURM_", "RAY_", "KUBERNETES_", "SYSTEMD_")
-_OWN = ("INSITU_", "TF_CONFIG")
 
 
 def is_of_session(name: str) -> bool:
     """Return whether a variable says something about a session on a host, so that another one has its own."""
     return name in _OF_SESSION or name.startswith(_PREFIXES_OF_SESSION)
+
+
+def is_of_insitu(name: str) -> bool:
+    """Return whether insitu sets a variable itself, such as to say which task a process is."""
+    return name.startswith(("INSITU_", "TF_CONFIG"))
 
 
 def is_of_host(name: str) -> bool:
@@ -44,4 +48,4 @@ def adapt_environment(given: Mapping[str, str], own: Mapping[str, str]) -> dict[
     kept = {name: value for name, value in given.items() if not is_of_host(name)}
     of_host = {name: value for name, value in own.items() if is_of_host(name)}
     chosen = {n.removeprefix(FOR_TASKS): value for n, value in own.items() if n.startswith(FOR_TASKS)}
-    return kept | of_host | {n: value for n, value in chosen.items() if not n.startswith(_OWN)}
+    return kept | of_host | {n: value for n, value in chosen.items() if not is_of_insitu(n)}

@@ -26,7 +26,7 @@ from insitu.extensions.kubernetes.objects import (
     make_secret,
 )
 from insitu.extensions.kubernetes.options import ClusterOptions, parse_quantity
-from insitu.extensions.kubernetes.waits import PodState, Snapshot, all_ready, describe_pods
+from insitu.extensions.kubernetes.waits import PodState, Snapshot, all_ready, describe_pods, read_time
 
 Report = Callable[[Sequence[PodState]], None]
 Notify = Callable[[str], None]
@@ -140,13 +140,6 @@ def read_snapshot(client: Client) -> Snapshot:
     except InputError:  # those of all the cluster are for its administrators
         volumes = None
     return Snapshot(sets, pods, claims, sorted(client.list("Event"), key=read_time), volumes)
-
-
-def read_time(event: Object) -> str:
-    """Return when an event happened last, as Kubernetes writes it."""
-    return str(
-        event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
-    )
 
 
 def _list_own_sets(client: Client) -> dict[str, Object]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from insitu.base.errors import JobSpecError
 from insitu.base.spec import JobSpec, NodeId, Placement
-from insitu.cluster import FOR_TASKS, is_secret
+from insitu.cluster import FOR_TASKS, is_of_insitu, is_secret
 from insitu.extensions.kubernetes.objects import (
     GPU_RESOURCE,
     MANAGED_BY,
@@ -26,6 +26,7 @@ from insitu.extensions.kubernetes.objects import (
     make_task_pod,
 )
 from insitu.extensions.kubernetes.options import is_name
+from insitu.extensions.kubernetes.waits import list_conditions
 from insitu.options import JobOptions, options_of
 
 JOB, JOB_LABEL = "job", "insitu.dev/job"
@@ -105,7 +106,7 @@ def _parse_pair(key: str, text: str) -> tuple[str, str]:
         if (found := _SELECTOR.fullmatch(text)) is None:
             raise JobSpecError(f"--pod select=LABEL=VALUE names a label of nodes. Received: 'select={text}'")
         return found["key"], found["value"]
-    if (found := _VARIABLE.fullmatch(text)) is None or found["name"].startswith(("INSITU_", "TF_CONFIG")):
+    if (found := _VARIABLE.fullmatch(text)) is None or is_of_insitu(found["name"]):
         raise JobSpecError(
             f"--pod env=NAME=VALUE sets a variable of the tasks, which isn't one of insitu's own. Received: "
             f"'env={text}'. Names have letters, digits and _"
@@ -288,8 +289,8 @@ def explain_end(each: Object) -> str:
 
 
 def _find_end(each: Object) -> Object | None:
-    conditions = (each.get("status") or {}).get("conditions") or ()
-    return next((one for one in conditions if one["type"] in _ENDED and one["status"] == "True"), None)
+    ends = (one for one in list_conditions(each) if one["type"] in _ENDED and one["status"] == "True")
+    return next(ends, None)
 
 
 def is_suspended(objects: Sequence[Object]) -> bool:

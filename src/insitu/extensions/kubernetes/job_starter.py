@@ -25,7 +25,7 @@ from insitu.extensions.kubernetes.job_pods import (
     store_of,
 )
 from insitu.extensions.kubernetes.objects import QUEUE_LABEL, Object
-from insitu.extensions.kubernetes.waits import Snapshot, explain_pod, is_waiting
+from insitu.extensions.kubernetes.waits import Snapshot, explain_pod, is_waiting, read_time
 
 _REMOVED_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
@@ -155,9 +155,14 @@ def explain_pods(client: Client, job_id: str) -> str:
     waiting = [pod for pod in pods if is_waiting(pod)]
     if not waiting:
         return "" if pods else "its pods are being made"
-    claims = {str(each["metadata"]["name"]): each for each in client.list("PersistentVolumeClaim")}
-    found = Snapshot({}, {}, claims, client.list("Event"))
+    found = read_waits(client)
     for pod in sorted(waiting, key=lambda pod: str(pod["metadata"]["name"])):
         if why := explain_pod(pod, found):
             return f"pod {pod['metadata']['name']} waits for {why}"
     return ""
+
+
+def read_waits(client: Client) -> Snapshot:
+    """Return the claims and events of a namespace, which say what its pods wait for."""
+    claims = {str(each["metadata"]["name"]): each for each in client.list("PersistentVolumeClaim")}
+    return Snapshot({}, {}, claims, sorted(client.list("Event"), key=read_time))

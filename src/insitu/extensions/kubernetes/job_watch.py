@@ -6,8 +6,6 @@ The head's process asks again and again; nothing is kept but a mark in the folde
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -145,12 +143,3 @@ class JobWatch:
                 job.paused.unlink(missing_ok=True)
         except InsituError as error:
             logger.warning("%s: %s: %s", job.root.name, step, error)
-
-
-def run_insitu(*arguments: str) -> bool:
-    """Run a command about a job, as a user would, and log its error. Returns whether it has succeeded."""
-    command = [sys.executable, "-P", "-m", "insitu", *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        logger.warning("`insitu %s`: %s", " ".join(arguments), " ".join(done.stderr.split()))
-    return done.returncode == 0

@@ -126,16 +126,13 @@ class KubernetesPage:
         return read_spec(job).starter == "k8s"
 
     def read_job(self, job: JobPaths) -> dict[str, Any]:
-        from insitu.extensions.kubernetes.cluster import read_time
         from insitu.extensions.kubernetes.job_pods import JOB_LABEL, name_of_job
-        from insitu.extensions.kubernetes.job_starter import list_objects
+        from insitu.extensions.kubernetes.job_starter import list_objects, read_waits
         from insitu.extensions.kubernetes.views import choose_events, describe_job_pods
-        from insitu.extensions.kubernetes.waits import Snapshot
 
         client, name = self.open_client("", ""), job.root.name
         pods = client.list("Pod", f"{JOB_LABEL}={name}")
-        claims = {str(each["metadata"]["name"]): each for each in client.list("PersistentVolumeClaim")}
-        found = Snapshot({}, {}, claims, sorted(client.list("Event"), key=read_time))
+        found = read_waits(client)
         objects = list_objects(client, name).get(name, [])
         queues, workloads = _read_queues(client)
         own = (

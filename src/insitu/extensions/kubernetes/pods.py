@@ -82,7 +82,6 @@ def find_lost_jobs(paths: Paths) -> list[str]:
 
 def _resume_jobs(paths: Paths) -> None:
     """Resume jobs once the agents have joined again, or have had the time to."""
-    from insitu.extensions.kubernetes.job_watch import run_insitu
     from insitu.service import list_nodes
 
     jobs = find_lost_jobs(paths)
@@ -94,7 +93,10 @@ def _resume_jobs(paths: Paths) -> None:
         time.sleep(_LOOK_SECONDS)
     for job in jobs:
         logger.info("resumes %s, whose supervisor has ended", job)
-        run_insitu("resume", "--detach", job)
+        command = [sys.executable, "-P", "-m", "insitu", "resume", "--detach", job]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            logger.warning("%s isn't resumed: %s", job, " ".join(done.stderr.split()))
 
 
 def _watch_jobs(paths: Paths) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from insitu.extensions.kubernetes.cluster import read_time
 from insitu.extensions.kubernetes.objects import GPU_RESOURCE, HEAD, QUEUE_LABEL, STORE, Object
-from insitu.extensions.kubernetes.waits import Snapshot, explain_pod, is_waiting
+from insitu.extensions.kubernetes.waits import Snapshot, explain_pod, find_condition, is_waiting, read_time
 
 _MOST_EVENTS = 30
 _OF_SETS = re.compile(rf"({HEAD}|{STORE})-\d+")
@@ -43,7 +42,7 @@ def _describe_queue(
 ) -> QueueState:
     name, behind = str(queue["metadata"]["name"]), str(queue["spec"].get("clusterQueue") or "")
     status = queue.get("status") or {}
-    waiting = [each for each in workloads if each["spec"].get("queueName") == name and _is_waiting(each)]
+    waiting = [each for each in workloads if each["spec"].get("queueName") == name and _is_queued(each)]
     # Kueue's order: by priority, then by age.
     waiting.sort(key=lambda w: (-int(w["spec"].get("priority") or 0), w["metadata"]["creationTimestamp"]))
     places = {
@@ -71,16 +70,15 @@ def _sum_resources(flavors: Iterable[Object], key: str) -> dict[str, list[str]]:
     return found
 
 
-def _is_waiting(workload: Object) -> bool:
-    conditions = (workload.get("status") or {}).get("conditions") or ()
-    held = {each["type"] for each in conditions if each["status"] == "True"}
-    return not held & {"QuotaReserved", "Finished"}
+def _is_queued(workload: Object) -> bool:
+    return all(
+        find_condition(workload, kind).get("status") != "True" for kind in ("QuotaReserved", "Finished")
+    )
 
 
 def _explain(workload: Object) -> str:
-    conditions = (workload.get("status") or {}).get("conditions") or ()
-    said = [each.get("message") for each in conditions if each["type"] == "QuotaReserved"]
-    return f": {said[-1]}" if said and said[-1] else ""
+    said = find_condition(workload, "QuotaReserved").get("message")
+    return f": {said}" if said else ""
 
 
 def _list_owners(workload: Object) -> list[str]:

@@ -103,23 +103,35 @@ def _describe(pod: str, owner: str, found: Snapshot) -> PodState:
     node = str(seen["spec"].get("nodeName") or "")
     if seen["metadata"].get("deletionTimestamp"):
         return PodState(pod, "ending", node, disk, _explain_end(pod, node, seen))
-    if _find_condition(seen, "Ready").get("status") == "True":
+    if find_condition(seen, "Ready").get("status") == "True":
         return PodState(pod, "ready", node, disk, "")
     if not node:
         return PodState(pod, "pending", "", disk, _explain_place(seen, disk, claim, found.events))
     return PodState(pod, "starting", node, disk, _explain_start(pod, owner, seen, found.events))
 
 
-def _find_condition(seen: Object, kind: str) -> Object:
-    conditions = (seen.get("status") or {}).get("conditions") or ()
-    return next((each for each in conditions if each["type"] == kind), {})
+def list_conditions(seen: Object) -> Sequence[Object]:
+    """Return the conditions of an object; those of one that has just been made are missing."""
+    return (seen.get("status") or {}).get("conditions") or ()
+
+
+def find_condition(seen: Object, kind: str) -> Object:
+    """Return the condition of an object of this type; {} if it has none."""
+    return next((each for each in list_conditions(seen) if each["type"] == kind), {})
+
+
+def read_time(event: Object) -> str:
+    """Return when an event happened last, as Kubernetes writes it."""
+    return str(
+        event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
+    )
 
 
 def _explain_end(pod: str, node: str, seen: Object) -> str:
     seconds = seen["metadata"].get("deletionGracePeriodSeconds", 0)
     lost = any(
         each.get("reason") == "NodeLost" or each["type"] == "DisruptionTarget"
-        for each in (seen.get("status") or {}).get("conditions") or ()
+        for each in list_conditions(seen)
     )
     if lost and node:
         return (
@@ -131,7 +143,7 @@ def _explain_end(pod: str, node: str, seen: Object) -> str:
 
 
 def _explain_place(seen: Object, disk: str, claim: Object | None, events: Sequence[Object]) -> str:
-    scheduled = _find_condition(seen, "PodScheduled")
+    scheduled = find_condition(seen, "PodScheduled")
     said = _shorten(scheduled.get("message", ""))
     if scheduled.get("reason") == "SchedulingGated":
         return "its queue to admit it: see `kubectl get workloads`"

@@ -144,6 +144,18 @@ def test_a_waiting_job_outlasts_an_api_server_that_is_away(
     assert starter.explain_waiting(STORES, may_pause=False).startswith("pod a waits for ")
 
 
+def test_a_waiting_pod_says_what_was_found_last(api: FakeApi, starter: PodStarter) -> None:
+    """The API server lists events by name."""
+    starter.make_places(STORES)
+    pod = api.put("Pod", "a", spec={"nodeName": "n1"}, status={"phase": "Pending"})
+    pod["metadata"]["labels"] = {"insitu.dev/job": JOB}
+    about = {"involvedObject": {"kind": "Pod", "name": "a"}, "reason": "FailedMount", "type": "Warning"}
+    api.put("Event", "a.1", **about, message="new", lastTimestamp="2026-01-02T00:00:00Z")
+    api.put("Event", "a.2", **about, message="old", lastTimestamp="2026-01-01T00:00:00Z")
+    said = starter.explain_waiting(STORES, may_pause=False)
+    assert "new" in said and "old" not in said
+
+
 def test_the_places_of_a_job_are_removed(api: FakeApi, starter: PodStarter) -> None:
     starter.make_places(STORES)
     api.put("Job", "mine")
