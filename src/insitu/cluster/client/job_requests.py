@@ -134,13 +134,13 @@ def resume_job(
             journal.record(ended, ControllerLostEvent(), actions, state)
         resumed, _ = advance(state, ResumedEvent(), now)
         journal.record(now, ResumedEvent(), [], resumed)
-        job.paused.unlink(missing_ok=True)
         try:
             start_supervisor(job, lock, shell.variables)
         except ClusterError as error:
             forget_job(Paths(job.root.parent.parent), name)
             finalize_job(job, error.message, time.time())
             raise
+        job.paused.unlink(missing_ok=True)
         return before
     finally:
         os.close(lock)

@@ -288,6 +288,21 @@ def test_a_paused_job_is_stopped_for_good_and_its_places_go(
     assert len(started) == 1 and not ended.paused.exists()
 
 
+def test_a_paused_job_whose_supervisor_does_not_start_stays_paused(
+    ended: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is tried again."""
+
+    def fail(*arguments: object) -> None:
+        raise ClusterError("no memory")
+
+    monkeypatch.setattr(job_requests, "start_supervisor", fail)
+    ended.paused.touch()
+    with pytest.raises(ClusterError, match="no memory"):
+        resume_job(ended, Shell({"A_TOKEN": "geheim"}), only_paused=True)
+    assert ended.paused.exists()
+
+
 def test_a_job_is_stopped_though_etcd_is_silent(
     job: JobPaths, lock: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
