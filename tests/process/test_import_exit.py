@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from insitu.base.paths import Paths
-from insitu.ui.imports import Imports
+from insitu.ui.started_commands import StartedCommands
 
 RUNS = int(os.environ.get("TEST_RUNS", "400"))
 """Of each kind of end: a hang at exit was seen once in 30 to 100 runs."""
@@ -113,12 +113,12 @@ def test_an_interrupted_import_ends_with_its_code(
 
 @pytest.mark.usefixtures("load")
 def test_the_page_shows_the_reason_as_the_last_line(home: Path, wrong: list[tuple[Path, str]]) -> None:
-    imports = Imports(dict(os.environ))
+    commands = StartedCommands(dict(os.environ))
     for number in range(RUNS // 8):
         source, reason = wrong[number % len(wrong)]
         ended = threading.Event()
-        token = imports.start("c", [str(source)], ["--overwrite"], ended.set)["import"]
-        assert ended.wait(PATIENCE), (number, source, imports.find(token))
-        found = imports.find(token)
+        token = commands.start_import("c", [str(source)], ["--overwrite"], ended.set)["import"]
+        assert ended.wait(PATIENCE), (number, source, commands.find_import(token))
+        found = commands.find_import(token)
         assert found is not None and found["state"] == "failed", found
         assert reason in found["output"][-1], (number, found)

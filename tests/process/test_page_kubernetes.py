@@ -25,7 +25,7 @@ from insitu.ui.access import Access
 from insitu.ui.app import make_application
 from insitu.ui.boards import Boards
 from insitu.ui.guard import AuditLog
-from insitu.ui.imports import Imports
+from insitu.ui.started_commands import StartedCommands
 from insitu.ui.state import UIState
 from insitu.ui.uploads import Uploads
 
@@ -77,7 +77,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         secure=False,
         url=f"http://127.0.0.1:{port}",
         uploads=Uploads(),
-        imports=Imports({}),
+        commands=StartedCommands({}),
         boards=Boards({}),
     )
     app = make_application(state, AuditLog(home / "audit"), find_origins(options, port))

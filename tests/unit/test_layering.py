@@ -326,9 +326,9 @@ def _given_by(door: Path) -> Iterator[tuple[str, str]]:
 
 
 CORE = [path for path in MODULES if room_of(path) != "extensions"]
-LINES, FILES = 129_676, 700
+LINES, FILES = 129_674, 700
 """Of Python in the core, at most: what is added replaces something, or its commit says why not."""
-ALL_LINES = 146_274
+ALL_LINES = 146_272
 """With the extensions."""
 
 

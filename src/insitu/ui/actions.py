@@ -133,7 +133,7 @@ def start_import(state: UIState, form: ImportForm) -> dict[str, Any]:
                     f"A source is a path, or a table of another system, such as ignite://HOST/CACHE. "
                     f"Received: {source}"
                 )
-        return state.imports.start(form.cache, form.sources, options, lambda: None)
+        return state.commands.start_import(form.cache, form.sources, options, lambda: None)
 
     def end() -> None:
         state.uploads.end_use(upload)
@@ -141,7 +141,7 @@ def start_import(state: UIState, form: ImportForm) -> dict[str, Any]:
 
     files = list(map(str, state.uploads.use(upload)))
     try:
-        return state.imports.start(form.cache, files, options, end)
+        return state.commands.start_import(form.cache, files, options, end)
     except BaseException:
         state.uploads.end_use(upload)
         raise

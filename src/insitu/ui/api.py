@@ -198,7 +198,7 @@ async def read_statistics(
 
 @router.get("/imports", summary="Imports that were started here, the latest first")
 async def list_imports(state: State) -> list[Json]:
-    return state.imports.list()
+    return state.commands.list()
 
 
 @router.post("/imports", summary="Start an import", status_code=202)
@@ -210,7 +210,7 @@ async def start_import(form: ImportForm, state: State, request: Request) -> Json
 
 @router.get("/imports/{token}", summary="How an import is")
 async def read_import(token: str, state: State) -> Json:
-    found = state.imports.find(token)
+    found = state.commands.find_import(token)
     if found is None:
         raise HTTPException(404, "No import has this number. GET /api/v1/imports lists them")
     return found

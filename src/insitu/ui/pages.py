@@ -387,7 +387,7 @@ async def show_caches(state: State, session: Asking, example: Text = "") -> HTML
         session=session,
         here="data",
         caches=caches,
-        imports=state.imports.list(),
+        imports=state.commands.list(),
         problem="",
         fields=defaultdict(str, given),
         options=options_at(ImportOptions, "form"),
@@ -399,7 +399,7 @@ async def follow_imports(request: Request, state: State) -> StreamingResponse:
     refuse_too_many(state)
 
     async def read() -> str:
-        return render("_imports.html", imports=state.imports.list())
+        return render("_imports.html", imports=state.commands.list())
 
     async def events() -> AsyncIterator[bytes]:
         async for shown in follow_changes(state, request, read):
@@ -451,7 +451,7 @@ async def start_import(request: Request, state: State, session: Asking) -> Respo
             session=session,
             here="data",
             caches=caches,
-            imports=state.imports.list(),
+            imports=state.commands.list(),
             problem=_explain(error),
             fields=defaultdict(str, fields),
             options=options_at(ImportOptions, "form"),

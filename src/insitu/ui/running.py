@@ -183,16 +183,16 @@ def _make_server(
     from insitu.ui.app import make_application
     from insitu.ui.boards import Boards
     from insitu.ui.guard import AuditLog
-    from insitu.ui.imports import Imports
+    from insitu.ui.started_commands import StartedCommands
     from insitu.ui.state import UIState
     from insitu.ui.uploads import Uploads
 
     user = os.geteuid()
     access, uploads = Access(), Uploads()
-    imports = Imports({**os.environ, HOME_ENV: str(paths.home)})
+    commands = StartedCommands({**os.environ, HOME_ENV: str(paths.home)})
     stack.callback(uploads.close)
     boards = Boards({**os.environ, HOME_ENV: str(paths.home)})
-    stack.callback(imports.close)
+    stack.callback(commands.close)
     stack.callback(boards.close)
     scheme = "https" if options.encrypted else "http"
     url = (options.proxy or f"{scheme}://{_bracket(_name_for_users(options.host))}:{port}").rstrip("/")
@@ -203,7 +203,7 @@ def _make_server(
         secure=url.startswith("https:"),
         url=url,
         uploads=uploads,
-        imports=imports,
+        commands=commands,
         boards=boards,
     )
     app = make_application(state, AuditLog(paths.ui_audit(user)), find_origins(options, port))

@@ -15,8 +15,8 @@ from insitu.base.paths import JobPaths, Paths
 from insitu.service import CatalogIndex, JobIndex, Versions, build_job_report, count_copies, list_nodes
 from insitu.ui.access import Access, Session
 from insitu.ui.boards import Boards
-from insitu.ui.imports import Imports
 from insitu.ui.looks import Looks
+from insitu.ui.started_commands import StartedCommands
 from insitu.ui.uploads import Uploads
 
 T = TypeVar("T")
@@ -112,8 +112,8 @@ class UIState:
     url: str
     #: Job folders and data that were sent.
     uploads: Uploads
-    #: Imports that were started here.
-    imports: Imports
+    #: Imports, and commands of plug-in pages, that were started here.
+    commands: StartedCommands
     #: TensorBoards that were started here.
     boards: Boards
     #: Shared reads.

@@ -38,8 +38,8 @@ from insitu.ui.app import make_application
 from insitu.ui.boards import Boards
 from insitu.ui.forms import StartForm, read_fields
 from insitu.ui.guard import AuditLog
-from insitu.ui.imports import Imports
 from insitu.ui.pages import read_clone
+from insitu.ui.started_commands import StartedCommands
 from insitu.ui.state import UIState
 from insitu.ui.uploads import Uploads
 
@@ -61,7 +61,7 @@ class Server:
             secure=False,
             url=ORIGIN,
             uploads=self.uploads,
-            imports=Imports(insitu.environment),
+            commands=StartedCommands(insitu.environment),
             boards=Boards(insitu.environment),
         )
         self.app = make_application(self.state, AuditLog(self.audit), frozenset({ORIGIN}))
@@ -517,7 +517,7 @@ def test_import_options_are_no_way_into_the_command_line(
         started.append([*options, "--", cache, *sources])
         return {"command_line": ""}
 
-    monkeypatch.setattr(server.state.imports, "start", start)
+    monkeypatch.setattr(server.state.commands, "start_import", start)
     given = {"cache": "a", "sources": ["--overwrite", "-x"], "key": "--json", "split": "a=1"}
     assert server.operator.post("/api/v1/imports", given).status == 202
     assert started == [["--key=--json", "--split", "a=1.0", "--", "a", "--overwrite", "-x"]]
@@ -716,8 +716,8 @@ def test_files_of_one_upload_are_imported_together(server: Server, monkeypatch: 
     assert server.operator.post(f"/api/v1/uploads?name=x.npy&upload={'0' * 32}", b"b").status == 400
     given: list[list[str]] = []
     monkeypatch.setattr(
-        server.state.imports,
-        "start",
+        server.state.commands,
+        "start_import",
         lambda cache, sources, options, done: given.append(sources) or {"command_line": ""},
     )
     assert server.operator.post("/api/v1/imports", {"cache": "pets", "upload": token}).status == 202

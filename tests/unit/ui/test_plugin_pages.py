@@ -21,8 +21,8 @@ from insitu.ui.access import Access
 from insitu.ui.app import make_application
 from insitu.ui.boards import Boards
 from insitu.ui.guard import AuditLog
-from insitu.ui.imports import Imports
 from insitu.ui.plugin_pages import Plan
+from insitu.ui.started_commands import StartedCommands
 from insitu.ui.state import UIState
 from insitu.ui.uploads import Uploads
 
@@ -77,7 +77,7 @@ class Server:
             secure=False,
             url=ORIGIN,
             uploads=Uploads(),
-            imports=Imports(environment),
+            commands=StartedCommands(environment),
             boards=Boards(environment),
         )
         app = make_application(self.state, AuditLog(self.audit), frozenset({ORIGIN}))
@@ -105,8 +105,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(plugin_pages, "list_plugins", lambda kind: (name,))
     monkeypatch.setattr(plugin_pages, "load_plugin", load)
     monkeypatch.setattr(
-        Imports,
-        "run",
+        StartedCommands,
+        "start",
         lambda self, *given: made.started.append(given[:3]) or {"command_line": "insitu k8s"},
     )
     yield made
@@ -133,6 +133,17 @@ def test_a_page_that_can_not_be_loaded_leaves_the_others_alone(
     assert server.viewer.get("/").status == 200
     answer = server.viewer.get("/pages/broken")
     assert answer.status == 400 and "A plug-in is registered" in answer.text
+
+
+def test_a_page_whose_own_code_fails_leaves_the_others_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> bool:
+        raise RuntimeError("no water")
+
+    monkeypatch.setattr(server.tea, "is_here", fail)
+    answer = server.viewer.get("/")
+    assert answer.status == 200 and f'<a href="{path_of(server)}"' in answer.text
 
 
 def test_a_silent_system_leaves_the_page_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

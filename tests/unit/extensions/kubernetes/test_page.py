@@ -23,8 +23,8 @@ from insitu.ui.access import Access
 from insitu.ui.app import make_application
 from insitu.ui.boards import Boards
 from insitu.ui.guard import AuditLog
-from insitu.ui.imports import Imports
 from insitu.ui.rendering import render
+from insitu.ui.started_commands import StartedCommands
 from insitu.ui.state import UIState
 from insitu.ui.uploads import Uploads
 
@@ -51,7 +51,7 @@ def app(page: KubernetesPage, tmp_path: Path, started: list[Any], monkeypatch: p
     monkeypatch.setattr(plugin_pages, "list_plugins", lambda kind: ("k8s",))
     monkeypatch.setattr(plugin_pages, "load_plugin", lambda kind, name: page)
     monkeypatch.setattr(
-        Imports, "run", lambda self, *given: started.append(given[2]) or {"command_line": "insitu"}
+        StartedCommands, "start", lambda self, *given: started.append(given[2]) or {"command_line": "insitu"}
     )
     state = UIState(
         paths=Paths(tmp_path),
@@ -60,7 +60,7 @@ def app(page: KubernetesPage, tmp_path: Path, started: list[Any], monkeypatch: p
         secure=False,
         url=ORIGIN,
         uploads=Uploads(),
-        imports=Imports({}),
+        commands=StartedCommands({}),
         boards=Boards({}),
     )
     made = make_application(state, AuditLog(tmp_path / "audit"), frozenset({ORIGIN}))

@@ -18,14 +18,14 @@ from insitu.base.errors import InputError
 from insitu.service import clean_line
 
 _MOST = 100
-"""Imports that are remembered."""
+"""Commands that are remembered."""
 _AT_ONCE = 2
 _TAIL = 20
 _CHUNK = 4096
 
 
 @dataclass
-class _Import:
+class _Command:
     """One import, or another command."""
 
     #: `import`, or the name of the page that has started it.
@@ -33,7 +33,7 @@ class _Import:
     #: Its number for users.
     token: str
     #: The cache that it makes, or the form that has asked for it.
-    cache: str
+    subject: str
     #: The command that runs.
     command: Sequence[str]
     #: When it was started, in seconds since 1970.
@@ -52,7 +52,7 @@ class _Import:
         state = "running" if self.code is None else "failed" if self.code else "finished"
         return {
             "import": self.token,
-            "cache": self.cache,
+            "cache": self.subject,
             "state": state,
             "command_line": shlex.join(self.command),
             "started": self.started,
@@ -62,27 +62,27 @@ class _Import:
         }
 
 
-class Imports:
+class StartedCommands:
     """The imports and other commands of this server. Safe for use by several threads."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
         self._lock = threading.Lock()
-        self._imports: dict[str, _Import] = {}
+        self._commands: dict[str, _Command] = {}
 
-    def start(
+    def start_import(
         self, cache: str, sources: Sequence[str], options: Sequence[str], done: Callable[[], None]
     ) -> dict[str, Any]:
         """Start an import. `done` is called when it has ended. Raises InputError if too many run."""
-        return self.run("import", cache, ["import", *options, "--", cache, *sources], done)
+        return self.start("import", cache, ["import", *options, "--", cache, *sources], done)
 
-    def run(
+    def start(
         self, kind: str, subject: str, arguments: Sequence[str], done: Callable[[], None]
     ) -> dict[str, Any]:
         """Start a command of insitu. `done` is called when it has ended. Raises InputError if too many of
         its kind run."""
         with self._lock:
-            if sum(each.code is None and each.kind == kind for each in self._imports.values()) >= _AT_ONCE:
+            if sum(each.code is None and each.kind == kind for each in self._commands.values()) >= _AT_ONCE:
                 raise InputError(f"{_AT_ONCE} commands of a kind run at a time. Wait for one to end")
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "insitu", *arguments],
@@ -92,33 +92,31 @@ class Imports:
                 env={**self._environment, "NO_COLOR": "1"},
             )
             token = secrets.token_hex(4)
-            started = _Import(kind, token, subject, ["insitu", *arguments], time.time(), process)
-            self._imports[token] = started
-            ended = [each.token for each in self._imports.values() if each.code is not None]
-            for old in ended[: max(0, len(self._imports) - _MOST)]:
-                del self._imports[old]
+            started = _Command(kind, token, subject, ["insitu", *arguments], time.time(), process)
+            self._commands[token] = started
+            ended = [each.token for each in self._commands.values() if each.code is not None]
+            for old in ended[: max(0, len(self._commands) - _MOST)]:
+                del self._commands[old]
         threading.Thread(target=self._read, args=(started, done), daemon=True).start()
         return started.to_json()
 
     def list(self, kind: str = "import") -> list[dict[str, Any]]:
         """Return all imports, or all commands of another kind, the latest first."""
         with self._lock:
-            return [each.to_json() for each in reversed(self._imports.values()) if each.kind == kind]
+            return [each.to_json() for each in reversed(self._commands.values()) if each.kind == kind]
 
-    def find(self, token: str) -> dict[str, Any] | None:
+    def find_import(self, token: str) -> dict[str, Any] | None:
         """Return one import, or None."""
-        with self._lock:
-            found = self._imports.get(token)
-            return None if found is None else found.to_json()
+        return next((each for each in self.list() if each["import"] == token), None)
 
     def close(self) -> None:
         """End all that runs: an import that is interrupted leaves caches as they were."""
         with self._lock:
-            for each in self._imports.values():
+            for each in self._commands.values():
                 if each.code is None:
                     each.process.terminate()
 
-    def _read(self, running: _Import, done: Callable[[], None]) -> None:
+    def _read(self, running: _Command, done: Callable[[], None]) -> None:
         stream: IO[bytes] | None = running.process.stdout
         rest = b""
         while stream is not None and (data := stream.read1(_CHUNK)):  # type: ignore[attr-defined]
